@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import msgspec
-import numpy as np
 import pytest
 import scipy.stats
 
@@ -80,14 +79,11 @@ def test_gate_of_many_arms_passes_each_as_if_it_were_alone():
     ("shift", "kind"), [(0.03, "slower"), (-0.03, "faster"), (0.0, "unresolved"), (0.002, "unresolved")]
 )
 def test_difference_of_runs_is_named_by_its_interval_alone(shift, kind):
-    (change,) = judge_between({"a": with_mean(0.0, 0.005)}, {"a": with_mean(shift, 0.005)}).values()
+    old, new = with_mean(0.0, 0.005), with_mean(shift, 0.005)
+    (change,) = judge_between({"a": old}, {"a": new}).values()
     assert (change.kind, change.at_most) == (kind, None)
     assert (change.low > 1 or change.high < 1) == (kind != "unresolved")
-
-
-def test_few_rounds_name_no_change_between_runs():
-    (change,) = judge_between({"a": [0.0] * 4}, {"a": [0.1] * 9}).values()
-    assert change.kind == "unresolved"
+    assert judge_between({"a": old[:4]}, {"a": new})["a"].kind == "unresolved", "four rounds name nothing"
 
 
 def test_one_slow_arm_decides_and_an_open_one_is_not_green():
@@ -101,31 +97,18 @@ def test_one_slow_arm_decides_and_an_open_one_is_not_green():
     assert outcome_of([]) == "too noisy"
 
 
-def test_equal_runs_seem_different_as_seldom_as_promised():
-    random = np.random.default_rng(0)
-    different = 0
-    for _ in range(1000):
-        old, new = ({arm: random.normal(0, 0.05, 5) for arm in "ab"} for _ in range(2))
-        different += any(change.kind != "unresolved" for change in judge_between(old, new).values())
-    assert different < 70  # 5 % over both arms, with four standard errors
-
-
 # ---- two runs ----
 
 
-def test_diff_compares_costs_and_not_milliseconds():
+def test_diff_compares_costs_and_not_milliseconds_and_decides_nothing():
     """The second machine is twice as slow, and synchronising costs the same."""
     old, new = costs(5.0, 5.1, 5.2, 5.0, 5.1), costs(10.0, 10.2, 10.4, 10.0, 10.2, none=8.0)
     changes = diff(old, new, NAMES)
     (change,) = changes.changes
     assert (change.kind, changes.reference) == ("unresolved", "none")
     assert change.old.mean == pytest.approx(change.new.mean)
-    (slower,) = diff(old, costs(6.0, 6.1, 6.2, 6.0, 6.1), NAMES).changes
-    assert slower.kind == "slower"
-
-
-def test_diff_decides_nothing():
-    changes = diff(costs(*[5.0] * 5), costs(*[6.0] * 5), NAMES)
+    changes = diff(old, costs(6.0, 6.1, 6.2, 6.0, 6.1), NAMES)
+    assert [change.kind for change in changes.changes] == ["slower"]
     assert (changes.limit, changes.outcome) == (None, None)
 
 
@@ -143,11 +126,9 @@ def test_diff_refuses_unlike_runs_with_the_list():
 
 def with_variables(run, **environment):
     """Return the run as if its ranks attested these variables."""
-    launches = []
-    for launch in run.launches:
-        own = {**launch.ranks[0].attestation, "malloc": {}, "environment": environment}
-        ranks = [msgspec.structs.replace(rank, attestation=own) for rank in launch.ranks]
-        launches.append(msgspec.structs.replace(launch, ranks=ranks))
+    own = {**run.launches[0].ranks[0].attestation, "malloc": {}, "environment": environment}
+    ranks = [msgspec.structs.replace(rank, attestation=own) for rank in run.launches[0].ranks]
+    launches = [msgspec.structs.replace(launch, ranks=ranks) for launch in run.launches]
     return msgspec.structs.replace(run, launches=launches)
 
 

@@ -38,12 +38,6 @@ def test_summarise_takes_the_slowest_rank_and_the_median():
     assert row.bus_bandwidth == pytest.approx(1.5 * (1 << 20) / 8e-6)
 
 
-def test_summarise_one_iteration_has_no_spread():
-    config = a_sweep_config("gloo", end_bytes=8)
-    (row,) = summarise_sweeps(a_collectives_run(config, [a_sweep_launch(config, "gloo", ns=[1000])]))
-    assert row.seconds.share == 0
-
-
 def test_summarise_adds_wrong_elements_of_all_ranks():
     config = a_sweep_config("gloo", "mpi")
     launches = [a_sweep_launch(config, "gloo", wrong=3), a_sweep_launch(config, "mpi")]
@@ -57,21 +51,20 @@ def test_summarise_keeps_every_reason_in_place_of_a_gap():
     failure = Failure(arm="mpi", round=1, kind="LaunchError", message="mpi, round 1: rank 1 died.")
     launches = [a_sweep_launch(config, "gloo", ns=[], refused="no room")]
     run = a_collectives_run(config, launches, failures=[failure], complete=False)
-    problems = [row.problem for row in summarise_sweeps(run)]
-    assert problems[:4] == ["no room"] * 2 + [failure.message] * 2
-    statuses = [row.status for row in summarise_sweeps(run)]
-    assert statuses == ["refused"] * 2 + ["failed"] * 2 + ["not run"] * 2
+    rows = summarise_sweeps(run)
+    assert [row.problem for row in rows[:4]] == ["no room"] * 2 + [failure.message] * 2
+    assert [row.status for row in rows] == ["refused"] * 2 + ["failed"] * 2 + ["not run"] * 2
     assert run.exit_code == 6
 
 
-def over_hosts(group, sent, received, *, size=1 << 20, slots=(1, 1, 1), counted=None, **changes):
-    """Return the row of a run over hosts; the last counted most."""
+def over_hosts(group, sent, received, *, size=1 << 20, slots=(1, 1, 1), first=None, counted=None, **changes):
+    """Return the row of a run over hosts; the last counted most, and ``first`` is what rank 0 counted."""
     config = a_sweep_config(group, ranks=sum(slots), begin_bytes=size, end_bytes=size, **changes)
 
     def of_size(exchange, nbytes, rank):
         share = 1 if rank == config.ranks - 1 else 0.9
-        bytes_ = {"sent_bytes": share * sent * nbytes, "received_bytes": share * received * nbytes}
-        return bytes_ | (counted or {})
+        out, back = first if first and rank == 0 else (share * sent, share * received)
+        return {"sent_bytes": out * nbytes, "received_bytes": back * nbytes} | (counted or {})
 
     hosts = [Host(f"n{number}", slots=count) for number, count in enumerate(slots)]
     run = a_collectives_run(config, [a_sweep_launch(config, group, of_size=of_size)], hosts=hosts)
@@ -100,30 +93,19 @@ def test_summarise_takes_headers_off_before_it_names_a_form():
 @pytest.mark.parametrize("first", [(1.0, 0.001), (1.001, 0.0)])
 def test_summarise_two_hosts_count_the_root_of_a_broadcast(first):
     """Both hosts move as many bytes; forms are those of the root."""
-    size = 1 << 20
-    config = a_sweep_config("gloo", ranks=2, begin_bytes=size, end_bytes=size, collectives=("broadcast",))
-
-    def of_size(exchange, nbytes, rank):
-        sent, received = first if rank == 0 else (0.002, 1.002)
-        return {"sent_bytes": sent * nbytes, "received_bytes": received * nbytes}
-
-    hosts = [Host("n0", 1), Host("n1", 1)]
-    run = a_collectives_run(config, [a_sweep_launch(config, "gloo", of_size=of_size)], hosts=hosts)
-    (row,) = summarise_sweeps(run)
+    row = over_hosts("gloo", 0.002, 1.002, first=first, slots=(1, 1), collectives=("broadcast",))
     assert "binomial tree" in row.forms
 
 
-def test_summarise_small_message_and_shared_host_name_no_form():
+def test_summarise_small_message_or_shared_host_or_one_host_names_no_form():
     assert over_hosts("gloo", 1.34, 1.34, size=1200).forms == []
     shared = over_hosts("gloo", 1.34, 1.34, slots=(2, 1))
     assert (shared.forms, shared.other_form) == ([], False)
     assert shared.wire is not None
-
-
-def test_summarise_on_one_host_has_no_wire():
-    config = a_sweep_config("gloo")
-    row = summarise_sweeps(a_collectives_run(config, [a_sweep_launch(config, "gloo")]))[0]
+    config = a_sweep_config("gloo", end_bytes=8)
+    (row,) = summarise_sweeps(a_collectives_run(config, [a_sweep_launch(config, "gloo", ns=[1000])]))
     assert (row.wire, row.forms, row.other_form) == (None, [], False)
+    assert row.seconds.share == 0, "one iteration has no spread"
 
 
 def test_summarise_several_exchanges_come_one_after_another():

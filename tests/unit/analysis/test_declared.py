@@ -17,10 +17,8 @@ from compare.report.of_verification import _cell, _verdict
 from compare.schema.arms import Arm, parse_arm
 from compare.schema.parity import WrongStep
 from compare.schema.results import ArmVerification, Evaluation
-from tests.unit.analysis.test_conditions import attested
+from tests.unit.analysis.test_conditions import a_run_of, attested, attests
 from tests.unit.factories import INITIAL, a_launch, a_pass, a_phased_block, a_rank, a_run
-
-MEASURED = {"none": [4.0, 4.2, 4.1], "ddp": [5.0, 5.2, 5.1], "single": [8.0, 8.4, 8.2]}
 
 
 def markdown(run):
@@ -38,25 +36,37 @@ def declare(monkeypatch):
     return as_declared
 
 
-def a_run_with_single():
-    """Return two ranks of 64 samples, and one process of 128."""
+def a_run_beside(arm, replica, *, ranks, threads=1):
+    """Return a run with an arm whose ranks work on the whole global batch, beside ranks of 64 samples."""
 
-    def result(arm, rank, milliseconds):
-        facts = attested("none" if arm == "single" else arm, rank) | {"nice": 0, "core_quota": None}
-        if arm == "single":
+    def result(label, rank, milliseconds):
+        own = label == arm
+        facts = attested("ddp" if own else label, rank) | {"nice": 0, "core_quota": None}
+        if own:
             facts["batch"] |= {"samples": 128, "shard": [0, 1]}
-            facts["threads"] = 2
-            facts["replica"] = {"reduce_op": "mean"}
-        seen = Evaluation(correct=9_000, samples=10_000 if arm == "single" else 5_000, loss_sum=500.0)
-        changes = {"collective_ns": [], "message_bytes": []} if arm == "single" else {}
+            facts |= {"threads": threads, "replica": {"reduce_op": "mean"} | replica}
+            facts["group"] = attested("none", rank)["group"] if ranks == 1 else facts["group"]
+        seen = Evaluation(correct=9_000, samples=10_000 // (ranks if own else 2), loss_sum=500.0)
+        changes = {"collective_ns": [], "message_bytes": []} if own else {}
         return a_rank(rank, milliseconds=milliseconds, attestation=facts, evaluation=seen, **changes)
 
+    measured = {"none": [4.0, 4.2, 4.1], "ddp": [5.0, 5.2, 5.1], arm: [8.0, 8.4, 8.2]}
     launches = [
-        a_launch(arm, round_, ranks=[result(arm, rank, time) for rank in range(1 if arm == "single" else 2)])
-        for arm, times in MEASURED.items()
+        a_launch(
+            label, round_, ranks=[result(label, rank, time) for rank in range(ranks if label == arm else 2)]
+        )
+        for label, times in measured.items()
         for round_, time in enumerate(times, start=1)
     ]
-    return a_run(MEASURED, launches=launches)
+    return a_run(measured, launches=launches)
+
+
+def a_run_with_single():
+    return a_run_beside("single", {}, ranks=1, threads=2)
+
+
+def a_run_with_layers():
+    return a_run_beside("pipeline", {"bubble_in_theory": 0.2, "waiting_share": 0.334}, ranks=2)
 
 
 # ---- one process ----
@@ -77,15 +87,15 @@ def test_conditions_of_one_process_are_declared_and_none_differs():
     assert different == ["global batch size"]
 
 
-def test_summary_of_one_process_has_efficiency_and_no_sync_cost():
-    summary = summarise(a_run_with_single())
-    single = next(arm for arm in summary.arms if arm.arm == "single")
-    assert single.efficiency.mean == pytest.approx(0.5)
-    assert single.samples_per_second.mean == pytest.approx(128 / 8.2e-3, rel=1e-3)
-    assert single.speed_against_baseline.mean == pytest.approx(0.622, abs=0.005)
-    assert single.verdict is not None
-    assert (single.sync_seconds, single.sync_share) == (None, None)
-    detail = msgspec.structs.asdict(single.detail)
+@pytest.mark.parametrize("run", [a_run_with_single(), a_run_with_layers()], ids=["one process", "layers"])
+def test_summary_of_a_whole_batch_has_efficiency_and_no_sync_cost(run):
+    arm = summarise(run).arms[-1]
+    assert arm.efficiency.mean == pytest.approx(0.5)
+    assert arm.samples_per_second.mean == pytest.approx(128 / 8.2e-3, rel=1e-3)
+    assert arm.speed_against_baseline.mean == pytest.approx(0.622, abs=0.005)
+    assert arm.verdict is not None
+    assert (arm.sync_seconds, arm.sync_share) == (None, None)
+    detail = msgspec.structs.asdict(arm.detail)
     costs = ("exposed", "background", "imbalance", "communication", "blocked", "collective")
     assert [name for name in costs if detail[f"{name}_seconds"] is not None] == []
 
@@ -104,41 +114,16 @@ def test_report_of_one_process_gives_the_reason_for_the_dash(form):
 # ---- different layers on the ranks ----
 
 
-@pytest.fixture
-def run_with_layers():
-    """Return a run with an arm whose ranks share the global batch."""
-
-    def result(arm, rank, milliseconds):
-        facts = attested("ddp" if arm == "pipeline" else arm, rank)
-        if arm == "pipeline":
-            facts["batch"] |= {"samples": 128, "shard": [0, 1]}
-            facts["replica"] = {"reduce_op": "mean", "bubble_in_theory": 0.2, "waiting_share": 0.334}
-        changes = {"collective_ns": [], "message_bytes": []} if arm == "pipeline" else {}
-        return a_rank(rank, milliseconds=milliseconds, attestation=facts, **changes)
-
-    measured = {"none": [4.0, 4.2, 4.1], "ddp": [5.0, 5.2, 5.1], "pipeline": [8.0, 8.4, 8.2]}
-    launches = [
-        a_launch(arm, round_, ranks=[result(arm, rank, time) for rank in range(2)])
-        for arm, times in measured.items()
-        for round_, time in enumerate(times, start=1)
-    ]
-    return a_run(measured, launches=launches)
-
-
-def test_conditions_of_layers_declare_the_shared_batch(run_with_layers):
-    found = {condition.item: condition for condition in compare_conditions(run_with_layers)}
+def test_conditions_of_layers_declare_the_shared_batch():
+    found = {condition.item: condition for condition in compare_conditions(a_run_with_layers())}
     assert [c.item for c in found.values() if c.kind == "different"] == []
     assert found["shard"].kind == "declared"
     assert "pipeline differs by declaration: its ranks hold different layers" in found["shard"].why
     assert found["global batch size"].kind == "same"
 
 
-def test_summary_of_layers_has_efficiency_and_no_sync_cost(run_with_layers):
-    arm = summarise(run_with_layers).arms[-1]
-    assert arm.efficiency.mean == pytest.approx(0.5)
-    assert arm.samples_per_second.mean == pytest.approx(128 / 8.2e-3, rel=1e-3)
-    assert (arm.sync_seconds, arm.sync_share, arm.detail.exposed_seconds) == (None, None, None)
-    text = markdown(run_with_layers)
+def test_report_of_layers_names_the_shared_batch_and_the_bubble():
+    text = markdown(a_run_with_layers())
     assert "pipeline: its ranks hold different layers, and share the global batch of 128." in text
     assert "ranks would wait 20% of a pass; they waited 33%, with messages." in text
 
@@ -197,18 +182,7 @@ def test_same_training_at_period_1_is_judged_by_the_reference(declare):
 
 def test_conditions_of_another_training_declare_its_reduce_op(declare):
     declare(training="another")
-
-    def facts(arm, rank):
-        found = attested(arm, rank)
-        if arm == "ddp":
-            found["replica"]["reduce_op"] = "adasum"
-        return found
-
-    launches = [
-        a_launch(arm, ranks=[a_rank(rank, attestation=facts(arm, rank)) for rank in range(2)])
-        for arm in ("ddp", "mpi", "horovod")
-    ]
-    run = a_run({"ddp": [5.0], "mpi": [5.0], "horovod": [5.0]}, launches=launches)
+    run = a_run_of("ddp", "mpi", "horovod", change=attests("replica/reduce_op", "adasum", "ddp"))
     reduce_op = next(c for c in compare_conditions(run) if c.item == "reduce op")
     assert reduce_op.kind == "declared"
     assert "another training" in reduce_op.why
@@ -219,7 +193,7 @@ def test_conditions_of_another_training_declare_its_reduce_op(declare):
     [
         (
             {"training": "another"},
-            "is another training by declaration: read its accuracy and loss beside its speed",
+            "is another training by declaration: read its accuracy and loss beside its",
         ),
         (
             {"shards": "parameters"},
@@ -238,11 +212,11 @@ def test_report_of_a_declaration_refuses_equal_hashes_as_evidence(declare, decla
 
 
 def test_conditions_of_a_cycle_ignore_its_own_number_of_timed_steps():
-    def ranks(cycle, blocks):
+    launches = []
+    for arm, cycle, blocks in (("ddp", 8, 3), ("mpi", 1, 4)):
         facts = {"group": {"transport": "none"}, "replica": {"cycle": cycle}}
-        return [a_rank(rank, milliseconds=[5.0] * blocks, attestation=facts) for rank in range(2)]
-
-    launches = [a_launch("ddp", ranks=ranks(8, 3)), a_launch("mpi", ranks=ranks(1, 4))]
+        ranks = [a_rank(rank, milliseconds=[5.0] * blocks, attestation=facts) for rank in range(2)]
+        launches.append(a_launch(arm, ranks=ranks))
     run = a_run({"ddp": [5.0], "mpi": [5.0]}, launches=launches)
     timed = next(c for c in compare_conditions(run) if c.item == "timed steps")
     assert timed.kind == "same"
@@ -263,12 +237,11 @@ def test_summary_of_fused_phases_compares_backward_with_both():
 
 
 def test_bytes_held_differ_by_the_library():
-    def ranks(sizes):
+    launches = []
+    for arm, sizes in (("ddp", [200, 200]), ("zero", [120, 80])):
         held = [{"parameter_bytes": 100, "optimizer_state_bytes": size} for size in sizes]
         facts = [{"group": {"transport": "TCP over lo"}, "held": own} for own in held]
-        return [a_rank(rank, attestation=own) for rank, own in enumerate(facts)]
-
-    launches = [a_launch("ddp", ranks=ranks([200, 200])), a_launch("zero", ranks=ranks([120, 80]))]
+        launches.append(a_launch(arm, ranks=[a_rank(r, attestation=own) for r, own in enumerate(facts)]))
     run = a_run({"ddp": [5.0], "zero": [6.0]}, launches=launches)
     held = next(c for c in analyse(run).conditions if c.item == "bytes held")
     assert (held.kind, held.by_library) == ("declared", True)

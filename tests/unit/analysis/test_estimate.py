@@ -1,9 +1,8 @@
-"""Test estimates against scipy, by hand, and by their coverage."""
+"""Test estimates against scipy."""
 
 from __future__ import annotations
 
 import math
-import random
 import statistics
 
 import pytest
@@ -14,12 +13,7 @@ from hypothesis import strategies as st
 from compare.analysis.estimate import Estimate
 
 
-def test_estimate_matches_a_hand_computation():
-    # Mean 7, deviations -2, -1, 3: s^2 = 14 / 2 = 7; t at two degrees of freedom is 4.302653.
-    half = 4.302653 * math.sqrt(7 / 3)
-    assert Estimate.of([5.0, 6.0, 10.0]) == Estimate(
-        7.0, pytest.approx(7 - half, rel=1e-6), pytest.approx(7 + half, rel=1e-6), 3, "t"
-    )
+def test_estimate_of_equal_values_has_no_width():
     assert Estimate.of([2.0] * 5) == Estimate(2.0, 2.0, 2.0, 5, "t")
 
 
@@ -80,14 +74,3 @@ def test_estimate_of_nothing_fails():
     with pytest.raises(statistics.StatisticsError):
         Estimate.of([])
     assert Estimate.of_any([None]) is None
-
-
-def test_estimate_interval_holds_the_truth_as_often_as_promised():
-    """2,000 seeded experiments: 95 %, within four sigmas."""
-    chance = random.Random(20)
-    for n in (3, 5, 8):
-        held = 0
-        for _ in range(2000):
-            estimate = Estimate.of(chance.gauss(7, 2) for _ in range(n))
-            held += estimate.low <= 7 <= estimate.high
-        assert held / 2000 == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / 2000))

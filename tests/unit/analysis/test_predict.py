@@ -20,14 +20,7 @@ from compare.schema.arms import parse_arm
 from compare.schema.hosts import Host
 from compare.schema.link import parse_link
 from compare.system.files import read_json
-from tests.bench.predictions import (
-    RECORD,
-    Record,
-    interval_error,
-    is_covered,
-    judge,
-    model_errors,
-)
+from tests.bench.predictions import RECORD, Record, interval_error, is_covered, judge, model_errors
 from tests.unit.factories import a_block
 from tests.unit.predictions import a_measured_run
 
@@ -57,6 +50,7 @@ def test_call_among_more_ranks_takes_the_bytes_and_rounds_of_its_form():
     slower = predict_call(CURVE, RING, 2, MIB, Network(2, slowdown=10, added_latency=0.002))
     assert slower.latency == pytest.approx(0.005)
     assert slower.wire == pytest.approx(0.400)
+    assert predict_call(CURVE, RING, 2, 1024, Network(2, 1.0, -1.0)).latency == 0, "never below zero"
 
 
 def test_expected_maximum_is_the_mean_over_all_resamples():
@@ -111,18 +105,15 @@ def within_bounds(errors):
     return statistics.fmean(errors) <= 0.10 and max(errors) <= 0.20
 
 
-def test_recorded_steps_are_predicted_within_the_bounds(record):
-    assert within_bounds(step_errors(record))
-
-
 def test_recorded_all_reduces_of_gloo_are_predicted_within_the_bounds(record):
     errors = [abs(cell.call_error) for cell in judge(record) if cell.library == "torch.distributed gloo"]
     assert statistics.median(errors) <= 0.05
     assert max(errors) <= 0.10
 
 
-def test_wrong_form_misses_the_bounds(record):
+def test_recorded_steps_are_predicted_within_bounds_by_the_true_form_alone(record):
     """Only rings change, so that no other arm's error counts."""
+    assert within_bounds(step_errors(record))
     rings = Record([one for one in record.base if one.form == "ring"], record.cells)
     assert within_bounds(step_errors(rings))
     assert not within_bounds(step_errors(with_changes(rings, form="linear"), form="linear"))
@@ -149,11 +140,6 @@ def test_validated_errors_are_those_of_the_recorded_cells(record):
     largest = max(validated_error(*kind) for kind in kinds)
     assert validated_error("torch.distributed nccl", "overlap") == largest
     assert validated_error("torch.distributed gloo", "after", like_cells=False) == largest
-
-
-def test_half_of_the_intervals_are_narrower_than_15_percent(record):
-    cells = judge(record)
-    assert sum(validated_error(*cell.kind) < 0.15 for cell in cells) > len(cells) / 2
 
 
 @pytest.mark.parametrize("rate", ["200mbit", "500mbit", "10gbit"])
@@ -185,7 +171,7 @@ def test_time_that_calls_save_does_not_grow_with_them(record):
 def test_forecast_of_the_measured_hosts_is_the_measured_step():
     (found,) = forecast(a_measured_run(), [2]).predictions
     assert found.step_seconds.mean == pytest.approx(0.060)
-    assert found.limit == "bandwidth"
+    assert (found.limit, found.beyond_validation) == ("bandwidth", False)
 
 
 def test_intervals_are_never_narrower_than_the_validated_error():
@@ -195,40 +181,46 @@ def test_intervals_are_never_narrower_than_the_validated_error():
         assert step.mean / step.low >= 1 + found.error - 1e-9
 
 
-def test_forecast_beyond_validation_is_marked():
-    found = forecast(a_measured_run(), [4, 8]).predictions
-    assert [prediction.beyond_validation for prediction in found] == [False, True]
+MEASURED = a_measured_run()
+OVER_SHARED_MEMORY = {"group": {"transport": "shared memory"}}
+OVER_UNKNOWN = {"group": {"transport": "TCP", "library": "MPICH 4"}}
+
+
+def with_config(**changes):
+    return msgspec.structs.replace(MEASURED, config=msgspec.structs.replace(MEASURED.config, **changes))
+
+
+def on_one_host():
+    return msgspec.structs.replace(MEASURED, hosts=[Host("n1", 2)], cores_by_host=[2])
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("run", "reason"),
     [
-        ({"ranks": 1}, "one rank"),
-        ({"sweep": []}, "no sweep"),
-        ({"gradients": []}, "older than"),
-        ({"message_bytes": []}, "no all-reduce"),
-        ({"blocks": [a_block(60.0)]}, "without synchronisation"),
-        ({"attestation": {"group": {"transport": "shared memory"}}}, "travelled by shared memory"),
-        ({"attestation": {"group": {"transport": "TCP", "library": "MPICH 4"}}}, "MPICH 4 is not known"),
+        (a_measured_run(ranks=1), "one rank"),
+        (a_measured_run(sweep=[]), "no sweep"),
+        (a_measured_run(gradients=[]), "older than"),
+        (a_measured_run(message_bytes=[]), "no all-reduce"),
+        (a_measured_run(blocks=[a_block(60.0)]), "without synchronisation"),
+        (a_measured_run(attestation=OVER_SHARED_MEMORY), "travelled by shared memory"),
+        (a_measured_run(attestation=OVER_UNKNOWN), "MPICH 4 is not known"),
+        (with_config(accumulate=2), "passes"),
+        (on_one_host(), "one host measured no network"),
     ],
 )
-def test_run_that_cannot_tell_is_refused(changes, reason):
-    with pytest.raises(OutputError) as refused:
-        forecast(a_measured_run(**changes), [4])
+def test_run_that_cannot_tell_is_refused(run, reason):
+    with pytest.raises(OutputError, match="Nothing can be predicted") as refused:
+        forecast(run, [4])
     assert reason in refused.value.found
     assert refused.value.remedy
 
 
-def test_one_host_is_refused_without_a_link():
-    run = msgspec.structs.replace(a_measured_run(), hosts=[Host("n1", 2)], cores_by_host=[2])
-    with pytest.raises(OutputError, match="Nothing can be predicted"):
-        forecast(run, [4])
-    assert forecast(run, [4], parse_link("1gbit")).assumed_goodput
+def test_run_of_one_host_is_predicted_with_a_link():
+    assert forecast(on_one_host(), [4], parse_link("1gbit")).assumed_goodput
 
 
 def test_against_another_run_shows_the_error_of_each_arm():
-    run = a_measured_run()
-    against = compare_with(run, run)
+    against = compare_with(MEASURED, MEASURED)
     (found,) = against.comparisons
     assert against.same_network
     assert found.error == pytest.approx(0.0)
@@ -236,35 +228,24 @@ def test_against_another_run_shows_the_error_of_each_arm():
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_every_format_shows_what_is_not_modelled_or_the_figures(form):
-    run = a_measured_run()
-    for document in (document_of(forecast(run, [2, 4])), document_against(compare_with(run, run))):
-        shown = write(document, form)
-        assert "manual" in shown
-        assert form == "csv" or "Not modelled" in " ".join(shown.split())
+@pytest.mark.parametrize(
+    "document", [document_of(forecast(MEASURED, [2, 4])), document_against(compare_with(MEASURED, MEASURED))]
+)
+def test_every_format_shows_what_is_not_modelled_or_the_figures(document, form):
+    shown = write(document, form)
+    assert "manual" in shown
+    assert form == "csv" or "Not modelled" in " ".join(shown.split())
 
 
 def test_against_a_run_of_other_settings_is_refused():
-    run = a_measured_run()
-    config = msgspec.structs.replace(run.config, batch_size_per_rank=run.config.batch_size_per_rank * 2)
     with pytest.raises(OutputError, match="cannot be compared") as refused:
-        compare_with(run, msgspec.structs.replace(run, config=config))
+        compare_with(MEASURED, with_config(batch_size_per_rank=MEASURED.config.batch_size_per_rank * 2))
     assert "batch_size_per_rank" in refused.value.found
 
 
 def test_against_names_the_arms_of_one_run_alone():
-    run = a_measured_run()
-    both = msgspec.structs.replace(run.config, arms=(*run.config.arms, parse_arm("mpi")))
-    against = compare_with(run, msgspec.structs.replace(run, config=both))
-    assert against.left_out == {"mpi": "this run has no launch of it"}
-
-
-def test_several_passes_are_refused():
-    run = a_measured_run()
-    config = msgspec.structs.replace(run.config, accumulate=2)
-    with pytest.raises(OutputError) as refused:
-        forecast(msgspec.structs.replace(run, config=config), [4])
-    assert "passes" in refused.value.found
+    other = with_config(arms=(*MEASURED.config.arms, parse_arm("mpi")))
+    assert compare_with(MEASURED, other).left_out == {"mpi": "this run has no launch of it"}
 
 
 @pytest.mark.parametrize("library", ["torch.distributed nccl", "Horovod 0.28.1"])
@@ -300,12 +281,6 @@ def test_prediction_that_no_cell_is_like_is_marked(hosts, link, rounds, beyond):
 
 
 def test_rate_that_is_assumed_is_not_validated():
-    run = a_measured_run()
-    assert forecast(run, [3], parse_link("1gbit")).predictions[0].beyond_validation
-    known = with_measured_link(run, parse_link("1gbit"))
+    assert forecast(MEASURED, [3], parse_link("1gbit")).predictions[0].beyond_validation
+    known = with_measured_link(MEASURED, parse_link("1gbit"))
     assert not forecast(known, [3], parse_link("1gbit")).predictions[0].beyond_validation
-
-
-def test_lower_latency_takes_no_call_below_zero():
-    call = predict_call(CURVE, RING, 2, 1024, Network(2, 1.0, -1.0))
-    assert call.latency == 0

@@ -28,40 +28,25 @@ def test_log_ratios_cover_common_rounds_and_are_positive_if_faster():
 CLEAR = {"none": [4] * 5, "ddp": [6.0, 6.1, 6.0, 6.2, 6.1], "mpi": [5.0, 5.1, 5.0, 5.1, 5.2]}
 
 
-@pytest.mark.parametrize(
-    ("milliseconds", "name"),
-    [
-        pytest.param(CLEAR, "mpi", id="a clear difference"),
-        pytest.param({"none": [1] * 5, "ddp": [5] * 5, "mpi": [6] * 5}, "ddp", id="the control is faster"),
-        pytest.param({arm: times[:4] for arm, times in CLEAR.items()}, None, id="four rounds"),
-        pytest.param(
-            {"none": [4] * 5, "ddp": [5.0, 6.0, 5.2, 5.9, 5.4], "mpi": [5.5, 5.3, 7.0, 5.1, 6.4]},
-            None,
-            id="ranges overlap",
-        ),
-        pytest.param(
-            {
-                "ddp": [5.0, 5.1, 5.0, 5.2, 5.1],
-                "mpi": [7.0, 7.1, 7.0, 7.2, 7.1],
-                "manual": [5.1, 5.0, 5.2, 5.1, 5.2],
-            },
-            None,
-            id="faster than one arm of two",
-        ),
-        pytest.param(
-            {"none": [4] * 5, "ddp": [5.0, 5.1, 5.0, 5.1, 5.2], "mpi": [5.05, 5.15, 5.05, 5.15, 5.25]},
-            None,
-            id="within the margin",
-        ),
-        pytest.param({"none": [4], "ddp": [5.0], "mpi": [6.0]}, None, id="one round"),
-        pytest.param({"none": [4] * 4, "ddp": [5.0] * 4, "mpi": [6.0, 6.1, 6.0, 6.1]}, None, id="too few"),
-        pytest.param({"none": [4] * 5, "ddp": [5.0] * 5}, None, id="one arm"),
-        pytest.param(
-            {"none": [4] * 5, "ddp": [5.0] * 5, "mpi": [6.0, 6.1, 6.0, 6.1]}, None, id="one arm has too few"
-        ),
-    ],
-)
-def test_fastest_arm_needs_proof(milliseconds, name):
+FASTEST = {
+    "a clear difference": (CLEAR, "mpi"),
+    "the control is faster": ({"none": [1] * 5, "ddp": [5] * 5, "mpi": [6] * 5}, "ddp"),
+    "four rounds": ({arm: times[:4] for arm, times in CLEAR.items()}, None),
+    "ranges overlap": (
+        {"none": [4] * 5, "ddp": [5.0, 6.0, 5.2, 5.9, 5.4], "mpi": [5.5, 5.3, 7.0, 5.1, 6.4]},
+        None,
+    ),
+    "faster than one arm of two": (CLEAR | {"manual": [5.1, 5.0, 5.2, 5.1, 5.2]}, None),
+    "within the margin": (CLEAR | {"ddp": [5.05, 5.15, 5.05, 5.15, 5.25]}, None),
+    "one round": ({"none": [4], "ddp": [5.0], "mpi": [6.0]}, None),
+    "one arm": ({"none": [4] * 5, "ddp": [5.0] * 5}, None),
+    "one arm has too few": ({"none": [4] * 5, "ddp": [5.0] * 5, "mpi": [6.0, 6.1, 6.0, 6.1]}, None),
+}
+
+
+@pytest.mark.parametrize("case", FASTEST)
+def test_fastest_arm_needs_proof(case):
+    milliseconds, name = FASTEST[case]
     run = a_run(milliseconds)
     lead = find_lead(run)
     assert (lead and lead.fastest) == name

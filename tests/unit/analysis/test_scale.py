@@ -21,6 +21,8 @@ def test_efficiency_is_the_mean_of_ratios_within_rounds():
     assert (found.mean, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
     assert point.ideal_seconds == pytest.approx(point.step_seconds.mean / 2)
     assert found.n == 3
+    stopped = a_scale({1: {"ddp": [4.0, 5.0, 6.0]}, 2: {"ddp": [5.0, 5.0]}})
+    assert point_of(summarise_scale(stopped), "ddp", 2).efficiency.n == 2, "rounds that both counts have"
 
 
 def test_strong_scaling_is_ideal_if_the_step_time_halves():
@@ -40,20 +42,12 @@ def test_bend_is_split_by_what_the_control_loses_too():
 
 def _with_reference(run, reference, collective_ns):
     """Give each rank a step time without synchronisation."""
-    launches = [
-        msgspec.structs.replace(
-            launch,
-            ranks=[
-                msgspec.structs.replace(
-                    rank,
-                    blocks=[*rank.blocks, a_block(reference, mode="reference")],
-                    collective_ns=[collective_ns] * 3,
-                )
-                for rank in launch.ranks
-            ],
-        )
-        for launch in run.launches
-    ]
+    launches = []
+    for launch in run.launches:
+        own = {"blocks": [*launch.ranks[0].blocks, a_block(reference, mode="reference")]}
+        own["collective_ns"] = [collective_ns] * 3
+        ranks = [msgspec.structs.replace(rank, **own) for rank in launch.ranks]
+        launches.append(msgspec.structs.replace(launch, ranks=ranks))
     return msgspec.structs.replace(run, launches=launches)
 
 
@@ -104,22 +98,18 @@ def test_counts_beyond_the_cores_enter_no_statement():
     assert {point.ranks for point in figures.points if point.beyond_cores} == {4}
     assert [(bend.arm, bend.ranks) for bend in figures.bends] == [("ddp", 2)]
     assert figures.holds == {"mpi": 2}
-    none = summarise_scale(a_scale(BENDING, cores=1))
-    assert (none.bends, none.holds) == ([], {})
 
 
-def test_arm_with_an_interval_across_the_limit_is_unsettled():
-    times = {1: {"mpi": [4.0, 4.0, 4.0]}, 2: {"mpi": [4.0, 4.4, 5.0]}, 4: {"mpi": [4.0, 4.0, 4.0]}}
-    figures = summarise_scale(a_scale(times))
-    assert (figures.bends, figures.holds, figures.unsettled) == ([], {}, {"mpi": 2})
-
-
-def test_series_of_two_rounds_states_nothing():
-    times = {1: {"ddp": [4.0, 4.0]}, 2: {"ddp": [9.0, 9.0]}}
-    figures = summarise_scale(a_scale(times))
+@pytest.mark.parametrize(
+    ("times", "cores", "unsettled"),
+    [
+        (BENDING, 1, {}),
+        ({1: {"mpi": [4.0, 4.0, 4.0]}, 2: {"mpi": [4.0, 4.4, 5.0]}, 4: {"mpi": [4.0] * 3}}, 8, {"mpi": 2}),
+        ({1: {"ddp": [4.0, 4.0]}, 2: {"ddp": [9.0, 9.0]}}, 8, None),
+    ],
+    ids=["no count within the cores", "an interval across the limit", "two rounds"],
+)
+def test_series_that_proves_nothing_states_nothing(times, cores, unsettled):
+    figures = summarise_scale(a_scale(times, cores=cores))
     assert (figures.bends, figures.holds) == ([], {})
-
-
-def test_series_that_was_stopped_pairs_the_rounds_that_both_counts_have():
-    times = {1: {"ddp": [4.0, 5.0, 6.0]}, 2: {"ddp": [5.0, 5.0]}}
-    assert point_of(summarise_scale(a_scale(times)), "ddp", 2).efficiency.n == 2
+    assert unsettled is None or figures.unsettled == unsettled

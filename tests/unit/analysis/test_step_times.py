@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-from statistics import fmean
-
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from compare.analysis.step_times import (
     OTHER_LOAD_LIMIT,
@@ -28,25 +23,6 @@ def test_step_time_is_the_mean_over_ranks_and_blocks():
     assert step_seconds(launch) == pytest.approx(0.097 / 3)  # the mean of 11, 21 and 65 ms
     blocks = [Block(steps=n, wall_ns=n * 10_000_000, cpu_ns=0) for n in (30, 31)]
     assert step_seconds(a_launch(ranks=[a_rank(blocks=blocks)])) == pytest.approx(0.010)
-
-
-def test_step_time_depends_on_no_number_of_blocks():
-    """Turns of different lengths have different numbers; the median of two lies above that of four."""
-    times = [10, 10, 10, 14]
-    in_pairs = [
-        step_seconds(a_launch(ranks=[a_rank(0, milliseconds=pair)])) for pair in permutations(times, 2)
-    ]
-    whole = step_seconds(a_launch(ranks=[a_rank(0, milliseconds=times)]))
-    assert fmean(in_pairs) == pytest.approx(whole)
-
-
-@settings(deadline=None)
-@given(st.lists(st.lists(st.floats(0.01, 1e4), min_size=3, max_size=3), min_size=1, max_size=4))
-def test_step_time_lies_between_the_smallest_and_the_largest(times):
-    launch = a_launch(ranks=[a_rank(rank, milliseconds=blocks) for rank, blocks in enumerate(times)])
-    low = min(b.wall_ns / b.steps for rank in launch.ranks for b in rank.blocks) / 1e9
-    high = max(b.wall_ns / b.steps for rank in launch.ranks for b in rank.blocks) / 1e9
-    assert low * (1 - 1e-12) <= step_seconds(launch) <= high * (1 + 1e-12)
 
 
 def test_step_time_excludes_blocks_with_phases_and_other_modes():

@@ -16,7 +16,7 @@ from compare.report.notes import notes, warnings
 from compare.report.sentences import conclusion
 from compare.schema.arms import parse_arm
 from compare.schema.results import MachineUse
-from tests.unit.factories import a_launch, a_rank, a_run
+from tests.unit.factories import a_run
 
 NEAR = {"ddp": [5.0, 5.1, 5.0, 5.2, 5.1], "mpi": [2.5, 2.6, 2.5, 2.5, 2.6]}
 FAR = {"ddp": [50, 51, 50, 52, 51], "mpi": [2.5, 2.6, 2.5, 2.5, 2.6]}
@@ -35,38 +35,29 @@ def beside(run, cpus=2, **cores):
     return msgspec.structs.replace(run, launches=[use(launch) for launch in run.launches])
 
 
+SPINNING = {"ddp": [3.00, 3.21, 3.53, 2.93, 3.26], "mpi": [1.38, 1.38, 1.28, 1.33, 1.28]}
+BESIDE_SPINNING = {"ddp": [0.74, 0.82, 0.79, 0.7, 0.8], "mpi": [0.12, 0.2, 0.17, 0.15, 0.15]}
+UNEVEN = {
+    "the load may explain it": (NEAR, {"ddp": 1.0, "mpi": 0.0}, "unresolved"),
+    "it runs beside both": (NEAR, {"ddp": 1.0, "mpi": 1.0}, "faster"),
+    "as a busy core did to two ranks that spin": (SPINNING, BESIDE_SPINNING, "unresolved"),
+    "as on a quiet machine": (NEAR, {"ddp": 0.08, "mpi": 0.0}, "faster"),
+    "it slows the quicker arm": (NEAR, {"ddp": 0.0, "mpi": 1.0}, "faster"),
+    "no load slows so much": (FAR, {"ddp": 1.0, "mpi": 0.0}, "faster"),
+    "a small load slows less": (NEAR, {"ddp": 0.2, "mpi": 0.0}, "faster"),
+    "it may be more than seen": (NEAR, {"ddp": [0.3, 0.0, 0.1, 0.4, 0.2], "mpi": 0.0}, "unresolved"),
+    "it comes and goes by chance": (NEAR, {"ddp": [2.0, 0.0, 0.0, 0.0, 1.0], "mpi": 0.0}, "faster"),
+    "equal times": ({"ddp": [5.0] * 5, "mpi": [5.01] * 5}, {"ddp": 0.0, "mpi": 0.4}, "unresolved"),
+}
+
+
 @pytest.mark.parametrize("cpus", [2, 64])
-@pytest.mark.parametrize(
-    ("times", "cores", "kind"),
-    [
-        pytest.param(NEAR, {"ddp": 1.0, "mpi": 0.0}, "unresolved", id="the load may explain it"),
-        pytest.param(NEAR, {"ddp": 1.0, "mpi": 1.0}, "faster", id="it runs beside both"),
-        pytest.param(
-            {"ddp": [3.00, 3.21, 3.53, 2.93, 3.26], "mpi": [1.38, 1.38, 1.28, 1.33, 1.28]},
-            {"ddp": [0.74, 0.82, 0.79, 0.7, 0.8], "mpi": [0.12, 0.2, 0.17, 0.15, 0.15]},
-            "unresolved",
-            id="as a busy core did to two ranks that spin",
-        ),
-        pytest.param(NEAR, {"ddp": 0.08, "mpi": 0.0}, "faster", id="as on a quiet machine"),
-        pytest.param(NEAR, {"ddp": 0.0, "mpi": 1.0}, "faster", id="it slows the quicker arm"),
-        pytest.param(FAR, {"ddp": 1.0, "mpi": 0.0}, "faster", id="no load slows so much"),
-        pytest.param(NEAR, {"ddp": 0.2, "mpi": 0.0}, "faster", id="a small load slows less"),
-        pytest.param(
-            NEAR, {"ddp": [0.3, 0.0, 0.1, 0.4, 0.2], "mpi": 0.0}, "unresolved", id="it may be more than seen"
-        ),
-        pytest.param(
-            NEAR, {"ddp": [2.0, 0.0, 0.0, 0.0, 1.0], "mpi": 0.0}, "faster", id="it comes and goes by chance"
-        ),
-        pytest.param(
-            {"ddp": [5.0] * 5, "mpi": [5.01] * 5}, {"ddp": 0.0, "mpi": 0.4}, "unresolved", id="equal times"
-        ),
-    ],
-)
-def test_uneven_load_withholds_what_it_may_explain(times, cores, kind, cpus):
+@pytest.mark.parametrize("case", UNEVEN)
+def test_uneven_load_withholds_what_it_may_explain(case, cpus):
+    times, cores, kind = UNEVEN[case]
     run = beside(a_run(times), cpus, **cores)
     assert verdicts(run, "ddp")["mpi"].kind == kind
-    lead = find_lead(run)
-    assert (lead.fastest is None) == (kind == "unresolved")
+    assert (find_lead(run).fastest is None) == (kind == "unresolved")
 
 
 def test_the_whole_interval_must_exceed_what_the_load_explains():
@@ -132,9 +123,7 @@ def test_load_after_the_settling_look_is_named_and_keeps_the_verdict():
 
 
 def test_uneven_load_is_not_met_by_more_time():
-    run = beside(
-        a_run(NEAR, config={"rounds": 1000, "settle_seconds": 300.0}, complete=True), ddp=0.96, mpi=0.04
-    )
+    run = beside(a_run(NEAR, config={"rounds": 1000, "settle_seconds": 300.0}), ddp=0.96, mpi=0.04)
     assert [line for line in notes(run, analyse(run)) if line.startswith("Ended")] == [
         "Ended after 5 rounds: 5 min have no time for another."
     ]
@@ -142,13 +131,11 @@ def test_uneven_load_is_not_met_by_more_time():
 
 def test_an_aa_test_withholds_it_too():
     first, second = twins(parse_arm("mpi"))
-    launches = [
-        a_launch(arm.label, round_, ranks=[a_rank(rank, milliseconds=time) for rank in range(2)])
-        for arm, times in ((first, NEAR["ddp"]), (second, NEAR["mpi"]))
-        for round_, time in enumerate(times, start=1)
-    ]
+    labels = {"ddp": first.label, "mpi": second.label}
+    run = a_run(NEAR)
+    launches = [msgspec.structs.replace(launch, arm=labels[launch.arm]) for launch in run.launches]
     twin = {"arms": [first, second], "baseline": first.label, "comparisons": 1, "rounds": 5}
-    run = a_run(launches=launches)
-    run = msgspec.structs.replace(run, config=msgspec.structs.replace(run.config, **twin))
+    config = msgspec.structs.replace(run.config, **twin)
+    run = msgspec.structs.replace(run, launches=launches, config=config)
     assert assess(run).false_differences == 1
     assert assess(beside(run, **{first.label: 1.0, second.label: 0.0})).false_differences == 0

@@ -21,7 +21,6 @@ untimed = settings(deadline=None, max_examples=40)
 LOG_RATIO = st.floats(-0.5, 0.5).map(lambda value: round(value, 6))
 ROUNDS = st.lists(LOG_RATIO, min_size=2, max_size=9)
 RUN = st.dictionaries(st.sampled_from(["ddp", "manual", "horovod", "mpi"]), ROUNDS, min_size=1)
-MIRRORED = {"faster": "slower", "slower": "faster"}
 
 
 def rounds_with(mean, spread, n):
@@ -61,8 +60,11 @@ def test_judge_p_and_interval_match_scipy(times):
         (-0.10, 0.01, "slower"),
         (0.00, 0.01, "equivalent"),
         (0.01, 0.01, "equivalent"),  # a certain difference within the margin
+        (-0.01, 0.01, "equivalent"),
         (0.02, 0.02, "unresolved"),  # the interval excludes 1, the estimate does not exceed the margin
+        (-0.02, 0.02, "unresolved"),
         (0.10, 0.20, "unresolved"),
+        (-0.10, 0.20, "unresolved"),
     ],
 )
 def test_judge_needs_certainty_and_size(mean, spread, kind):
@@ -73,66 +75,26 @@ def test_judge_needs_certainty_and_size(mean, spread, kind):
 
 @untimed
 @given(RUN)
-def test_judge_kind_agrees_with_the_interval(run):
+def test_judge_kind_agrees_with_the_interval_and_with_holm(run):
     for found in judge(run).values():
         low, high = found.low or 0, found.high or math.inf
         assert low <= found.speed_ratio * (1 + 1e-12)
         assert found.speed_ratio <= high * (1 + 1e-12)
+        assert found.p <= found.p_adjusted <= 1
+        assert 1 - ALPHA - 1e-12 <= found.level <= 1 - ALPHA / len(run) + 1e-12
         outside = not 1 / (1 + MARGIN) <= found.speed_ratio <= 1 + MARGIN
+        assume(abs(found.p_adjusted - ALPHA) > 1e-9)
+        assert (found.kind in {"faster", "slower"}) == (outside and found.p_adjusted <= ALPHA)
         if found.kind == "faster":
             assert low > 1
-            assert outside
         elif found.kind == "slower":
             assert high < 1
-            assert outside
         elif found.kind == "equivalent":
             assert low >= 1 / (1 + MARGIN) - 1e-12
             assert high <= 1 + MARGIN + 1e-12
         else:
             assert high > 1 + MARGIN or low < 1 / (1 + MARGIN)
             assert low <= 1 <= high or not outside
-
-
-@untimed
-@given(RUN)
-def test_judge_swapped_arms_have_mirrored_verdicts(run):
-    there = judge(run)
-    back = judge({arm: [-value for value in values] for arm, values in run.items()})
-    for arm, found in there.items():
-        mirror = back[arm]
-        assert mirror.kind == MIRRORED.get(found.kind, found.kind)
-        assert mirror.speed_ratio == pytest.approx(1 / found.speed_ratio)
-        assert (mirror.p, mirror.n, mirror.rounds_to_settle) == (found.p, found.n, found.rounds_to_settle)
-        if found.low is not None:
-            assert (mirror.low, mirror.high) == pytest.approx((1 / found.high, 1 / found.low))
-        assert describe(mirror) == describe(found).replace(found.kind, mirror.kind)
-
-
-@untimed
-@given(ROUNDS)
-def test_judge_more_rounds_narrow_the_interval(values):
-    assume(np.std(values) > 1e-4)
-    once, twice = only(values), only(values * 2)
-    assume(once.low is not None)
-    assert once.low < twice.low < twice.high < once.high
-    assert twice.p <= once.p
-
-
-@untimed
-@given(RUN, st.floats(0.2, 5), st.randoms())
-def test_judge_is_independent_of_units_and_order(run, scale, random):
-    before = judge(run)
-    # Noise and margin are stretched; rounds and arms are shuffled.
-    rescaled = judge(
-        {arm: [scale * value for value in values] for arm, values in run.items()},
-        margin=math.expm1(scale * math.log1p(MARGIN)),
-    )
-    shuffled = judge({arm: random.sample(values, len(values)) for arm, values in reversed(list(run.items()))})
-    for arm, found in before.items():
-        # On the margin the last bit of a double decides.
-        assume(abs(abs(math.log(found.speed_ratio)) - math.log1p(MARGIN)) > 1e-9)
-        assert rescaled[arm].kind == shuffled[arm].kind == found.kind
-        assert rescaled[arm].p == pytest.approx(found.p, rel=1e-6, abs=1e-12)
 
 
 def test_judge_one_round_is_unresolved_without_an_interval():
@@ -159,16 +121,20 @@ def test_judge_rounds_without_spread(value, kind):
     assert found.p == (value == 0)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e3])
-def test_judge_value_that_is_no_ratio_fails_with_its_place(value):
-    with pytest.raises(ValueError, match="the log ratio of ddp in round 2 is"):
-        judge({"mpi": [0.0, 0.0], "ddp": [0.0, value]})
-
-
-@pytest.mark.parametrize("wrong", [{"alpha": 0}, {"alpha": 1}, {"margin": 0}, {"margin": math.inf}])
-def test_judge_settings_out_of_range_fail(wrong):
-    with pytest.raises(ValueError, match="must lie between"):
-        judge({"mpi": [0.0, 0.1]}, **wrong)
+@pytest.mark.parametrize(
+    ("value", "changes", "says"),
+    [
+        *(
+            (value, {}, "the log ratio of ddp in round 2 is")
+            for value in (math.nan, math.inf, -math.inf, 1e3)
+        ),
+        *((0.1, {"alpha": alpha}, "must lie between") for alpha in (0, 1)),
+        *((0.1, {"margin": margin}, "must lie between") for margin in (0, math.inf)),
+    ],
+)
+def test_judge_refuses_what_is_no_ratio_and_settings_out_of_range(value, changes, says):
+    with pytest.raises(ValueError, match=says):
+        judge({"mpi": [0.0, 0.0], "ddp": [0.0, value]}, **changes)
 
 
 # ---- how many more rounds ----
@@ -197,32 +163,15 @@ def test_rounds_to_settle_on_the_margin_are_unknown():
 def test_holm_matches_a_hand_computation():
     # 4 · 0.005 = 0.02, 3 · 0.01 = 0.03, 2 · 0.03 = 0.06; then 0.04, but never less than the one before.
     p = {"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}
+    adjusted = {"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02}
+    kinds = {"a": "faster", "b": "unresolved", "c": "unresolved", "d": "faster"}
+    # d at the first step, a at the second; two arms are left for the others.
+    alphas = {"a": 0.05 / 3, "b": 0.05 / 2, "c": 0.05 / 2, "d": 0.05 / 4}
     found = judge({arm: rounds_with_p(value) for arm, value in p.items()})
     assert {arm: v.p for arm, v in found.items()} == pytest.approx(p)
-    assert {arm: v.p_adjusted for arm, v in found.items()} == pytest.approx(
-        {"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02}
-    )
-    assert {arm: v.kind for arm, v in found.items()} == {
-        "a": "faster",
-        "b": "unresolved",
-        "c": "unresolved",
-        "d": "faster",
-    }
-    # d at the first step, a at the second; two arms are left for the others.
-    assert {arm: 1 - v.level for arm, v in found.items()} == pytest.approx(
-        {"a": 0.05 / 3, "b": 0.05 / 2, "c": 0.05 / 2, "d": 0.05 / 4}
-    )
-
-
-@untimed
-@given(RUN)
-def test_holm_rejects_what_differs_beyond_the_margin(run):
-    for found in judge(run).values():
-        beyond = abs(math.log(found.speed_ratio)) > math.log1p(MARGIN)
-        assume(abs(found.p_adjusted - ALPHA) > 1e-9)
-        assert (found.kind in MIRRORED) == (beyond and found.p_adjusted <= ALPHA)
-        assert found.p <= found.p_adjusted <= 1
-        assert 1 - ALPHA - 1e-12 <= found.level <= 1 - ALPHA / len(run) + 1e-12
+    assert {arm: v.p_adjusted for arm, v in found.items()} == pytest.approx(adjusted)
+    assert {arm: v.kind for arm, v in found.items()} == kinds
+    assert {arm: 1 - v.level for arm, v in found.items()} == pytest.approx(alphas)
 
 
 # ---- several looks ----

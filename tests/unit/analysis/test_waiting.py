@@ -17,8 +17,6 @@ from compare.report.sentences import conclusion
 from compare.schema.results import Interleaved
 from tests.unit.factories import a_block, a_launch, a_rank, a_run
 
-IN_TURNS = Interleaved(mode="blocks")
-
 
 def a_rank_of(turns, **changes):
     """Return a rank with two blocks of each turn, from their milliseconds."""
@@ -26,14 +24,10 @@ def a_rank_of(turns, **changes):
     return a_rank(0, **{"blocks": blocks} | changes)
 
 
-def a_cohort(arms, **changes):
+def a_cohort(arms, mode="blocks", **changes):
     """Return a run of one cohort, from every arm's milliseconds."""
-    launches = [
-        a_launch(arm, ranks=[a_rank_of(turns, **changes)], number=n)
-        for n, (arm, turns) in enumerate(arms.items(), 1)
-    ]
-    run = a_run({arm: [1.0] for arm in arms}, interleaved=IN_TURNS)
-    return msgspec.structs.replace(run, launches=launches)
+    launches = [a_launch(arm, ranks=[a_rank_of(turns, **changes)]) for arm, turns in arms.items()]
+    return a_run({arm: [] for arm in arms}, interleaved=Interleaved(mode=mode), launches=launches)
 
 
 def test_step_time_is_the_geometric_mean_over_turns():
@@ -69,43 +63,33 @@ def test_memory_of_a_cohort_is_that_of_all_its_ranks():
 
 
 def test_launches_one_after_another_have_no_turns():
-    run = msgspec.structs.replace(a_cohort({"ddp": [4.0]}), interleaved=Interleaved(mode="launches"))
-    assert summarise_turns(run) is None
+    assert summarise_turns(a_cohort({"ddp": [4.0]}, mode="launches")) is None
 
 
 def a_waiting_rank(loads, time):
     """Return a rank whose turns waited for a core."""
-    rank = a_rank_of([time(load) for load in loads])
-    blocks = [
-        msgspec.structs.replace(block, cpu_ns=int(block.wall_ns / loads[block.turn - 1]))
-        for block in rank.blocks
-    ]
-    return msgspec.structs.replace(rank, blocks=blocks)
+    blocks = []
+    for turn, load in enumerate(loads, start=1):
+        block = a_block(time(load), turn=turn)
+        blocks += [msgspec.structs.replace(block, cpu_ns=int(block.wall_ns / load))] * 2
+    return a_rank(0, blocks=blocks)
 
 
 def under_load(loads, arms):
     """Return a run from the load of every pass."""
     cohorts = [loads[at : at + 4] for at in range(0, len(loads), 4)]
     launches = [
-        a_launch(arm, round_, ranks=[a_waiting_rank(cohort, time)], number=number)
+        a_launch(arm, round_, ranks=[a_waiting_rank(cohort, time)])
         for round_, cohort in enumerate(cohorts, start=1)
-        for number, (arm, time) in enumerate(arms.items(), start=round_ * 10)
+        for arm, time in arms.items()
     ]
-    run = a_run({arm: [1.0] for arm in arms}, interleaved=IN_TURNS, config={"rounds": len(cohorts)})
-    return msgspec.structs.replace(run, launches=launches)
+    changes = {"interleaved": Interleaved(mode="blocks"), "config": {"rounds": len(cohorts)}}
+    return a_run({arm: [] for arm in arms}, launches=launches, **changes)
 
 
 BUSY_AND_QUIET = [1.0, 1.1, 2.5, 2.2, 1.3, 1.0, 3.0, 1.9, 1.2, 2.8]
 BUSY_AND_QUIET += [1.1, 1.6, 2.0, 1.0, 2.4, 3.1, 1.4, 1.0, 1.2, 2.6]
 SPINS = {"none": lambda load: load, "ddp": lambda load: 4 + load, "mpi": lambda load: 1.3 * load**2.5}
-
-
-def test_level_of_a_slope_is_that_of_the_regression():
-    run = under_load(BUSY_AND_QUIET, SPINS)
-    (found,) = analyse(run).load_dependence
-    ratios = [math.log((4 + load) / (1.3 * load**2.5)) for load in BUSY_AND_QUIET]
-    expected = linregress([math.log(load) for load in BUSY_AND_QUIET], ratios).pvalue
-    assert found.p == pytest.approx(expected, rel=1e-3)
 
 
 def test_ratio_that_changes_with_the_load_is_named():
@@ -114,6 +98,9 @@ def test_ratio_that_changes_with_the_load_is_named():
     assert found.arm == "mpi"
     assert found.quiet_ratio > 2.5
     assert found.busy_ratio < 1
+    ratios = [math.log((4 + load) / (1.3 * load**2.5)) for load in BUSY_AND_QUIET]
+    theirs = linregress([math.log(load) for load in BUSY_AND_QUIET], ratios)
+    assert found.p == pytest.approx(theirs.pvalue, rel=1e-3)
     printed = render(run, analyse(run), "markdown")
     assert "On a quiet machine mpi has 3.80× the speed (a rank of none gets 1.00 cores)." in printed
 
@@ -129,23 +116,19 @@ def test_load_shows_through_a_machine_of_changing_speed():
     assert [found.arm for found in analyse(under_load(BUSY_AND_QUIET, arms)).load_dependence] == ["mpi"]
 
 
-@pytest.mark.parametrize("power", [0.8, 1.0])
-def test_ratio_that_hardly_changes_is_not_named(power):
-    arms = SPINS | {"mpi": lambda load: 5 * load**power, "ddp": lambda load: 4 * load}
-    assert analyse(under_load(BUSY_AND_QUIET, arms)).load_dependence == []
+NOISE = {load: math.exp(0.5 * math.sin(7 * index)) for index, load in enumerate(BUSY_AND_QUIET)}
 
 
-def test_no_ratio_is_named_on_a_quiet_machine():
-    quiet = [1 + 0.02 * math.sin(index) for index in range(20)]
-    steep = SPINS | {"mpi": lambda load: 1.3 * load**20}
-    assert analyse(under_load(quiet, steep)).load_dependence == []
-
-
-def test_slope_within_the_noise_is_not_named():
-    noise = {load: math.exp(0.5 * math.sin(7 * index)) for index, load in enumerate(BUSY_AND_QUIET)}
-    arms = SPINS | {"mpi": lambda load: load * noise[load]}
-    assert analyse(under_load(BUSY_AND_QUIET, arms)).load_dependence == []
-
-
-def test_no_ratio_is_named_after_few_passes():
-    assert analyse(under_load(BUSY_AND_QUIET[:8], SPINS)).load_dependence == []
+@pytest.mark.parametrize(
+    ("loads", "arms"),
+    [
+        (BUSY_AND_QUIET, {"mpi": lambda load: 5 * load**0.8, "ddp": lambda load: 4 * load}),
+        (BUSY_AND_QUIET, {"mpi": lambda load: 5 * load, "ddp": lambda load: 4 * load}),
+        (BUSY_AND_QUIET, {"mpi": lambda load: load * NOISE[load]}),
+        ([1 + 0.02 * math.sin(index) for index in range(20)], {"mpi": lambda load: 1.3 * load**20}),
+        (BUSY_AND_QUIET[:8], {}),
+    ],
+    ids=["it hardly changes", "it is constant", "within the noise", "a quiet machine", "few passes"],
+)
+def test_ratio_that_need_not_change_with_the_load_is_not_named(loads, arms):
+    assert analyse(under_load(loads, SPINS | arms)).load_dependence == []

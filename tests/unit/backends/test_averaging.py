@@ -48,36 +48,34 @@ def in_segments(layer, inputs, times):
 
 
 def test_overlap_sums_gradients_that_arrive_several_times():
-    first, layer, group = nn.Linear(3, 3), nn.Linear(3, 3), SumOfOne()
-    parameters = [*first.parameters(), *layer.parameters()]
-    reducer = OverlapReducer(parameters, group, {"bucket_mb": 1e-5})
+    model, group = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), SumOfOne()
+    first, layer = model
+    reducer = OverlapReducer(list(model.parameters()), group, {"bucket_mb": 1e-5})
     for _ in range(3):
         in_segments(layer, first(torch.ones(2, 3)), times=2).backward()
         in_backward = len(group.sent)
         reducer.reduce()
         assert len(group.sent) == len(reducer.buckets)
-        summed = [p.grad.clone() for p in parameters]
+        summed = [p.grad.clone() for p in model.parameters()]
         group.sent.clear()
-        for parameter in parameters:
-            parameter.grad = None
+        model.zero_grad()
     assert in_backward == len(reducer.buckets), "the first step alone sends at its end"
     layer(layer(first(torch.ones(2, 3)))).sum().backward()
-    plain = [p.grad for p in parameters]
+    plain = [p.grad for p in model.parameters()]
     assert all(torch.allclose(one, other) for one, other in zip(summed, plain, strict=True))
 
 
 def test_overlap_trains_layers_in_another_order_than_registered():
-    last, first, group = nn.Linear(3, 3), nn.Linear(3, 3), SumOfOne()
-    parameters = [*last.parameters(), *first.parameters()]
-    reducer = OverlapReducer(parameters, group, {"bucket_mb": 1e-5})
+    model, group = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), SumOfOne()
+    last, first = model
+    reducer = OverlapReducer(list(model.parameters()), group, {"bucket_mb": 1e-5})
     for sent_in_backward in (0, len(reducer.buckets)):
         last(first(torch.ones(2, 3))).sum().backward()
         assert len(group.sent) == sent_in_backward
         reducer.reduce()
         assert len(group.sent) == len(reducer.buckets)
         group.sent.clear()
-        for parameter in parameters:
-            parameter.grad = None
+        model.zero_grad()
 
 
 @pytest.mark.parametrize(("times", "says"), [(2, "more gradients"), (1, "fewer gradients")])

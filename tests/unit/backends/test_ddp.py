@@ -5,30 +5,15 @@ import sys
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from backends import BACKENDS
-from backends.base import BackendError, Placement
-from backends.groups.torch_group import TorchGroup
+from backends.base import BackendError
 from backends.strategies.ddp import DDPReplica
 from compare.worker.models import build_model
 
 BATCH = torch.zeros(4, 784), torch.zeros(4, dtype=torch.int64)
-
-
-# PowerSGD's callbacks hold the group, and a thread of the group itself drops them, perhaps after the test. If
-# that was the last reference, the thread joins itself, and the process aborts: "Resource deadlock avoided".
-ENDED = []
-
-
-@pytest.fixture
-def group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    ENDED.append(dist.group.WORLD)
-    yield TorchGroup(Placement(0, 0, 1, 1, "here"), torch.device("cpu"))
-    dist.destroy_process_group()
 
 
 def buckets_of(wrapped):

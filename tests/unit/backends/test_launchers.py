@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,15 +60,17 @@ ON_ONE_HOST = {
     " --mca mpi_yield_when_idle 1 --mca oob_tcp_if_include lo' /opt/env/bin/python -m compare.worker",
     "mpi": "/opt/env/bin/mpirun --allow-run-as-root -np 2 -host localhost:2 --bind-to none"
     " --mca mpi_yield_when_idle 1 --mca oob_tcp_if_include lo --mca btl_tcp_if_include lo"
-    " /opt/env/bin/python -m mpi4py -m compare.worker",
+    " -x UCX_TLS -x OMPI_MCA_coll /opt/env/bin/python -m mpi4py -m compare.worker",
 }
 
 
 @pytest.mark.parametrize("arm", ON_ONE_HOST)
 def test_launcher_command_on_one_host(arm):
+    """Only mpirun needs the names of an arm's variables; the others pass them all."""
     launcher = parse_arm(arm).runtime.launcher
     command = Command((*shlex.split(ON_ONE_HOST[arm]), JOB), ENVIRONMENT)
-    assert LAUNCHERS[launcher].commands(request_for(launcher, arm, TWO)) == [command]
+    request = request_for(launcher, arm, TWO, exported=("UCX_TLS", "OMPI_MCA_coll"))
+    assert LAUNCHERS[launcher].commands(request) == [command]
 
 
 def test_hydra_command_starts_ranks_that_load_mpich(monkeypatch):
@@ -83,15 +86,6 @@ def test_hydra_command_starts_ranks_that_load_mpich(monkeypatch):
     )
     library = f"/cache/ringside/mpich-{LAUNCHERS['mpiexec.hydra'].VERSION}/lib/libmpi.so.12"
     assert command.environment == ENVIRONMENT | {"MPI4PY_LIBMPI": library, "UCX_NET_DEVICES": "lo"}
-
-
-def test_mpirun_command_lists_the_names_of_the_arms_variables():
-    (plain,) = LAUNCHERS["mpirun"].commands(request_for("mpirun", "mpi", TWO))
-    request = request_for("mpirun", "mpi", TWO, exported=("UCX_TLS", "OMPI_MCA_coll"))
-    (command,) = LAUNCHERS["mpirun"].commands(request)
-    program = plain.argv.index("/opt/env/bin/python")
-    flags = ("-x", "UCX_TLS", "-x", "OMPI_MCA_coll")
-    assert command.argv == plain.argv[:program] + flags + plain.argv[program:]
 
 
 UNEVEN = (Host("n1", 2), Host("n2", 1, "alice"))
@@ -141,6 +135,7 @@ def test_horovodrun_command_on_many_hosts(controller):
     arm = f"horovod:controller={controller}"
     (command,) = LAUNCHERS["horovodrun"].commands(request_for("horovodrun", arm, UNEVEN, **SPREAD))
     assert command.host is None
+    assert command.argv[command.argv.index("-np") + 1] == "3"
     assert command.argv[command.argv.index("-H") + 1] == "n1:2,n2:1"
     assert command.argv[command.argv.index("--network-interfaces") + 1] == "eth0"
     parameters = [word for word in command.argv if word.startswith("--mpi-args=")]
@@ -151,24 +146,6 @@ def test_horovodrun_command_on_many_hosts(controller):
             assert words[words.index(name) + 1] == value
 
 
-@pytest.mark.parametrize(("launcher", "arm"), [("torchrun", "ddp"), ("horovodrun", "horovod")])
-def test_other_launchers_pass_all_variables_without_flags(launcher, arm):
-    plain = LAUNCHERS[launcher].commands(request_for(launcher, arm, TWO))
-    assert LAUNCHERS[launcher].commands(request_for(launcher, arm, TWO, exported=("UCX_TLS",))) == plain
-
-
-@pytest.mark.parametrize(("launcher", "arm"), [("horovodrun", "horovod"), ("mpirun", "mpi")])
-def test_launcher_command_lists_every_host_with_its_ranks(launcher, arm):
-    (command,) = LAUNCHERS[launcher].commands(request_for(launcher, arm, [Host("a", 2), Host("10.0.0.2", 1)]))
-    assert "a:2,10.0.0.2:1" in command.argv
-    assert command.argv[command.argv.index("-np") + 1] == "3"
-
-
-@pytest.mark.parametrize("name", LAUNCHERS)
-def test_launcher_has_the_name_of_its_executable(name):
-    assert name == LAUNCHERS[name].EXECUTABLE
-
-
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=lambda backend: backend.name)
 def test_backend_launcher_is_registered(backend):
     assert backend.launcher in LAUNCHERS
@@ -176,59 +153,37 @@ def test_backend_launcher_is_registered(backend):
 
 # ---- the variables of a rank ----
 
-GIVEN = {
-    "torchrun": {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
-    "horovodrun": {
-        "HOROVOD_RANK": "3",
-        "HOROVOD_LOCAL_RANK": "1",
-        "HOROVOD_SIZE": "4",
-        "HOROVOD_LOCAL_SIZE": "2",
-    },
-    "mpirun": {
-        "OMPI_COMM_WORLD_RANK": "3",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-        "OMPI_COMM_WORLD_SIZE": "4",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    },
-    "mpiexec.hydra": {
-        "PMI_RANK": "3",
-        "MPI_LOCALRANKID": "1",
-        "PMI_SIZE": "4",
-        "MPI_LOCALNRANKS": "2",
-    },
+NAMES = {
+    "torchrun": "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE",
+    "horovodrun": "HOROVOD_RANK HOROVOD_LOCAL_RANK HOROVOD_SIZE HOROVOD_LOCAL_SIZE",
+    "mpirun": "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK"
+    " OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE",
+    "mpiexec.hydra": "PMI_RANK MPI_LOCALRANKID PMI_SIZE MPI_LOCALNRANKS",
 }
+GIVEN = {launcher: dict(zip(names.split(), "3142", strict=True)) for launcher, names in NAMES.items()}
 PLACED = Placement(rank=3, local_rank=1, world_size=4, local_world_size=2, host=socket.gethostname())
 
 
-@pytest.mark.parametrize("name", LAUNCHERS)
-def test_placement_is_read_from_the_launchers_variables(name):
-    assert LAUNCHERS[name].placement(GIVEN[name] | {"PATH": "/bin"}) == PLACED
+@pytest.mark.parametrize(("name", "given_"), [*GIVEN.items(), ("horovodrun", GIVEN["mpirun"])])
+def test_placement_is_read_from_the_launchers_variables(name, given_):
+    """Horovod's controller MPI has the variables of Open MPI."""
+    assert LAUNCHERS[name].placement(given_ | {"PATH": "/bin"}) == PLACED
 
 
-def test_placement_of_horovod_with_mpi_is_read_from_open_mpi():
-    assert LAUNCHERS["horovodrun"].placement(GIVEN["mpirun"]) == PLACED
-
-
-@pytest.mark.parametrize("name", LAUNCHERS)
-def test_placement_outside_a_launcher_is_an_error(name):
-    with pytest.raises(KeyError):
-        LAUNCHERS[name].placement({"PATH": "/bin", "HOSTNAME": "a"})
-
-
-@pytest.mark.parametrize(
-    ("name", "missing"), [(name, key) for name, given_ in GIVEN.items() for key in given_]
-)
-def test_placement_with_a_missing_variable_is_an_error(name, missing):
-    with pytest.raises(KeyError):
-        LAUNCHERS[name].placement({key: value for key, value in GIVEN[name].items() if key != missing})
+INCOMPLETE = [
+    (name, {key: value for key, value in given_.items() if key != missing})
+    for name, given_ in GIVEN.items()
+    for missing in given_
+]
+OF_ANOTHER = [("torchrun", GIVEN["mpirun"]), ("mpirun", GIVEN["torchrun"]), ("mpirun", GIVEN["horovodrun"])]
 
 
 @pytest.mark.parametrize(
-    ("name", "other"), [("torchrun", "mpirun"), ("mpirun", "torchrun"), ("mpirun", "horovodrun")]
+    ("name", "environ"), [*INCOMPLETE, *OF_ANOTHER, *((name, {"PATH": "/bin"}) for name in LAUNCHERS)]
 )
-def test_placement_from_another_launcher_is_an_error(name, other):
+def test_placement_without_every_variable_of_the_launcher_is_an_error(name, environ):
     with pytest.raises(KeyError):
-        LAUNCHERS[name].placement(GIVEN[other])
+        LAUNCHERS[name].placement(environ)
 
 
 # ---- the inherited environment ----
@@ -286,16 +241,6 @@ def test_inherited_environment_changes_and_adds_nothing(environ):
 # ---- the settings of every rank ----
 
 
-def test_settings_hold_threads_and_interface_for_every_library():
-    set_ = launch_environment.settings(threads=3, interface="lo", executables=Path("/opt/env/bin"))
-    assert (set_["OMP_NUM_THREADS"], set_["MKL_NUM_THREADS"]) == ("3", "3")
-    assert (set_["GLOO_SOCKET_IFNAME"], set_["NCCL_SOCKET_IFNAME"]) == ("lo", "lo")
-    first = set_["PYTHONPATH"].split(os.pathsep)[0]
-    assert (Path(first) / "compare" / "worker" / "__main__.py").is_file()
-    assert set_["PYTHONSAFEPATH"] == "1"
-    assert set_["PATH"].split(os.pathsep)[0] == "/opt/env/bin"
-
-
 @pytest.fixture
 def launchers(monkeypatch):
     """Pretend that every launcher is installed."""
@@ -312,13 +257,22 @@ def commands_of(config, arm):
     return launching.commands_for(config, arm, LaunchPlace(cluster, LaunchFiles(Path("/runs/x"))), {})
 
 
-def test_commands_of_every_arm_have_the_same_settings(launchers):
-    config = a_config(ARMS, threads_per_rank=2)
-    commands = [command for arm in config.arms for command in commands_of(config, arm)]
-    environments = [{k: v for k, v in c.environment.items() if k not in OF_MPICH} for c in commands]
+def test_commands_of_every_arm_have_the_same_ranks_program_and_settings(launchers):
+    config, environments = a_config(ARMS, ranks=3, threads_per_rank=2), []
+    for arm in config.arms:
+        (command,) = commands_of(config, arm)
+        assert Path(command.argv[0]).name == arm.runtime.launcher
+        assert command.argv[-2:] == (arm.runtime.launcher, "/runs/x/job.json")
+        assert {"--nproc_per_node=3", "localhost:3"} & set(command.argv) or " -n 3 " in " ".join(command.argv)
+        environments.append({k: v for k, v in command.environment.items() if k not in OF_MPICH})
     assert environments == environments[:1] * len(config.arms)
-    assert environments[0]["OMP_NUM_THREADS"] == "2"
-    assert environments[0]["GLOO_SOCKET_IFNAME"] == "lo"
+    set_ = environments[0]
+    assert (set_["OMP_NUM_THREADS"], set_["MKL_NUM_THREADS"]) == ("2", "2")
+    assert (set_["GLOO_SOCKET_IFNAME"], set_["NCCL_SOCKET_IFNAME"]) == ("lo", "lo")
+    first = set_["PYTHONPATH"].split(os.pathsep)[0]
+    assert (Path(first) / "compare" / "worker" / "__main__.py").is_file()
+    assert set_["PYTHONSAFEPATH"] == "1"
+    assert set_["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
 
 
 @pytest.mark.parametrize("backend", ["ddp", "manual", "horovod", "horovod:controller=mpi", "mpi"])
@@ -335,15 +289,6 @@ def test_launch_files_of_a_long_label_have_a_valid_folder_name():
     files = launching.launch_files(Path("/runs/x"), Planned(7, 1, arm))
     assert files.directory.name.startswith("07-ddp_env.A=")
     assert len(os.fsencode(files.directory.name + "-again")) < 255
-
-
-def test_commands_of_every_arm_run_the_same_ranks_and_program(launchers):
-    config = a_config(ARMS, ranks=3)
-    for arm in config.arms:
-        (command,) = commands_of(config, arm)
-        assert Path(command.argv[0]).name == arm.runtime.launcher
-        assert command.argv[-2:] == (arm.runtime.launcher, "/runs/x/job.json")
-        assert {"--nproc_per_node=3", "localhost:3"} & set(command.argv) or " -n 3 " in " ".join(command.argv)
 
 
 def test_commands_of_one_process_start_it_with_all_threads(launchers):

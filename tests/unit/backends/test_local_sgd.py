@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from backends.base import Placement
-from backends.groups.torch_group import TorchGroup
 from backends.strategies.local_sgd import LocalSGDReplica
 
 BATCH = torch.ones(4, 3), torch.ones(4, 2)
-
-
-@pytest.fixture
-def group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield TorchGroup(Placement(0, 0, 1, 1, "here"), torch.device("cpu"))
-    dist.destroy_process_group()
 
 
 def replica_of(group, *, optimizer=torch.optim.SGD, period=1, outer="none"):

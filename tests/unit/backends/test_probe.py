@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +15,7 @@ import pytest
 
 from backends import probe
 from backends.launchers import hydra
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 # Sleeps without letting another thread run, as the start of a library may: PyDLL keeps the lock.
@@ -83,26 +83,16 @@ def test_probe_torch_build_of_cuda_names_toolkit_gpus_and_nccl():
     }
 
 
-@pytest.fixture
-def hanging_mpi4py(tmp_path):
-    """Make a library that writes its process id, and hangs."""
-    package = tmp_path / "mpi4py"
+def test_survey_killed_ends_the_libraries_that_load(tmp_path):
+    """Let a library write its process id, and hang."""
+    package, written = tmp_path / "mpi4py", tmp_path / "pid"
     package.mkdir()
-    written = tmp_path / "pid"
     (package / "__init__.py").write_text(
         f"import os, pathlib; pathlib.Path({str(written)!r}).write_text(f'{{os.getpid()}}\\n'); {HANG}"
     )
-    return tmp_path, written
-
-
-def test_survey_killed_ends_the_libraries_that_load(hanging_mpi4py, tmp_path):
-    path, written = hanging_mpi4py
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{path}", "TMPDIR": str(tmp_path)}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "TMPDIR": str(tmp_path)}
     with start("from compare.doctor.availability import survey; survey(['mpi'])", env=environment) as process:
-        deadline = time.monotonic() + 60
-        while not (written.exists() and written.read_text().endswith("\n")):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: written.exists() and written.read_text().endswith("\n"), 60)
         library = psutil.Process(int(written.read_text()))
         assert library.ppid() == process.pid
         process.kill()
@@ -111,30 +101,17 @@ def test_survey_killed_ends_the_libraries_that_load(hanging_mpi4py, tmp_path):
     assert not list(tmp_path.glob("ringside-*"))
 
 
-@pytest.fixture
-def mpich(tmp_path, monkeypatch):
-    """Return what the probe finds where mpi4py loads a library."""
-
-    def found(printed):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        monkeypatch.setenv("MPI4PY_LIBMPI", "")
-        monkeypatch.setattr(probe, "version", lambda _: "4.1.2")
-        loaded = SimpleNamespace(Get_library_version=lambda: printed)
-        monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(), MPI=loaded))
-        return probe.probe_mpich()
-
-    return found
-
-
-def test_probe_of_mpich_without_its_prefix_finds_nothing(mpich):
-    assert mpich("MPICH Version: 5.0.2") is None
-
-
-def test_probe_of_mpich_refuses_another_library(mpich, tmp_path, monkeypatch):
+def test_probe_of_mpich_needs_its_prefix_and_refuses_another_library(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("MPI4PY_LIBMPI", "")
+    monkeypatch.setattr(probe, "version", lambda _: "4.1.2")
+    loaded = SimpleNamespace(Get_library_version=lambda: "MPICH Version:      5.0.2\n")
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(), MPI=loaded))
+    assert probe.probe_mpich() is None
     hydra.library().parent.mkdir(parents=True)
     hydra.library().touch()
-    assert mpich("MPICH Version:      5.0.2\n")["version"] == "4.1.2 on MPICH 5.0.2"
+    assert probe.probe_mpich()["version"] == "4.1.2 on MPICH 5.0.2"
     assert os.environ["MPI4PY_LIBMPI"] == str(hydra.library())
+    loaded.Get_library_version = lambda: "Open MPI v4.1.8, package: x"
     with pytest.raises(ImportError, match="ignores MPI4PY_LIBMPI"):
-        mpich("Open MPI v4.1.8, package: x")
+        probe.probe_mpich()

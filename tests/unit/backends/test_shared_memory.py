@@ -13,6 +13,7 @@ import resource
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from itertools import cycle
@@ -50,6 +51,10 @@ SHAPES = {
 }
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 DELAYED_STEPS = 200
+ON_TWO_HOSTS = (
+    "mode=shared_memory needs all ranks on one host, but rank 2 and rank 0 are on different hosts. "
+    "Put all ranks on one host, or use mode=flat."
+)
 
 
 def launch(world, folder):
@@ -87,38 +92,21 @@ def seen(request, launched):
     return launched(request.param)
 
 
-@pytest.fixture
-def refused(launched):
-    return [rank["refused"] for rank in launched(3)]
-
-
 # ---- the sum ----
 
 
-def test_shared_sum_is_the_sum_of_all_ranks_gradients(seen):
+def test_shared_sum_is_the_sum_of_all_gradients_and_equal_on_every_rank(seen):
     """Compare bitwise for two ranks, otherwise within the rounding of two additions."""
     for rank in seen:
         assert len(rank["sums"]) == len(SHAPES) * len(DTYPES)
         assert [case for case, found in rank["sums"].items() if not found["right"]] == []
-
-
-def test_shared_sum_is_bitwise_equal_on_every_rank(seen):
-    for rank in seen:
         assert rank["sums"] == seen[0]["sums"]
+        assert rank["strided"], "gradients may have any memory layout"
 
 
-def test_shared_sum_accepts_gradients_of_any_memory_layout(seen):
-    for rank in seen:
-        assert rank["strided"]
-
-
-def test_shared_sum_with_late_ranks_is_never_torn(seen):
+def test_shared_sum_with_late_ranks_is_torn_only_without_a_meeting(seen):
     """Delay a rank's gradients, its reduction, or its reading."""
-    for rank in seen:
-        assert rank["wrong_steps"] == 0
-
-
-def test_shared_sum_without_either_meeting_is_torn(seen):
+    assert [rank["wrong_steps"] for rank in seen] == [0] * len(seen)
     if len(seen) > 1:
         assert sum(rank["wrong_steps_without_first_meeting"] for rank in seen) > 0
         assert sum(rank["wrong_steps_without_second_meeting"] for rank in seen) > 0
@@ -133,28 +121,21 @@ def test_shared_memory_trains_bitwise_as_flat_and_ddp_on_two_ranks(seen):
             assert hashes["shared_memory"] == hashes["flat"] == hashes["ddp"]
 
 
-def test_shared_memory_reports_gradients_written_to(seen):
+def test_shared_memory_reports_gradients_that_are_written_to_or_missing(seen):
     for rank in seen:
         assert set(rank["written_to"]) == {"clipped", "zeroed in place", "accumulated"}
         for message in rank["written_to"].values():
             assert message.startswith("averaged gradients were written to")
-
-
-def test_shared_memory_names_a_parameter_without_a_gradient(seen):
-    for rank in seen:
         assert rank["missing"].startswith("parameter 1 of shape (3,) received no gradient")
 
 
 # ---- traces and attestation ----
 
 
-def test_shared_memory_has_no_name_in_any_file_system(seen):
+def test_shared_memory_has_no_name_and_ends_with_the_last_gradient(seen):
+    """It ends after errors, too."""
     for rank in seen:
         assert rank["named_files"] == []
-
-
-def test_shared_memory_ends_with_the_last_gradient_and_after_errors(seen):
-    for rank in seen:
         assert rank["mapped_while_it_lives"] >= rank["attestation"]["message_bytes"][0]
         assert rank["mapped_after"] == 0
         assert rank["descriptors_after"] == []
@@ -186,28 +167,26 @@ def test_summary_shows_the_strategys_transport_before_the_groups():
 # ---- errors ----
 
 
-def test_shared_memory_names_ranks_of_another_host_on_every_rank(refused):
-    for rank in refused:
-        assert rank["another host"].startswith(
-            "mode=shared_memory needs all ranks on one host, but rank 2 and rank 0 are on different hosts. "
-            "Put all ranks on one host, or use mode=flat."
-        )
-
-
-def test_shared_memory_names_ranks_that_cannot_open_it_on_every_rank(refused):
-    for rank in refused:
-        assert rank["another container"].startswith(
-            "mode=shared_memory: ranks 1, 2 cannot open the memory of rank 0 on the same host. "
-        )
-    assert refused[2]["another container"].endswith(" (its process number means another process here)")
-
-
-def test_shared_memory_without_room_reports_its_size_before_writing(refused):
-    for rank in refused:
-        assert rank["no room"].startswith(
-            "mode=shared_memory needs 12.0 MB of memory on this host, and ranks 0, 1, 2 could not reserve "
-        )
-        assert rank["no room"].endswith(" (File too large)")
+@pytest.mark.parametrize(
+    ("case", "starts", "last_ends"),
+    [
+        ("another host", ON_TWO_HOSTS, ""),
+        (
+            "another container",
+            "mode=shared_memory: ranks 1, 2 cannot open the memory of rank 0 on the same host. ",
+            " (its process number means another process here)",
+        ),
+        (
+            "no room",
+            "mode=shared_memory needs 12.0 MB of memory on this host, and ranks 0, 1, 2 could not reserve ",
+            " (File too large)",
+        ),
+    ],
+)
+def test_shared_memory_is_refused_by_name_on_every_rank(launched, case, starts, last_ends):
+    messages = [rank["refused"][case] for rank in launched(3)]
+    assert [message.startswith(starts) for message in messages] == [True] * 3, messages
+    assert messages[2].endswith(last_ends)
 
 
 def test_shared_memory_refuses_gpus_and_mixed_dtypes():
@@ -230,10 +209,14 @@ def chunk_of(layout, rank):
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 @pytest.mark.parametrize("elements", [1, 1023, 1024, 1025, 203_530])
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_layout_gives_every_element_one_owner_and_places_for_all_shares(world, elements, size):
+def test_layout_gives_every_element_one_owner_which_reserves_its_pages(world, elements, size):
     layout = Layout(world, elements, size)
     chunks = [chunk_of(layout, rank) for rank in range(world)]
     assert [element for chunk in chunks for element in chunk] == list(range(elements))
+    reserved = sorted(part for rank in range(world) for part in layout.reserved_by(rank))
+    assert all(offset % 4096 == 0 for offset, _ in reserved)
+    ends = [0, *(offset + length for offset, length in reserved)]
+    assert [*(offset for offset, _ in reserved), layout.nbytes] == ends
     planes_of_shares = range(layout.planes - RESULTS + 1)  # each result uses the same further planes
     for owner, chunk in enumerate(chunks):
         for element in {chunk.start, chunk.stop - 1} if chunk else ():
@@ -241,22 +224,9 @@ def test_layout_gives_every_element_one_owner_and_places_for_all_shares(world, e
             shares = [plane for rank, plane in enumerate(planes) if rank != owner or world == 1]
             assert sorted(shares) == list(planes_of_shares)
             assert world == 1 or planes[owner] is None
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 7])
-@pytest.mark.parametrize("elements", [1, 1024, 203_530])
-def test_layout_pages_are_each_reserved_by_one_rank(world, elements):
-    layout = Layout(world, elements, 4)
-    reserved = sorted(part for rank in range(world) for part in layout.reserved_by(rank))
-    assert all(offset % 4096 == 0 for offset, _ in reserved)
-    ends = [0, *(offset + length for offset, length in reserved)]
-    assert [*(offset for offset, _ in reserved), layout.nbytes] == ends
-    for rank in range(world):
-        own = chunk_of(layout, rank)
-        for plane in map(layout.plane, range(layout.planes)):
-            for element in {own.start, own.stop - 1} if own else ():
-                at = plane + 4 * element
-                assert any(offset <= at < offset + length for offset, length in layout.reserved_by(rank))
+            for plane in map(layout.plane, range(layout.planes)):
+                at = plane + size * element
+                assert any(offset <= at < offset + length for offset, length in layout.reserved_by(owner))
 
 
 # ---- the code of a rank ----
@@ -306,13 +276,7 @@ def _gradients(shapes, dtype, *seed):
 
 def _expected(gradients):
     """Return the sum of all ranks' gradients; each rank's are a list."""
-    sums = []
-    for same in zip(*gradients, strict=True):
-        total = same[0].clone()
-        for one in same[1:]:
-            total += one
-        sums.append(total)
-    return sums
+    return [sum(same[1:], same[0]) for same in zip(*gradients, strict=True)]
 
 
 def _sums(group):
@@ -334,7 +298,7 @@ def _sums(group):
 def _all_close(found, everyones):
     expected = _expected(everyones)
     if len(everyones) <= 2:
-        return _all_equal(found, expected)
+        return all(map(torch.equal, found, expected))
     # Compare with the sizes of the summands, which may cancel out: every operation rounds.
     rounding = torch.finfo(found[0].dtype).eps / 2
     sizes = _expected([[g.abs() for g in gradients] for gradients in everyones])
@@ -342,10 +306,6 @@ def _all_close(found, everyones):
         bool(((found_sum - right).abs() <= 2 * len(everyones) * rounding * size).all())
         for found_sum, right, size in zip(found, expected, sizes, strict=True)
     )
-
-
-def _all_equal(found, expected):
-    return all(map(torch.equal, found, expected))
 
 
 def _strided(group):
@@ -436,15 +396,11 @@ def _trained(group, name):
 
 def _written_to(group):
     """Return the errors after gradients were changed between two calls."""
-
-    def accumulate(parameter):
-        parameter.square().sum().backward()
-
     messages = {}
     for name, write in {
         "clipped": lambda parameter: nn.utils.clip_grad_norm_([parameter], 0.01),
         "zeroed in place": lambda parameter: parameter.grad.zero_(),
-        "accumulated": accumulate,
+        "accumulated": lambda parameter: parameter.square().sum().backward(),
     }.items():
         parameter = nn.Parameter(torch.ones(10))
         reducer = REDUCERS["shared_memory"]([parameter], group, {})
@@ -483,13 +439,9 @@ def _descriptors():
     """List the open descriptors of shared memory."""
     found = []
     for path in Path("/proc/self/fd").iterdir():
-        try:
-            target = str(path.readlink())
-        except OSError:  # the descriptor that reads the folder
-            continue
-        if "memfd:ringside-gradients-" in target:
-            found.append(target)
-    return found
+        with suppress(OSError):  # the descriptor that reads the folder
+            found.append(str(path.readlink()))
+    return [target for target in found if "memfd:ringside-gradients-" in target]
 
 
 def _refusal(attempt):

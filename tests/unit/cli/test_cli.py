@@ -1,7 +1,5 @@
 """Test that a mistake ends in three lines and an exit code."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -17,7 +15,7 @@ import msgspec
 import pytest
 import typer
 
-from backends import BACKENDS, GROUPS
+from backends import BACKENDS
 from compare import data, errors
 from compare.analysis import analyse
 from compare.cli import main as cli
@@ -27,15 +25,6 @@ from compare.data.catalogue import FILES, TRAIN_IMAGES
 from compare.doctor import availability
 from compare.doctor import examine as doctor
 from compare.doctor.facts import Installation
-from compare.errors import (
-    DataError,
-    LaunchError,
-    OutputError,
-    ParityError,
-    StalledError,
-    UnavailableError,
-    UsageError,
-)
 from compare.experiment import collectives as sweeping
 from compare.experiment import run
 from compare.experiment import scale as scaling
@@ -57,6 +46,8 @@ HEAVY = {"torch", "horovod", "mpi4py", "numpy", "scipy", "sklearn", "matplotlib"
 USAGE, DATA, UNAVAILABLE, OUTPUT, LAUNCH, STALLED, PARITY, HOST, INTERRUPTED = 2, 3, 4, 5, 6, 7, 8, 9, 130
 
 LONG_NAME = "x" * 300
+REFUSED_NAME = "File name too long. Choose another path, or change its permissions."
+SEE_HELP = ["`compare report --help` shows every flag and its choices."]
 RESOLVE = data.resolve
 SURVEY = a_survey(missing=["mpi"], controllers=["gloo"])
 
@@ -88,7 +79,6 @@ def compare(monkeypatch, capfd, tmp_path):
     monkeypatch.setattr(availability, "survey", lambda _wanted=(): SURVEY)
     monkeypatch.setattr(launching, "find_launcher", lambda name, _python: Path("/opt/env/bin") / name)
     monkeypatch.setattr(data, "resolve", lambda *_arguments, **_options: MNIST)
-    terminate = signal.getsignal(signal.SIGTERM)
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["compare", *map(str, arguments)])
@@ -98,23 +88,19 @@ def compare(monkeypatch, capfd, tmp_path):
         assert "Traceback" not in out + err
         return Outcome(ended.value.code or 0, out, err)
 
-    yield call
-    signal.signal(signal.SIGTERM, terminate)
+    return call
 
 
 @pytest.fixture
 def carried_out(monkeypatch):
     """Let a run end at once, in a result or an error."""
 
-    def end_in(result):
-        def carry_out(*_arguments):
-            if isinstance(result, BaseException):
-                raise result
-            return result
+    def carry_out(result):
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
-        monkeypatch.setattr(run, "carry_out", carry_out)
-
-    return end_in
+    return lambda result: monkeypatch.setattr(run, "carry_out", lambda *_: carry_out(result))
 
 
 # ---- bad input ----
@@ -128,11 +114,7 @@ def carried_out(monkeypatch):
         ("--backend All-Reduce", USAGE, ["Did you mean manual?"]),
         ("--backend gloo", USAGE, ["Did you mean ddp:process_group=gloo?"]),
         ("--backend ddp --nproc-per-node 2 -np 2", USAGE, ["--nproc-per-node", "-np 2 is there", "Use -np"]),
-        (
-            "--backend ddp --nproc-per-node 2 -H a:2,b:2",
-            USAGE,
-            ["--nproc-per-node", "other hosts"],
-        ),
+        ("--backend ddp --nproc-per-node 2 -H a:2,b:2", USAGE, ["--nproc-per-node", "other hosts"]),
         ("scale --backend ddp --nproc-per-node 2", USAGE, ["needs numbers of ranks"]),
         ("--backend ddp -q -v", USAGE, ["--quiet and --verbose exclude each other"]),
         ("--backend ddp:bucket=1", USAGE, ["'bucket'", "ddp:bucket=1", "bucket_cap_mb"]),
@@ -158,7 +140,15 @@ def carried_out(monkeypatch):
         ("--backend ddp --wait-for-hosts -2m", USAGE, ["--wait-for-hosts cannot be -120"]),
         ("--backend ddp --wait-for-hosts nan", USAGE, ["--wait-for-hosts cannot be nan"]),
         ("--backend ddp --dataset cifar", USAGE, ["'cifar'", "'mnist', 'digits'"]),
+        *(
+            (f"{wrong} {value}", USAGE, [wrong])
+            for wrong, value in (("-np", "0"), ("-np", "-1"), ("-np", "two"), ("--num-proc", "0"))
+        ),
+        *((wrong, USAGE, [wrong.split()[0]]) for wrong in ("--no-such-flag", "--batch-size x", "rnu")),
         ("--backend ,", USAGE, ["--backend names no arm"]),
+        ("-H localhost:1 -np 2", USAGE, ["2 ranks do not fit", "-np 1"]),
+        ("-H far.example:2 -np 3", USAGE, ["3 ranks do not fit"]),
+        ("-H localhost:two", USAGE, ["-H:1: "]),
         ("--hostfile gone", USAGE, ["gone: the hostfile cannot be read", "No such file"]),
         ("--hostfile .", USAGE, ["the hostfile cannot be read", "Is a directory"]),
         ("--backend mpi", UNAVAILABLE, ["mpi cannot run here", "mpi4py is not installed", "pip install"]),
@@ -170,6 +160,12 @@ def carried_out(monkeypatch):
         ("--backend ddp --device cuda", UNAVAILABLE, ["2 ranks on localhost need 2 GPUs", "--device cpu"]),
         ("--backend ddp --export-json gone/run.json", OUTPUT, ["gone/run.json could not be written"]),
         ("--backend ddp --export-json .", OUTPUT, ["is a folder"]),
+        (
+            "--backend ddp --export-csv - --export-json -",
+            USAGE,
+            ["Two formats cannot both go to standard output."],
+        ),
+        ("aa --backend none --dataset digits", USAGE, ["An A/A test needs an arm that synchronises"]),
         ("verify --backend dpp", USAGE, ["Did you mean ddp?"]),
         ("scale --backend ddp", USAGE, ["needs numbers of ranks", "-np 1,2,4"]),
         ("scale --backend ddp -np 2", USAGE, ["-np/--num-proc cannot be 2", "two or more"]),
@@ -196,9 +192,15 @@ def carried_out(monkeypatch):
         ("doctor --hostfile gone", USAGE, ["gone: the hostfile cannot be read"]),
         ("doctor --export-json gone/x.json", OUTPUT, ["gone/x.json could not be written"]),
         ("doctor --export-markdown .", OUTPUT, ["is a folder"]),
+        ("report . --format pdf", USAGE, ["--format", "'pdf'", *FORMATS, *SEE_HELP]),
+        ("report . --sort pdf", USAGE, ["--sort", "'pdf'", "step", "name", "sync", *SEE_HELP]),
         *(
             (f"report {path}", OUTPUT, ["no run", "compare run"])
             for path in ("gone", ".", "gone/results.json")
+        ),
+        *(
+            (f"{command} {LONG_NAME}", OUTPUT, [REFUSED_NAME])
+            for command in ("report", "--backend ddp --export-json", "doctor --export-json")
         ),
     ],
 )
@@ -214,21 +216,6 @@ def test_command_with_a_mistake_prints_three_parts_and_starts_nothing(
     assert list(Path.cwd().iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        f"run {wrong}"
-        for wrong in ("-np 0", "-np -1", "-np two", "--num-proc 0", "--no-such-flag", "--batch-size x")
-    ]
-    + ["rnu"],
-)
-def test_command_that_typer_refuses_names_the_wrong_word(compare, arguments):
-    ended = compare(*arguments.split())
-    assert ended.code == USAGE
-    assert arguments.split()[:2][-1] in ended.err
-    assert list(Path.cwd().iterdir()) == []
-
-
 @pytest.fixture(autouse=True)
 def _signals_as_they_were():
     """Restore the signals: an interrupted command ignores further interrupts."""
@@ -236,13 +223,6 @@ def _signals_as_they_were():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def test_error_shows_terminal_escapes_as_text(compare):
-    ended = compare("report", "no-such-\x1b[2J-run")
-    assert ended.code == OUTPUT
-    assert "\x1b" not in ended.err
-    assert r"no-such-\x1b[2J-run" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -274,30 +254,16 @@ def test_run_with_damaged_data_exits_with_3(compare, carried_out, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("content", "arguments", "code", "says"),
-    [
-        (None, "--output gone/table.txt", OUTPUT, ["gone/table.txt"]),
-        ('{"schema_version": 1, "laun', "", OUTPUT, [RESULTS_FILE]),
-    ],
+    ("end", "flags", "named"),
+    [(None, ["--output", "gone/table.txt"], "gone/table.txt"), (99, [], RESULTS_FILE)],
     ids=["no such folder", "truncated file"],
 )
-def test_report_with_a_mistake_exits_with_its_code(compare, content, arguments, code, says):
+def test_report_from_or_to_an_unfit_file_exits_with_5(compare, end, flags, named):
     write_json(Path(RESULTS_FILE), a_run())
-    Path(RESULTS_FILE).write_text(content or Path(RESULTS_FILE).read_text())
-    ended = compare("report", ".", *arguments.split())
-    assert ended.code == code
-    assert says[0] in ended.parts[0]
-    assert all(part in ended.parts[-1] for part in says[1:])
-
-
-@pytest.mark.parametrize("flag", ["--format", "--sort"])
-def test_report_with_an_unknown_choice_names_the_right_ones(compare, flag):
-    write_json(Path(RESULTS_FILE), a_run())
-    ended = compare("report", ".", flag, "pdf")
-    assert ended.code == USAGE
-    choices = {"--format": [*FORMATS], "--sort": ["step", "name", "sync"]}[flag]
-    assert [choice for choice in [flag, "'pdf'", *choices] if choice not in ended.parts[0]] == []
-    assert ended.parts[-1] == "`compare report --help` shows every flag and its choices."
+    Path(RESULTS_FILE).write_text(Path(RESULTS_FILE).read_text()[:end])
+    ended = compare("report", ".", *flags)
+    assert ended.code == OUTPUT
+    assert named in ended.parts[0]
 
 
 def test_report_last_shows_the_newest_run(compare):
@@ -356,35 +322,6 @@ def test_report_sorts_the_arms(compare):
     assert order("--format", "csv", "--sort", "name") == ["ddp", "mpi", "none"]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["report", LONG_NAME],
-        ["run", "--backend", "ddp", "--export-json", LONG_NAME],
-        ["doctor", "--export-json", LONG_NAME],
-    ],
-    ids=lambda arguments: arguments[0],
-)
-def test_a_path_that_the_system_refuses_exits_with_5(compare, arguments):
-    ended = compare(*arguments)
-    assert ended.code == OUTPUT
-    assert ended.parts[1:] == ["File name too long.", "Choose another path, or change its permissions."]
-
-
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        ("run", ["all available", "np<ranks>"]),
-        ("aa", ["The one arm that is compared with itself", "np<ranks>-aa"]),
-        ("verify", ["np<ranks>-verify", "Also write the tables and notes here"]),
-        ("collectives", ["-<collective>-np<ranks>", ", ".join(GROUPS)]),
-    ],
-)
-def test_help_describes_shared_flags_as_the_command_uses_them(compare, command, says):
-    shown = re.sub(r"\s", "", compare(command, "--help").out)
-    assert [text for text in says if re.sub(r"\s", "", text) not in shown] == []
-
-
 @pytest.mark.parametrize("command", EXAMPLES)
 def test_help_groups_the_flags_and_ends_with_examples(compare, command):
     shown = compare(*command.split(), "--help").out
@@ -423,6 +360,7 @@ except SystemExit:
     done = execute(["-c", script])
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^  ([a-z]+)  ", done.stdout, re.MULTILINE) == [*SUMMARIES]
+    assert "It runs on Linux." in done.stdout
 
 
 def test_help_in_place_of_a_command_is_no_error(compare):
@@ -448,32 +386,32 @@ def test_shells_complete_commands_and_choices(words, completed):
         "COMP_WORDS": f"compare {words}",
         "COMP_CWORD": str(len(words.split(" "))),
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "compare"],
-        env=os.environ | asked,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.stdout.split() == completed
+    assert execute(["-m", "compare"], **asked).stdout.split() == completed
 
 
 # ---- exports ----
 
 
-def test_run_exports_every_format(compare, carried_out):
+EXPORTS = {form: f"out.{form}" for form in ("json", "csv", "markdown", "html")}
+EXPORT_FLAGS = [text for form, name in EXPORTS.items() for text in (f"--export-{form}", name)]
+
+
+@pytest.mark.parametrize("folder", ["out", "out [bold]", "out [/]"])
+def test_run_that_succeeds_prints_its_table_and_exports_every_format(compare, carried_out, folder):
     carried_out(a_run())
-    files = {form: f"out.{form}" for form in ("json", "csv", "markdown", "html")}
-    flags = [text for form, name in files.items() for text in (f"--export-{form}", name)]
-    assert compare("run", "--backend", "ddp", "--output", "out", *flags).code == 0
-    starts = {"json": "{", "csv": "arm,", "markdown": "**mlp", "html": "<!doctype html>"}
-    assert all(Path(files[form]).read_text().lower().startswith(start) for form, start in starts.items())
+    ended = compare("run", "--backend", "ddp", "--output", folder, *EXPORT_FLAGS)
+    assert ended.code == 0
+    assert "mlp on MNIST" in ended.out
+    assert str(Path(folder).absolute()) in ended.out
+    texts = [Path(name).read_text().lower() for name in EXPORTS.values()]
+    for text, start in zip(texts, ["{", "arm,", "**mlp", "<!doctype html>"], strict=True):
+        assert text.startswith(start)
+    assert json.loads(texts[0])["run"]["complete"] is True
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(KeyboardInterrupt(), 130), (LaunchError("mpi, round 1: rank 1 failed."), LaunchError.exit_code)],
+    [(KeyboardInterrupt(), 130), (errors.LaunchError("mpi, round 1: rank 1 failed."), LAUNCH)],
 )
 def test_run_that_ends_early_exports_what_is_kept(compare, monkeypatch, error, code):
     def carry_out(run_, directory, *_):
@@ -481,17 +419,16 @@ def test_run_that_ends_early_exports_what_is_kept(compare, monkeypatch, error, c
         raise error
 
     monkeypatch.setattr(run, "carry_out", carry_out)
-    ended = compare(
-        *("run", "--backend", "ddp", "--output", "out", "--export-csv", "a.csv", "--export-json", "a.json")
-    )
+    ended = compare("run", "--backend", "ddp", "--output", "out", *EXPORT_FLAGS)
     assert ended.code == code
-    assert json.loads(Path("a.json").read_text())["run"]["complete"] is False
-    assert Path("a.csv").read_text().splitlines()[1].startswith("none,")
+    assert ("Interrupted" in ended.err) is (code == INTERRUPTED)
+    assert "compare report" in ended.err
+    assert json.loads(Path("out.json").read_text())["run"]["complete"] is False
+    assert Path("out.csv").read_text().splitlines()[1].startswith("none,")
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
-    [(KeyboardInterrupt(), 130), (OutputError("The disk is full."), OUTPUT)],
+    ("error", "code"), [(KeyboardInterrupt(), 130), (errors.OutputError("The disk is full."), OUTPUT)]
 )
 @pytest.mark.parametrize(
     ("command", "module", "name", "starts"),
@@ -510,22 +447,21 @@ def test_command_that_ends_early_exports_every_format(
         raise error
 
     monkeypatch.setattr(module, name, fail)
-    files = {form: f"out.{form}" for form in ("json", "csv", "markdown", "html")}
-    flags = [text for form, file in files.items() for text in (f"--export-{form}", file)]
-    ended = compare(*command.split(), "--output", "out", *flags)
+    ended = compare(*command.split(), "--output", "out", *EXPORT_FLAGS)
     assert ended.code == code
     assert "could not be" not in ended.err
-    texts = [Path(file).read_text() for file in files.values()]
+    assert str(Path("out").absolute()) in ended.err
+    texts = [Path(name).read_text() for name in EXPORTS.values()]
     assert all(text.startswith(start) for text, start in zip(texts, starts, strict=True))
     assert [text for text in texts[2:] if "INCOMPLETE" not in text] == []
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(KeyboardInterrupt(), 130), (LaunchError("ddp, round 1: rank 1 failed."), LaunchError.exit_code)],
+    [(KeyboardInterrupt(), 130), (errors.LaunchError("ddp, round 1: rank 1 failed."), LAUNCH)],
 )
 def test_gate_that_ends_early_exports_every_format(compare, monkeypatch, error, code):
-    failed = isinstance(error, LaunchError)
+    failed = isinstance(error, errors.LaunchError)
     failure = Failure(arm="ddp", round=1, kind="LaunchError", message=str(error)) if failed else None
 
     def carry_out(run_, directory, *_):
@@ -533,9 +469,8 @@ def test_gate_that_ends_early_exports_every_format(compare, monkeypatch, error, 
         raise error
 
     monkeypatch.setattr(run, "carry_out", carry_out)
-    files = {form: f"out.{form}" for form in ("json", "csv", "markdown", "html", "junit")}
-    flags = [text for form, file in files.items() for text in (f"--export-{form}", file)]
-    ended = compare("gate", "--against", sys.executable, "--backend", "ddp", "--output", "out", *flags)
+    exports = [*EXPORT_FLAGS, "--export-junit", "out.junit"]
+    ended = compare("gate", "--against", sys.executable, "--backend", "ddp", "--output", "out", *exports)
     assert ended.code == code
     assert "could not be" not in ended.err
     assert "INCOMPLETE" in Path("out.markdown").read_text()
@@ -556,12 +491,6 @@ def test_run_export_to_standard_output_is_alone_there(compare, carried_out, form
     assert not Path("-").exists()
 
 
-def test_run_with_two_exports_to_standard_output_is_refused(compare, carried_out):
-    carried_out(AssertionError("nothing may be started"))
-    ended = compare("run", "--backend", "ddp", "--export-csv", "-", "--export-json", "-")
-    assert (ended.code, ended.parts[0]) == (USAGE, "Two formats cannot both go to standard output.")
-
-
 def test_listing_commands_print_json(compare):
     arms = json.loads(compare("backends", "--json").out)
     assert {entry["arm"] for entry in arms} >= set(BACKENDS)
@@ -578,31 +507,7 @@ def test_report_with_detail_shows_where_the_cost_goes(compare):
     assert "Where the sync cost goes" in compare("report", ".", "--detail", "--format", "markdown").out
 
 
-@pytest.mark.parametrize(
-    ("text", "ranks", "says"),
-    [
-        ("localhost slots=two\n", 2, ["hosts:1"]),
-        ("localhost slots=2\n\nlocalhost slots=3\n", 2, ["hosts:3"]),
-        ("localhost slots=1\n", 2, ["2 ranks do not fit", "-np 1"]),
-        ("far.example slots=2\n", 3, ["3 ranks do not fit"]),
-    ],
-)
-def test_run_with_a_wrong_hostfile_names_its_line(compare, text, ranks, says):
-    Path("hosts").write_text(text)
-    ended = compare("run", "--hostfile", "hosts", "-np", ranks)
-    assert ended.code == USAGE
-    for part in says:
-        assert part in " ".join(ended.parts)
-    assert [path.name for path in Path.cwd().iterdir()] == ["hosts"]
-
-
 # ---- how a run ends ----
-
-
-def test_aa_of_the_control_is_refused(compare):
-    ended = compare("aa", "--backend", "none", "--dataset", "digits")
-    assert ended.code == USAGE
-    assert "An A/A test needs an arm that synchronises" in ended.err
 
 
 def test_run_without_a_free_descriptor_exits_with_4(compare, carried_out):
@@ -615,8 +520,9 @@ def test_run_without_a_free_descriptor_exits_with_4(compare, carried_out):
 @pytest.mark.parametrize(
     ("kind", "code"),
     [
-        *((UsageError, USAGE), (DataError, DATA), (UnavailableError, UNAVAILABLE), (OutputError, OUTPUT)),
-        *((LaunchError, LAUNCH), (StalledError, STALLED), (ParityError, PARITY)),
+        *((errors.UsageError, USAGE), (errors.DataError, DATA), (errors.UnavailableError, UNAVAILABLE)),
+        *((errors.OutputError, OUTPUT), (errors.LaunchError, LAUNCH)),
+        *((errors.StalledError, STALLED), (errors.ParityError, PARITY)),
     ],
 )
 def test_run_that_fails_exits_with_its_code_and_prints_what_is_kept(compare, carried_out, kind, code):
@@ -652,16 +558,6 @@ def test_an_interrupt_before_the_first_launch_exits_with_130(compare, monkeypatc
     monkeypatch.setattr(availability, "survey", lambda wanted: asked.append([*wanted]) or interrupt())
     assert compare("run", "--backend", "ddp").code == INTERRUPTED
     assert asked == [["ddp"]], "nothing is loaded for backends that were not named"
-
-
-@pytest.mark.parametrize("folder", ["out", "out [bold]", "out [/]"])
-def test_run_that_succeeds_prints_its_table_and_its_folder(compare, carried_out, folder):
-    carried_out(a_run())
-    ended = compare("run", "--backend", "ddp", "--output", folder, "--export-json", "run.json")
-    assert ended.code == 0
-    assert "mlp on MNIST" in ended.out
-    assert str(Path(folder).absolute()) in ended.out
-    assert json.loads(Path("run.json").read_text())["run"]["complete"] is True
 
 
 @pytest.mark.parametrize(
@@ -749,8 +645,7 @@ def test_dry_run_asks_no_host(compare, tmp_path_factory):
     commands = dry_run(compare, "--backend", "ddp,horovod", "--no-control", "--hostfile", hostfile)
     assert "--master_addr=nosuchhost-a" in commands["ddp on nosuchhost-b"]
     assert "nosuchhost-a:2,nosuchhost-b:1" in commands["horovod"]
-    named = ("--interface", "eth0")
-    for interface, given in (("INTERFACE", ()), ("eth0", named)):
+    for interface, given in (("INTERFACE", ()), ("eth0", ("--interface", "eth0"))):
         asked = ("--backend", "ddp", "-H", "nosuchhost-a,localhost", *given)
         assert f"GLOO_SOCKET_IFNAME={interface} " in compare("run", "--dry-run", "-v", *asked).out
     on_gpus = dry_run(compare, "--backend", "ddp", "-H", "nosuchhost-a:4", "--device", "cuda")
@@ -766,63 +661,48 @@ def test_run_without_a_backend_takes_all_that_can_run(compare):
 @pytest.mark.parametrize(
     "spelling",
     [
-        *(["-np", "3"], ["--num-proc", "3"], ["--num_proc", "3"], ["--num_proc=3"], ["--num-proc=3"]),
-        *(["--nproc-per-node", "3"], ["--nproc_per_node=3"]),
+        *("-np 3", "--num-proc 3", "--num_proc 3", "--num_proc=3", "--num-proc=3"),
+        *("--nproc-per-node 3", "--nproc_per_node=3"),
     ],
 )
 def test_flags_may_be_spelled_with_dashes_or_underscores(compare, spelling):
-    (command,) = dry_run(
-        compare, "--backend", "ddp", "--no_control", "--batch_size", "32", *spelling
-    ).values()
+    asked = ("--backend", "ddp", "--no_control", "--batch_size", "32", *spelling.split())
+    (command,) = dry_run(compare, *asked).values()
     assert "--nproc_per_node=3" in command
 
 
-def test_run_takes_the_number_of_ranks_from_the_hostfile(compare, tmp_path_factory):
-    hostfile = tmp_path_factory.mktemp("hosts") / "hosts"
-    hostfile.write_text("localhost slots=5\n")
-    (command,) = dry_run(compare, "--backend", "ddp", "--no-control", "--hostfile", hostfile).values()
-    assert "--nproc_per_node=5" in command
+SWEEP = a_sweep_config("gloo")
+SWEPT = a_collectives_run(SWEEP, [a_sweep_launch(SWEEP, "gloo")])
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_report_shows_a_run_in_every_format(compare, form):
-    write_json(Path(RESULTS_FILE), a_run(complete=False))
+@pytest.mark.parametrize(
+    ("file", "result", "arm"),
+    [(RESULTS_FILE, a_run(complete=False), "ddp"), (COLLECTIVES_FILE, SWEPT, "gloo")],
+    ids=["run", "collectives"],
+)
+def test_report_shows_a_result_in_every_format(compare, file, result, arm, form):
+    write_json(Path(file), result)
     printed = compare("report", ".", "--format", form)
-    assert printed.code == 0
-    assert "ddp" in printed.out
-    written = compare("report", RESULTS_FILE, "--format", form, "--output", "shown")
+    assert printed.code == 0, printed.err
+    assert arm in printed.out
+    written = compare("report", file, "--format", form, "--output", "shown")
     assert (written.code, written.out) == (0, "")
-    assert Path("shown").read_text().endswith("\n")
-    assert "ddp" in Path("shown").read_text()
-    if form != "table":  # which is as wide as the terminal
-        assert Path("shown").read_text() == printed.out
+    text = Path("shown").read_text()
+    assert text.endswith("\n")
+    assert arm in text
+    if form == "table":  # which is as wide as the terminal, and names its run
+        assert text.split("More:")[0].split() == printed.out.split("More:")[0].split()
+    else:
+        assert text == printed.out
+    assert compare("report", ".", "--output", file).code == USAGE
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_report_shows_collectives_in_every_format(compare, form):
-    config = a_sweep_config("gloo")
-    saved = Path("saved")
-    saved.mkdir()
-    write_json(saved / COLLECTIVES_FILE, a_collectives_run(config, [a_sweep_launch(config, "gloo")]))
-    shown = compare("report", saved, "--format", form)
-    assert shown.code == 0, shown.err
-    assert "gloo" in shown.out
-    compare("report", saved / COLLECTIVES_FILE, "--format", form, "--output", "written")
-    assert Path("written").read_text().split() == shown.out.split()
-    assert compare("report", saved, "--output", saved / COLLECTIVES_FILE).code == USAGE
-    assert compare("report", saved, "--format", "html").out.startswith("<!doctype html>")
-
-
-def test_backends_lists_options_and_why_one_is_missing(compare):
-    ended = compare("backends")
-    assert ended.code == 0
-    shown = " ".join(ended.out.split())
-    for backend in BACKENDS.values():
-        assert backend.name in shown
-        for option in backend.options:
-            assert f"{backend.name}:{option.name}=" in shown
-    assert "mpi4py is not installed" in shown
-    assert "env.NCCL_ALGO=Ring" in shown
+def test_backends_lists_every_option_and_why_one_is_missing(compare):
+    shown = " ".join(compare("backends").out.split())
+    options = [f"{own.name}:{option.name}=" for own in BACKENDS.values() for option in own.options]
+    expected = [*BACKENDS, *options, "mpi4py is not installed", "env.NCCL_ALGO=Ring"]
+    assert [text for text in expected if text not in shown] == []
 
 
 # ---- help ----
@@ -848,28 +728,18 @@ def interrupt(*_, **__):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(
-    ("command", "module", "name", "says"),
-    [
-        ("run --backend ddp --output out", run, "carry_out", ["Interrupted", "compare report"]),
-        ("verify --backend ddp --output out", verification, "verify", ["{out}"]),
-        ("doctor", doctor, "examine", ["Interrupted.\n"]),
-    ],
-)
-def test_command_that_is_interrupted_exits_with_130(compare, monkeypatch, command, module, name, says):
-    monkeypatch.setattr(module, name, interrupt)
-    ended = compare(*command.split())
+def test_doctor_that_is_interrupted_exits_with_130(compare, monkeypatch):
+    monkeypatch.setattr(doctor, "examine", interrupt)
+    ended = compare("doctor")
     assert ended.code == INTERRUPTED
-    assert all(part.format(out=Path("out").absolute()) in ended.err for part in says)
-    assert command != "doctor" or ended.err.endswith(says[0])
+    assert ended.err.endswith("Interrupted.\n")
 
 
 def test_doctor_logs_in_with_the_given_flags(compare, monkeypatch):
     Path("key").touch()
     asked = {}
-    shown = doctor.Examination(
-        here=Installation(version="", sources=""), examined_at="", hosts=[], findings=[]
-    )
+    here = Installation(version="", sources="")
+    shown = doctor.Examination(here=here, examined_at="", hosts=[], findings=[])
     monkeypatch.setattr(
         doctor, "examine", lambda hosts, **options: asked.update(options, hosts=hosts) or shown
     )
@@ -885,11 +755,8 @@ def test_help_of_every_command_loads_no_heavy_library():
     script = f"""
 import sys
 from compare.cli.main import main
-for arguments in (["--help"], ["-h"], ["run", "--help"], ["aa", "--help"], ["verify", "--help"],
-                  ["doctor", "--help"], ["report", "--help"], ["backends", "--help"],
-                  ["data", "--help"], ["data", "fetch", "--help"], ["data", "status", "--help"],
-                  ["install", "--help"], ["install", "horovod", "--help"]):
-    sys.argv = ["compare", *arguments]
+for arguments in ["-h", "--help", *(f"{{name}} --help" for name in {[*SUMMARIES, *EXAMPLES]!r})]:
+    sys.argv = ["compare", *arguments.split()]
     try:
         main()
     except SystemExit as ended:
@@ -936,15 +803,11 @@ finally:
     ]
 
 
-def test_first_screen_says_that_it_runs_on_linux(compare):
-    assert "It runs on Linux." in compare("--help").out
-
-
-def execute(arguments, stdout=subprocess.PIPE, cwd=ROOT):
+def execute(arguments, stdout=subprocess.PIPE, cwd=ROOT, **environment):
     """Start the program as a process of its own."""
     return subprocess.run(
         [sys.executable, *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"} | environment,
         cwd=cwd,
         stdout=stdout,
         stderr=subprocess.PIPE,
@@ -958,13 +821,10 @@ def execute(arguments, stdout=subprocess.PIPE, cwd=ROOT):
 def test_output_that_cannot_be_printed_exits_with_5(arguments):
     with Path("/dev/full").open("w") as full:
         done = execute(["-m", "compare", *arguments], full)
-    assert done.returncode == errors.OutputError.exit_code
+    assert done.returncode == OUTPUT
     what, found, remedy = done.stderr.splitlines()
     assert what == "error: Standard output cannot be written."
-    assert (found.strip(), remedy.strip()) == (
-        os.strerror(errno.ENOSPC),
-        "Send it to another file or terminal.",
-    )
+    assert (found, remedy) == ("  No space left on device", "  Send it to another file or terminal.")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["data", "status"]])
@@ -973,7 +833,7 @@ def test_a_closed_pipe_prints_no_message(arguments):
     os.close(reader)
     done = execute(["-m", "compare", *arguments], writer)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (errors.OutputError.exit_code, "")
+    assert (done.returncode, done.stderr) == (OUTPUT, "")
 
 
 def test_every_exit_code_is_documented_and_unique():
@@ -986,18 +846,3 @@ def test_every_exit_code_is_documented_and_unique():
     for name, code in codes.items():
         assert name == "RingsideError" or f"{code} " in cli.app.info.epilog
     assert "130 " in cli.app.info.epilog
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (["run", "--backend", "dpp"], USAGE, "Did you mean ddp?"),
-        (["report", "gone"], OUTPUT, "There is no run at gone."),
-    ],
-)
-def test_python_m_compare_prints_the_same_errors(tmp_path, arguments, code, says):
-    done = execute(["-m", "compare", *arguments], cwd=tmp_path)
-    assert done.returncode == code
-    assert done.stdout == ""
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr

@@ -1,7 +1,5 @@
 """Test what ``compare diff`` prints, and its files."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

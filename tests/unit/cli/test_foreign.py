@@ -1,7 +1,5 @@
 """Text and folders from elsewhere: none steers the terminal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

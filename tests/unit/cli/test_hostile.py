@@ -1,7 +1,5 @@
 """Every command shows files from elsewhere without harm."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import csv

@@ -1,7 +1,5 @@
 """Flags and words of nccl-tests are answered with those of this program."""
 
-from __future__ import annotations
-
 import pytest
 
 from compare.cli import main as cli

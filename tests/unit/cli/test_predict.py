@@ -23,18 +23,15 @@ def call(*arguments):
     return CliRunner().invoke(app, ["predict", *map(str, arguments)])
 
 
-def test_predict_prints_every_count_with_its_error(saved):
+def test_predict_prints_every_count_with_its_error_or_another_run(saved):
     done = call(saved / "two", "--hosts", "2,4", "--link", "1gbit,2ms", "--format", "csv")
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     assert len(lines) == 3
     assert "error" in lines[0]
-
-
-def test_predict_against_another_run_prints_both_times(saved):
-    done = call(saved / "two", "--against", saved / "two", "--format", "markdown")
-    assert done.exit_code == 0, done.output
-    assert "| manual | 2 |" in done.output
+    against = call(saved / "two", "--against", saved / "two", "--format", "markdown")
+    assert against.exit_code == 0, against.output
+    assert "| manual | 2 |" in against.output
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,6 @@ def test_rehearse_gives_its_hosts_to_the_command_inside(made, monkeypatch, dashe
     call(*arguments, *dashes, "run", "--backend", "ddp", "-np", "3")
     assert made == [(2, 2, "1 gbit/s, 2 ms")]
     (request,) = requests
-    assert [(host.name, host.slots) for host in request.allocation.hosts] == [
-        ("rehearsal-1", 2),
-        ("rehearsal-2", 1),
-    ]
+    hosts = [(host.name, host.slots) for host in request.allocation.hosts]
+    assert hosts == [("rehearsal-1", 2), ("rehearsal-2", 1)]
     assert request.allocation.rehearsed.bits_per_second == 10**9

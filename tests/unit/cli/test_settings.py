@@ -1,7 +1,5 @@
 """Flags from a file: the command line wins."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -49,9 +47,7 @@ def write(text, name="run.toml"):
 
 
 def test_flags_of_a_file_are_taken_and_named(requested):
-    write(
-        'backend = ["ddp", "manual"]\nbudget = "5m"\ncontrol = false\nnum-proc = 3\nwait-for-hosts = "2m"\n'
-    )
+    write('backend = ["ddp", "manual"]\nbudget = "5m"\ncontrol = false\nnum-proc = 3\nwait-for-hosts = "2m"')
     request, err = requested(*RUN, "--config", "run.toml")
     assert [arm.label for arm in request.arms] == ["ddp", "manual"]
     assert request.config["budget_seconds"] == 300

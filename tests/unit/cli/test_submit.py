@@ -35,20 +35,16 @@ def test_submit_says_when_the_result_would_end_with_the_pod(more, lost):
     assert ("add: --export-json -" in done.stderr) is lost
 
 
-def test_submit_of_a_budget_that_is_no_time_prints_no_manifest():
-    done = submit(*POD, "--", "run", "--budget", "soon")
-    assert "--budget cannot be 'soon'" in str(done.exception)
-    assert done.stdout == ""
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([*POD, "--wait"], "--wait means nothing to --engine kubernetes"),
-        (["--gpus", "1"], "--gpus means nothing to --engine slurm"),
+        ([*POD, "--wait", "--", "run"], "--wait means nothing to --engine kubernetes"),
+        (["--gpus", "1", "--", "run"], "--gpus means nothing to --engine slurm"),
+        ([*POD, "--", "run", "--budget", "soon"], "--budget cannot be 'soon'"),
     ],
 )
-def test_submit_refuses_flags_of_another_scheduler(arguments, says):
-    done = submit(*arguments, "--", "run")
+def test_submit_of_what_cannot_work_is_refused_and_prints_no_manifest(arguments, says):
+    done = submit(*arguments)
     assert isinstance(done.exception, UsageError)
+    assert done.stdout == ""
     assert says in str(done.exception)

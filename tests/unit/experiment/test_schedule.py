@@ -23,7 +23,7 @@ from compare.launch.arm import Observer
 from compare.schema.results import MachineUse
 from compare.schema.store import read_run
 from compare.system import files
-from tests.unit.factories import a_config, a_launch, a_rank, a_run
+from tests.unit.factories import a_block, a_config, a_launch, a_rank, a_run
 
 ARMS = ["none", "ddp", "manual", "manual:mode=overlap", "horovod", "mpi"]
 
@@ -65,27 +65,6 @@ def carried_out(config, is_noisy=lambda planned: False):
 
 
 @settings(deadline=None)
-@given(CONFIGS)
-def test_every_round_launches_every_arm_once_in_its_order(config):
-    run, planned = carried_out(config)
-    rounds = range(1, config.rounds + 1)
-    assert [(p.round, p.arm) for p in planned] == [(r, arm) for r in rounds for arm in order_of(config, r)]
-    labels = sorted(arm.label for arm in config.arms)
-    assert all(sorted(arm.label for arm in order_of(config, r)) == labels for r in rounds)
-    assert [p.number for p in planned] == list(range(1, config.rounds * len(config.arms) + 1))
-    assert len(planned) == config.total_launches
-    assert next_launch(run) is None
-    assert next_launch(msgspec.structs.replace(run, launches=run.launches[:-1])) is not None
-
-
-@settings(deadline=None)
-@given(CONFIGS)
-def test_the_same_config_gives_the_same_order_after_json(config):
-    again = msgspec.json.decode(msgspec.json.encode(config), type=type(config))
-    assert carried_out(again)[1] == carried_out(config)[1]
-
-
-@settings(deadline=None)
 @given(CONFIGS, st.integers(0, 50))
 def test_every_second_round_is_the_one_before_in_reverse(config, pair):
     first, second = (order_of(config, round_) for round_ in (2 * pair + 1, 2 * pair + 2))
@@ -119,17 +98,6 @@ def numbers(launches):
     return [launch.number for launch in launches]
 
 
-def test_a_noisy_round_is_discarded_whole_and_repeated():
-    config = a_config("none,ddp,mpi", rounds=3)
-    # One launch of the second round, once.
-    run, history = carried_out(config, lambda planned: planned.number == 5)
-    assert numbers(run.discarded) == [4, 5, 6]
-    assert {launch.round for launch in run.discarded} == {2}
-    assert numbers(run.launches) == [1, 2, 3, 7, 8, 9, 10, 11, 12]
-    assert [launch.round for launch in run.launches] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert [planned.number for planned in history] == list(range(1, 13))
-
-
 @pytest.mark.parametrize(("most", "repeated"), [(0, []), (1, [1]), (3, [1, 1, 2]), (99, [1, 1, 2, 2, 3, 3])])
 def test_on_a_machine_that_is_never_quiet_a_run_comes_to_an_end(most, repeated):
     """No round is repeated more than twice; the third attempt counts."""
@@ -139,13 +107,6 @@ def test_on_a_machine_that_is_never_quiet_a_run_comes_to_an_end(most, repeated):
     assert len(run.launches) == config.total_launches
     assert len(history) == config.total_launches + 2 * len(repeated)
     assert summarise(run).noisy_rounds == [1, 2, 3]
-
-
-def test_reruns_are_counted_over_the_whole_run():
-    config = a_config("none,ddp", rounds=3, max_reruns=2)
-    run, _ = carried_out(config, lambda planned: planned.number in {1, 5, 9})
-    assert [launch.round for launch in run.discarded] == [1, 1, 2, 2]
-    assert numbers(run.launches)[-2:] == [9, 10]
 
 
 def test_only_the_last_round_is_looked_at_and_only_when_complete():
@@ -166,32 +127,29 @@ def test_only_the_last_round_is_looked_at_and_only_when_complete():
 
 @settings(deadline=None)
 @given(CONFIGS, st.sets(st.integers(1, 40)), st.integers(0, 5))
-def test_every_round_is_whole_in_the_end_with_any_noise(config, noisy, most):
+def test_every_round_is_whole_and_in_its_order_with_any_noise(config, noisy, most):
+    """A repeated round keeps its order, or it would not be the reverse of its neighbour any more."""
     config = msgspec.structs.replace(config, max_reruns=most)
     run, history = carried_out(config, lambda planned: planned.number in noisy)
-    assert Counter((launch.round, launch.arm) for launch in run.launches) == {
-        (round_, arm.label): 1 for round_ in range(1, config.rounds + 1) for arm in config.arms
-    }
     width = len(config.arms)
-    assert len(run.discarded) % width == 0
+    assert [planned.number for planned in history] == list(range(1, len(history) + 1))
+    assert sorted(numbers([*run.launches, *run.discarded])) == [planned.number for planned in history]
+    rounds = [planned.round for planned in history[::width]]
+    assert sorted(set(rounds)) == list(range(1, config.rounds + 1))
+    assert rounds == sorted(rounds)
+    assert [(p.round, p.arm) for p in history] == [(r, arm) for r in rounds for arm in order_of(config, r)]
+    assert len(run.launches) == config.total_launches == config.rounds * width
+    assert [la.round for la in run.launches[::width]] == list(range(1, config.rounds + 1))
+    labels = sorted(arm.label for arm in config.arms)
+    assert all(sorted(arm.label for arm in order_of(config, round_)) == labels for round_ in rounds)
     assert len(run.discarded) <= width * most
-    for first in range(0, len(run.discarded), width):
-        attempt = run.discarded[first : first + width]
-        assert {launch.arm for launch in attempt} == {arm.label for arm in config.arms}
+    attempts = [run.discarded[first : first + width] for first in range(0, len(run.discarded), width)]
+    for attempt in attempts:
+        assert sorted(launch.arm for launch in attempt) == labels
         assert len({launch.round for launch in attempt}) == 1
         assert noisy & {launch.number for launch in attempt}
-    assert all(times <= width * MOST_IN_A_ROW for times in Counter(la.round for la in run.discarded).values())
-    everything = sorted(numbers([*run.launches, *run.discarded]))
-    assert everything == [planned.number for planned in history] == list(range(1, len(history) + 1))
-
-
-def test_a_repeated_round_keeps_its_order():
-    """Or it would not be the reverse of its neighbour any more."""
-    config = a_config("none,ddp,manual,mpi", rounds=2, max_reruns=2)
-    _, history = carried_out(config, lambda planned: planned.number in {2, 7})
-    taken = [planned.arm for planned in history]
-    orders = [*[order_of(config, 1)] * 3, order_of(config, 2)]
-    assert taken == [arm for order in orders for arm in order]
+    assert all(times <= MOST_IN_A_ROW for times in Counter(each[0].round for each in attempts).values())
+    assert next_launch(msgspec.structs.replace(run, launches=run.launches[:-1])) is not None
 
 
 # ---- carried out ----
@@ -240,24 +198,37 @@ def test_a_launch_is_kept_although_saving_it_was_interrupted(monkeypatch, tmp_pa
     assert numbers(read_run(tmp_path).launches) == [1, 2]
 
 
-def over_after(launches):
+def over_after(launches, noisy=()):
     """A launch that finds the budget over after so many others."""
 
     def launch(run, planned, directory, affinity, observer, **budget):
         if planned.number > launches:
             raise BudgetError("over")
-        return launched(planned, noisy=False)
+        return launched(planned, noisy=planned.number in noisy)
 
     return launch
 
 
-@pytest.mark.parametrize(("done", "counted"), [(2, [1, 2]), (3, [1, 2]), (4, [1, 2, 3, 4])])
-def test_a_round_that_the_budget_cuts_short_is_discarded(monkeypatch, tmp_path, done, counted):
-    monkeypatch.setattr("compare.experiment.rounds.launch_arm", over_after(done))
+@pytest.mark.parametrize(
+    ("done", "noisy", "counted", "discarded"),
+    [
+        (2, (), [1, 2], []),
+        (3, (), [1, 2], [3]),
+        (4, (), [1, 2, 3, 4], []),
+        (5, (4, 6), [1, 2, 3, 4], [5]),
+        (7, (4, 6), [1, 2, 5, 6], [3, 4, 7]),
+    ],
+)
+def test_a_round_that_the_budget_cuts_short_is_discarded(
+    monkeypatch, tmp_path, done, noisy, counted, discarded
+):
+    """If it repeats a noisy round, the last whole attempt counts."""
+    monkeypatch.setattr("compare.experiment.rounds.launch_arm", over_after(done, noisy))
     config = a_config("none,ddp", rounds=9, budget_seconds=1e6)
     run = carry_out(a_beginning(config), tmp_path, ALONE, Listening())
     assert run.complete
-    assert (numbers(run.launches), numbers(run.discarded)) == (counted, [3] if done == 3 else [])
+    assert (numbers(run.launches), numbers(run.discarded)) == (counted, discarded)
+    assert summarise(run).noisy_rounds == ([2] if noisy else [])
     assert read_run(tmp_path) == run
 
 
@@ -281,15 +252,8 @@ def run_at_pace(seconds, *, is_noisy=lambda planned: False, **config):
     run = a_beginning(a_config("ddp,mpi", rounds=1000, **config))
     while planned := next_launch(run):
         launch = launched(planned, noisy=is_noisy(planned))
-        ranks = [
-            a_rank(
-                rank.rank,
-                milliseconds=TURNS[launch.arm][planned.round % 10],
-                cpu_ns=rank.cpu_ns,
-                machine=rank.machine,
-            )
-            for rank in launch.ranks
-        ]
+        blocks = [a_block(TURNS[launch.arm][planned.round % 10])]
+        ranks = [msgspec.structs.replace(rank, blocks=blocks) for rank in launch.ranks]
         launch = msgspec.structs.replace(launch, ranks=ranks, started_at=clock, seconds=seconds)
         clock += seconds
         run = discard_noisy(msgspec.structs.replace(run, launches=[*run.launches, launch]))
@@ -316,41 +280,29 @@ def test_first_five_rounds_of_the_default_length_repeat_in_any_time():
     assert [len(run.launches), len(run.discarded)] == [14, 0]
 
 
-@pytest.mark.parametrize(("done", "counted", "discarded"), [(5, [3, 4], [5]), (7, [5, 6], [3, 4, 7])])
-def test_a_noisy_round_counts_if_its_repetition_is_cut_short(monkeypatch, tmp_path, done, counted, discarded):
-    """The last whole attempt counts, the first or a repetition."""
-
-    def launch(run, planned, directory, affinity, observer, **budget):
-        if planned.number > done:
-            raise BudgetError("over")
-        return launched(planned, noisy=planned.number in {4, 6})
-
-    monkeypatch.setattr("compare.experiment.rounds.launch_arm", launch)
-    config = a_config("none,ddp", rounds=9, budget_seconds=1e6)
-    run = carry_out(a_beginning(config), tmp_path, ALONE, Listening())
-    assert (numbers(run.launches), numbers(run.discarded)) == ([1, 2, *counted], discarded)
-    assert summarise(run).noisy_rounds == [2]
+A_JOB = SimpleNamespace(name="Slurm job 17", ends_at=time.time() + 3600)
 
 
-@pytest.mark.parametrize(("done", "words"), [(0, "None had"), (1, "1 of 2 had")])
-def test_a_budget_that_ends_in_the_first_round_loses_nothing(monkeypatch, tmp_path, done, words):
+@pytest.mark.parametrize(
+    ("done", "budget", "job", "what", "found"),
+    [
+        (0, {"budget_seconds": 3}, None, "--budget 3", "None had"),
+        (1, {"budget_seconds": 3}, None, "--budget 3", "1 of 2 had"),
+        (1, {}, A_JOB, "The time of Slurm job 17", "1 of 2 had"),
+    ],
+)
+def test_time_that_ends_in_the_first_round_loses_nothing(
+    monkeypatch, tmp_path, done, budget, job, what, found
+):
     monkeypatch.setattr("compare.experiment.rounds.launch_arm", over_after(done))
-    with pytest.raises(BudgetError, match="--budget 3 ended before every arm had run once") as caught:
-        carry_out(a_beginning(a_config("none,ddp", rounds=9, budget_seconds=3)), tmp_path, ALONE, Listening())
-    assert words in caught.value.found
+    run = a_beginning(a_config("none,ddp", rounds=9, **budget))
+    with pytest.raises(BudgetError, match=f"{what} ended before every arm had run once") as caught:
+        carry_out(run, tmp_path, SimpleNamespace(job=job), Listening())
+    assert found in caught.value.found
     kept = read_run(tmp_path)
     assert not kept.complete
     assert kept.failure.kind == "BudgetError"
     assert len(kept.launches) == done
-
-
-def test_a_job_that_ends_in_the_first_round_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr("compare.experiment.rounds.launch_arm", over_after(1))
-    job = SimpleNamespace(name="Slurm job 17", ends_at=time.time() + 60)
-    config = a_config("none,ddp", rounds=9)
-    with pytest.raises(BudgetError, match="The time of Slurm job 17 ended before every arm had run once"):
-        carry_out(a_beginning(config), tmp_path, SimpleNamespace(job=job), Listening())
-    assert len(read_run(tmp_path).launches) == 1
 
 
 def test_a_run_saves_and_reports_what_it_discards(monkeypatch, tmp_path):

@@ -14,8 +14,7 @@ import pytest
 from backends import BACKENDS
 from compare import __version__
 from compare.doctor import availability
-from compare.doctor.availability import Availability, Survey, survey
-from compare.doctor.facts import Library
+from compare.doctor.availability import survey
 from compare.errors import OutputError, UnavailableError, UsageError
 from compare.experiment import settle
 from compare.experiment.run import new_run
@@ -93,23 +92,6 @@ def test_too_few_gpus_are_an_error_and_never_the_cpu_instead(asked, gpus, remedy
 # ---- arms ----
 
 
-def test_choose_arms_refuses_cuda_options_on_the_cpu():
-    arms = parse_arms(["ddp,ddp:comm_hook=bf16"])
-    with pytest.raises(UnavailableError) as caught:
-        settle.choose_arms(arms, "cpu", a_survey(), one_host=True)
-    assert caught.value.what == "ddp:comm_hook=bf16 cannot run on the CPU."
-    assert "comm_hook=bf16 on CUDA alone" in caught.value.found
-    assert settle.choose_arms(arms, "cuda", a_survey(gpus=2), one_host=True) == (arms, {})
-
-
-def test_choose_arms_refuses_dataparallel_on_the_cpu():
-    with pytest.raises(UnavailableError) as caught:
-        settle.choose_arms(parse_arms(["dataparallel"]), "cpu", a_survey(), one_host=True)
-    assert caught.value.what == "dataparallel cannot run on the CPU."
-    assert "silently returns the plain module" in caught.value.found
-    assert "--device cuda" in caught.value.remedy
-
-
 ALL = ["ddp", "manual", "manual:mode=shared_memory", "horovod", "mpi"]
 
 
@@ -136,45 +118,49 @@ def test_choose_arms_unnamed_takes_what_can_run(device, one_host, missing, label
     assert all(part in reasons[arm] for arm, parts in left_out.items() for part in parts)
 
 
-@pytest.mark.parametrize("text", ["zero,single", "mpi,ddp:bucket_cap_mb=1,horovod:controller=mpi"])
-def test_choose_arms_takes_named_arms_as_they_are(text):
+@pytest.mark.parametrize(
+    ("text", "device", "there"),
+    [
+        ("zero,single", "cpu", {}),
+        ("mpi,ddp:bucket_cap_mb=1,horovod:controller=mpi", "cpu", {}),
+        ("ddp,ddp:comm_hook=bf16", "cuda", {"gpus": 2}),
+        ("mpi:library=mpich:mode=overlap", "cpu", {"missing": ["mpi"], "has_mpich": True}),
+    ],
+)
+def test_choose_arms_takes_named_arms_as_they_are(text, device, there):
     named = parse_arms([text])
-    assert settle.choose_arms(named, "cpu", a_survey(), one_host=True) == (named, {})
+    assert settle.choose_arms(named, device, a_survey(**there), one_host=True) == (named, {})
+
+
+MPICH, BF16 = "mpi:library=mpich", "ddp:comm_hook=bf16"
 
 
 @pytest.mark.parametrize(
-    ("text", "device", "without", "parts"),
+    ("text", "device", "without", "what", "found", "remedy"),
     [
         (
             "ddp,horovod",
             "cpu",
             {"missing": ["horovod"]},
-            ["horovod", "not installed", "compare install horovod"],
+            "horovod",
+            "not installed",
+            "compare install horovod",
         ),
-        ("ddp,mpi", "cuda", {"gpus": 2}, ["mpi", "", "--device cpu"]),
-        ("horovod:controller=mpi", "cpu", {"controllers": ["gloo"]}, ["without its mpi controller", "", ""]),
-        ("horovod", "cpu", {"controllers": ["mpi"]}, ["without its gloo controller", "", ""]),
-        (
-            "mpi,mpi:library=mpich",
-            "cpu",
-            {},
-            ["mpi:library=mpich cannot run", "not installed", "compare install mpich"],
-        ),
+        ("ddp,mpi", "cuda", {"gpus": 2}, "mpi", "", "--device cpu"),
+        ("horovod:controller=mpi", "cpu", {"controllers": ["gloo"]}, "without its mpi controller", "", ""),
+        ("horovod", "cpu", {"controllers": ["mpi"]}, "without its gloo controller", "", ""),
+        (f"mpi,{MPICH}", "cpu", {}, f"{MPICH} cannot run", "not installed", "compare install mpich"),
+        (f"ddp,{BF16}", "cpu", {}, f"{BF16} cannot run on the CPU.", "comm_hook=bf16 on CUDA alone", ""),
+        ("dataparallel", "cpu", {}, "cannot run on the CPU.", "returns the plain module", "--device cuda"),
+        ("", "cpu", {"missing": list(BACKENDS)}, "No backend can run here.", "ddp is not installed", ""),
     ],
 )
-def test_choose_arms_refuses_a_named_arm_that_cannot_run(text, device, without, parts):
+def test_choose_arms_refuses_what_cannot_run(text, device, without, what, found, remedy):
     with pytest.raises(UnavailableError) as caught:
-        settle.choose_arms(parse_arms([text]), device, a_survey(**without), one_host=True)
-    error = caught.value
-    assert all(
-        part in place for part, place in zip(parts, (error.what, error.found, error.remedy), strict=True)
-    )
-
-
-def test_choose_arms_needs_no_open_mpi_for_mpich():
-    named = parse_arms(["mpi:library=mpich:mode=overlap"])
-    survey = a_survey(missing=["mpi"], has_mpich=True)
-    assert settle.choose_arms(named, "cpu", survey, one_host=True) == (named, {})
+        settle.choose_arms(parse_arms([text] if text else []), device, a_survey(**without), one_host=True)
+    assert what in caught.value.what
+    assert found in caught.value.found
+    assert remedy in caught.value.remedy
 
 
 def test_mpich_is_refused_on_other_hosts():
@@ -190,18 +176,6 @@ def test_a_second_backend_over_horovod_needs_only_its_controller(monkeypatch):
     a_survey().require("mpi", {"controller": "gloo"})
     with pytest.raises(UnavailableError, match="Horovod was built without its mpi controller"):
         a_survey(controllers=["gloo"]).require("mpi", {"controller": "mpi"})
-
-
-def test_it_is_an_error_where_nothing_can_run():
-    broken = {"problem": "torch does not load", "remedy": "mend it"}
-    backends = {
-        name: Availability(backend=name, launcher=backend.launcher, **broken)
-        for name, backend in BACKENDS.items()
-    }
-    survey = Survey(backends, {"torch": Library(problem="torch does not load")})
-    with pytest.raises(UnavailableError) as caught:
-        settle.choose_arms((), "cpu", survey, one_host=True)
-    assert "torch does not load" in caught.value.found
 
 
 # ---- control and baseline ----
@@ -222,6 +196,9 @@ def test_the_control_runs_first_unless_it_is_not_wanted(named, control, run):
     assert [arm.label for arm in settle.with_control(parse_arms([named]), control=control)] == run
 
 
+OVERLAP = "manual:mode=overlap:bucket_mb=2"
+
+
 @pytest.mark.parametrize(
     ("asked", "named", "baseline"),
     [
@@ -232,11 +209,7 @@ def test_the_control_runs_first_unless_it_is_not_wanted(named, control, run):
         ("ddp:bucket_cap_mb=1", "ddp,ddp:bucket_cap_mb=1", "ddp:bucket_cap_mb=1"),
         # However it is spelled, as long as it is the same arm.
         ("ddp:bucket-cap-mb=1.0", "ddp,ddp:bucket_cap_mb=1", "ddp:bucket_cap_mb=1"),
-        (
-            "manual:bucket_mb=2:mode=overlap",
-            "manual:mode=overlap:bucket_mb=2",
-            "manual:mode=overlap:bucket_mb=2",
-        ),
+        ("manual:bucket_mb=2:mode=overlap", OVERLAP, OVERLAP),
         # The config refuses it, with the arms that there are.
         ("horovod", "ddp,mpi", "horovod"),
     ],
@@ -248,9 +221,12 @@ def test_choose_baseline_takes_the_named_arm_or_the_first(asked, named, baseline
 # ---- data and hosts ----
 
 
-def test_an_unknown_baseline_or_data_set_is_refused():
-    for name in ("auto", "mnist", "digits"):
-        assert settle.choose_dataset(name) == name
+@pytest.mark.parametrize("name", ["auto", "mnist", "digits"])
+def test_choose_dataset_knows_three_names(name):
+    assert settle.choose_dataset(name) == name
+
+
+def test_unknown_baseline_or_data_set_is_refused():
     with pytest.raises(UsageError, match="'dpp'"):
         settle.choose_baseline("dpp", parse_arms(["ddp"]))
     with pytest.raises(UsageError) as caught:
@@ -269,50 +245,50 @@ def hostfile(tmp_path):
     return write
 
 
-def slots(hosts):
-    return [(host.name, host.slots) for host in hosts]
-
-
 @pytest.mark.parametrize(
-    ("text", "ranks", "named"),
+    ("text", "ranks", "flags", "what"),
     [
-        ("localhost slots=2\n", 3, "3 ranks do not fit"),
-        ("far.example slots=2\n", 3, "3 ranks do not fit"),
-        ("localhost slots=2\n127.0.0.1 slots=2\n", 2, "hosts:2: this machine is named twice"),
-        ("", 2, "no host is named"),
+        ("localhost slots=2\n", 3, {}, "3 ranks do not fit"),
+        ("far.example slots=2\n", 3, {}, "3 ranks do not fit"),
+        ("localhost slots=2\n127.0.0.1 slots=2\n", 2, {}, "hosts:2: this machine is named twice"),
+        ("", 2, {}, "no host is named"),
+        ("n1\n", None, {"named": "n1"}, "both name hosts"),
+        (None, None, {"include": ["n1"]}, "need named hosts"),
+        (None, None, {"exclude": ["n1"]}, "need named hosts"),
     ],
 )
-def test_choose_hosts_refuses_a_wrong_hostfile(hostfile, text, ranks, named):
+def test_choose_hosts_refuses_wrong_hosts(hostfile, text, ranks, flags, what):
+    path = None if text is None else hostfile(text)
     with pytest.raises(UsageError) as caught:
-        settle.choose_hosts(hostfile(text), ranks)
-    assert named in caught.value.what
+        settle.choose_hosts(path, ranks, **flags)
+    assert what in caught.value.what
     assert caught.value.remedy
 
 
-def test_other_machines_are_taken_from_a_file_or_from_the_command_line(hostfile):
-    text = "n1 slots=2\nn2 slots=2\nn3 slots=2\n"
-    assert slots(settle.choose_hosts(hostfile(text), 3)) == [("n1", 2), ("n2", 1)]
-    assert slots(settle.choose_hosts(None, None, named="n[1-2]:2,n3")) == [("n1", 2), ("n2", 2), ("n3", 1)]
-    assert slots(settle.choose_hosts(hostfile(text), None, exclude=["n2"])) == [("n1", 2), ("n3", 2)]
-    assert slots(settle.choose_hosts(hostfile(text), None, include=["n[2-3]"])) == [("n2", 2), ("n3", 2)]
+THREE = "n1 slots=2\nn2 slots=2\nn3 slots=2\n"
 
 
-def test_choose_hosts_without_or_beside_a_hostfile_follows_the_flags(hostfile):
-    assert slots(settle.choose_hosts(None, 3)) == [("localhost", 3)]
-    assert slots(settle.choose_hosts(None, None)) == [("localhost", 2)]
-    assert slots(settle.choose_hosts(hostfile("localhost slots=4\n"), None)) == [("localhost", 4)]
-    assert slots(settle.choose_hosts(hostfile("localhost slots=4\n"), 3)) == [("localhost", 3)]
-    with pytest.raises(UsageError, match="both name hosts"):
-        settle.choose_hosts(hostfile("n1\n"), None, named="n1")
-    with pytest.raises(UsageError, match="need named hosts"):
-        settle.choose_hosts(None, None, include=["n1"])
+@pytest.mark.parametrize(
+    ("text", "ranks", "flags", "hosts"),
+    [
+        (None, 3, {}, [("localhost", 3)]),
+        (None, None, {}, [("localhost", 2)]),
+        ("localhost slots=4\n", None, {}, [("localhost", 4)]),
+        ("localhost slots=4\n", 3, {}, [("localhost", 3)]),
+        (THREE, 3, {}, [("n1", 2), ("n2", 1)]),
+        (None, None, {"named": "n[1-2]:2,n3"}, [("n1", 2), ("n2", 2), ("n3", 1)]),
+        (THREE, None, {"exclude": ["n2"]}, [("n1", 2), ("n3", 2)]),
+        (THREE, None, {"include": ["n[2-3]"]}, [("n2", 2), ("n3", 2)]),
+    ],
+)
+def test_choose_hosts_gives_the_slots_of_a_file_or_of_flags_to_ranks(hostfile, text, ranks, flags, hosts):
+    found = settle.choose_hosts(hostfile(text) if text else None, ranks, **flags)
+    assert [(host.name, host.slots) for host in found] == hosts
 
 
-def test_threads_are_shared_out_by_the_fullest_host():
-    hosts = (Host("n1", 1), Host("n2", 2))
-    assert settle.default_threads(hosts, [8, 8]) == 4
-    assert settle.default_threads(hosts, [2, 8]) == 2
-    assert settle.default_threads(hosts, [8, 1]) == 1
+@pytest.mark.parametrize(("cores", "threads"), [([8, 8], 4), ([2, 8], 2), ([8, 1], 1)])
+def test_threads_are_shared_out_by_the_fullest_host(cores, threads):
+    assert settle.default_threads((Host("n1", 1), Host("n2", 2)), cores) == threads
 
 
 def test_threads_of_a_rehearsal_share_the_cores_of_one_machine():
@@ -326,16 +302,16 @@ def test_threads_of_a_rehearsal_share_the_cores_of_one_machine():
 def test_what_is_given_to_the_ranks_is_read_and_never_shown():
     read = environment.read_exports(["A=1=2", "TOKEN", "B="], {"TOKEN": "hunter2"})
     assert read == {"A": "1=2", "TOKEN": "hunter2", "B": ""}
-    words = ["run", "-x", "A=1", "-xB=2", "--env", "C=3", "--env=D=4", "-x", "TOKEN", "--backend", "x:y=1"]
-    assert environment.masked(words) == [
-        *("run", "-x", "A=***", "-xB=***", "--env", "C=***", "--env=D=***", "-x", "TOKEN"),
-        *("--backend", "x:y=1"),
-    ]
-    more = ["run", "-vx", "A=1", "-vxB=2=3", "--env", "C=4", "--en=D=5", "--en", "E=6"]
-    more += ["--export-json", "a=b"]
-    assert environment.masked(more) == [
-        *("run", "-vx", "A=***", "-vxB=***", "--env", "C=***", "--en=D=***", "--en", "E=***"),
-        *("--export-json", "a=b"),
+    written = "run -x A=1 -xB=2 --env C=3 --env=D=4 -x TOKEN --backend x:y=1 -vx A=1 -vxB=2=3 --en=D=5"
+    shown = (
+        "run -x A=*** -xB=*** --env C=*** --env=D=*** -x TOKEN --backend x:y=1 -vx A=*** -vxB=*** --en=D=***"
+    )
+    assert environment.masked(written.split()) == shown.split()
+    assert environment.masked(["--en", "E=6", "--export-json", "a=b"]) == [
+        "--en",
+        "E=***",
+        "--export-json",
+        "a=b",
     ]
 
 
@@ -361,8 +337,11 @@ def test_a_new_file_in_a_folder_can_be_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("path", "found"),
-    [(f"{name}/out.json", f"{name} is not a folder") for name in ("gone", "file")]
-    + [("folder", "is a folder")],
+    [
+        ("gone/out.json", "gone is not a folder"),
+        ("file/out.json", "file is not a folder"),
+        ("folder", "is a folder"),
+    ],
 )
 def test_a_file_that_could_not_be_written_is_refused(tmp_path, path, found):
     (tmp_path / "file").touch()

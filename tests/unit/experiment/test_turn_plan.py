@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from types import SimpleNamespace
 
 import msgspec
@@ -39,20 +38,13 @@ def turns_of(run):
     return plan_turns(run, next_cohort(run))
 
 
-def test_every_arm_takes_one_turn_in_a_pass():
-    run = in_turns({"none": [], "ddp": [], "mpi": []}, config={"rounds": 3})
-    turns = turns_of(run)
-    assert Counter(turn.arm for turn in turns) == dict.fromkeys(range(3), TURNS)
-    for number in range(1, TURNS + 1):
-        assert sorted(turn.arm for turn in turns if turn.number == number) == [0, 1, 2]
-
-
-def test_every_second_pass_is_the_first_in_reverse():
+def test_every_arm_takes_one_turn_in_a_pass_and_each_second_is_reversed():
     """An effect of the place acts in both directions."""
     run = in_turns({"none": [], "ddp": [], "mpi": [], "manual": []}, config={"rounds": 3})
     passes = [[turn.arm for turn in turns_of(run) if turn.number == n] for n in range(1, TURNS + 1)]
-    assert passes[1] == passes[0][::-1]
-    assert passes[3] == passes[2][::-1]
+    assert len(turns_of(run)) == 4 * TURNS
+    assert [sorted(arms) for arms in passes] == [[0, 1, 2, 3]] * TURNS
+    assert passes[1::2] == [arms[::-1] for arms in passes[::2]]
 
 
 def test_turns_are_the_same_for_the_same_past():
@@ -122,38 +114,36 @@ def passes_of(run):
     return max(turn.number for turn in turns_of(run))
 
 
+NOISY_TURNS = {"none": 0.05, "ddp": 0.05, "mpi": 0.2}
+
+
 def test_cohorts_have_as_many_turns_as_pay():
     """Launches that hardly spread take many turns, and turns that hardly spread take few."""
-    noisy_turns = cohorts({"none": 0.05, "ddp": 0.05, "mpi": 0.2}, rounds=6)
     noisy_launches = cohorts({"none": 0.01, "ddp": 0.01, "mpi": 0.01}, rounds=6, launches=0.2)
-    assert passes_of(noisy_turns) > TURNS == passes_of(noisy_launches)
-    assert passes_of(noisy_turns) <= MOST_TURNS
+    assert passes_of(cohorts(NOISY_TURNS, rounds=6)) > TURNS == passes_of(noisy_launches)
+    assert passes_of(cohorts(NOISY_TURNS, rounds=6)) <= MOST_TURNS
 
 
-def test_run_without_a_limit_of_time_grows_no_longer():
-    noisy_turns = cohorts({"none": 0.05, "ddp": 0.05, "mpi": 0.2}, rounds=6, config={"settle_seconds": None})
-    assert passes_of(noisy_turns) == TURNS
+@pytest.mark.parametrize(
+    ("rounds", "limit", "more"),
+    [
+        pytest.param(6, {"settle_seconds": None}, False, id="no limit of time"),
+        pytest.param(6, {"launch_timeout_seconds": 300.0}, True, id="a launch has time for all its turns"),
+        pytest.param(6, {"launch_timeout_seconds": 8.0}, False, id="a longer launch would be ended"),
+        pytest.param(2, {"settle_seconds": 900.0}, True, id="five longer cohorts fit into the time"),
+        pytest.param(2, {"settle_seconds": 105.0}, False, id="five longer cohorts do not fit"),
+    ],
+)
+def test_cohorts_take_more_turns_only_in_the_time_that_there_is(rounds, limit, more):
+    assert (passes_of(cohorts(NOISY_TURNS, rounds=rounds, config=limit)) > TURNS) is more
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
 def test_first_cohorts_know_no_spread(rounds):
-    run = cohorts({"none": 0.05, "ddp": 0.05, "mpi": 0.2}, rounds=rounds)
+    run = cohorts(NOISY_TURNS, rounds=rounds)
     assert passes_of(run) == TURNS
     of_arm = {turn.arm: turn.seconds for turn in turns_of(run)}
     assert sorted(of_arm.values()) == pytest.approx([SHORT_SECONDS, 0.875, 0.875])
-
-
-def test_launch_has_time_for_all_its_turns():
-    """Turns of slow steps are long, and ``--timeout`` ends a launch that takes too many."""
-    spreads = {"none": 0.05, "ddp": 0.05, "mpi": 0.2}
-    assert passes_of(cohorts(spreads, rounds=6, config={"launch_timeout_seconds": 300.0})) > TURNS
-    assert passes_of(cohorts(spreads, rounds=6, config={"launch_timeout_seconds": 8.0})) == TURNS
-
-
-def test_five_cohorts_fit_into_the_time():
-    spreads = {"none": 0.05, "ddp": 0.05, "mpi": 0.2}
-    assert passes_of(cohorts(spreads, rounds=2, config={"settle_seconds": 105.0})) == TURNS
-    assert passes_of(cohorts(spreads, rounds=2, config={"settle_seconds": 900.0})) > TURNS
 
 
 def test_spread_of_one_arm_is_separated_from_that_of_others():
@@ -218,37 +208,30 @@ class FailingCohort:
         raise LaunchError("mpi: rank 0 on here failed.", found="OutOfMemoryError: CUDA out of memory.")
 
 
-@pytest.mark.parametrize(
-    ("device", "asked", "rounds_done", "goes_on"),
-    [
-        ("cuda", "auto", 0, True),
-        ("cuda", "auto", 1, False),
-        ("cuda", "blocks", 0, False),
-        ("cpu", "auto", 0, False),
-    ],
-)
-def test_arm_that_fails_beside_others_on_a_gpu_is_tried_alone(
-    monkeypatch, tmp_path, device, asked, rounds_done, goes_on
-):
-    """After the first round it is not: what fitted once fits again."""
+def a_failing_round(monkeypatch, folder, device="cuda", asked="auto", rounds_done=0):
+    """Return the round whose second arm fails, and what the user is shown."""
     monkeypatch.setattr(rounds, "Cohort", FailingCohort)
-    told = []
-    observer = SimpleNamespace(not_in_turns=told.append)
-    run = in_turns({"ddp": [1.0] * rounds_done, "mpi": [1.0] * rounds_done})
-    config = a_config("ddp,mpi", device=device, interleave=asked)
-    run = msgspec.structs.replace(run, config=config)
-    cluster = SimpleNamespace(job=None, another=lambda: None)
-    cohorts = rounds.Cohorts(run, tmp_path, cluster, observer)
-    planned = cohorts.next()
-    if not goes_on:
-        with pytest.raises(LaunchError):
-            cohorts.carry_out(planned)
-        assert cohorts.failed == planned[1]
-        return
-    launches = cohorts.carry_out(planned)
+    shown = []
+    config = {"device": device, "interleave": asked}
+    run = in_turns({"ddp": [1.0] * rounds_done, "mpi": [1.0] * rounds_done}, config=config)
+    observer = SimpleNamespace(not_in_turns=shown.append)
+    return rounds.Cohorts(run, folder, SimpleNamespace(job=None, another=lambda: None), observer), shown
+
+
+def test_arm_that_fails_beside_others_on_a_gpu_is_tried_alone(monkeypatch, tmp_path):
+    cohorts, shown = a_failing_round(monkeypatch, tmp_path)
+    launches = cohorts.carry_out(cohorts.next())
+    why = "Beside other arms on a GPU: mpi: rank 0 on here failed. OutOfMemoryError: CUDA out of memory."
     assert type(launches) is rounds.Launches
-    assert launches.run.interleaved.mode == "launches"
-    assert told == [
-        "Beside other arms on a GPU: mpi: rank 0 on here failed. OutOfMemoryError: CUDA out of memory."
-    ]
-    assert launches.run.interleaved.why == told[0]
+    assert launches.run.interleaved == Interleaved(mode="launches", why=why)
+    assert shown == [why]
+
+
+@pytest.mark.parametrize("changes", [{"rounds_done": 1}, {"asked": "blocks"}, {"device": "cpu"}])
+def test_arm_that_fails_in_turns_is_not_tried_alone_without_need(monkeypatch, tmp_path, changes):
+    """After the first round it is not: what fitted once fits again."""
+    cohorts, _ = a_failing_round(monkeypatch, tmp_path, **changes)
+    planned = cohorts.next()
+    with pytest.raises(LaunchError):
+        cohorts.carry_out(planned)
+    assert cohorts.failed == planned[1]

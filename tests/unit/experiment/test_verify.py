@@ -19,16 +19,9 @@ from tests.unit.factories import DIGITS, a_launch, a_pass, a_rank, a_run
 
 
 def an_arm(arm="ddp", outcome="passed", figure=2e-16, **changes):
+    told = {"what": f"{arm} is wrong.", "found": "Why.", "remedy": "Fix it."}
     gates = [
-        Gate(
-            name="float64",
-            outcome=outcome,
-            figure=figure,
-            limit=1e-12,
-            what=f"{arm} is wrong.",
-            found="Why.",
-            remedy="Fix it.",
-        ),
+        Gate(name="float64", outcome=outcome, figure=figure, limit=1e-12, **told),
         Gate(name="float32", outcome=outcome, figure=3e-8, limit=1e-6),
         Gate(name="ranks", outcome="passed"),
     ]
@@ -81,20 +74,17 @@ def test_table_has_every_figure_and_under_it_what_failed():
     assert "NOT the same training" in row(text, "manual")
     assert row(text, "none").split() == ["none", *["exempt"] * 3, *"–––––", "exempt"]
     assert "did not run" in row(text, "mpi")
-    below = (
-        "manual is wrong. Why. Fix it.",
-        "rank 1 died",
-        "1e-12 in float64 and 1e-06 in float32",
-        DIGITS.note,
-    )
-    assert [part for part in below if part not in " ".join(text.split())] == []
+    below = ("manual is wrong. Why. Fix it.", "rank 1 died", "1e-12 in float64 and 1e-06 in float32")
+    assert [part for part in (*below, DIGITS.note) if part not in " ".join(text.split())] == []
 
 
-def test_every_format_has_the_failures():
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_has_the_failures(form):
     found = Verification(run=a_run(), arms=[an_arm(), an_arm("manual", "failed", 0.5), did_not_run()])
-    texts = [write(document_of(found, form), form) for form in FORMATS]
-    assert [text for text in texts if "manual" not in text or "failed" not in text.lower()] == []
-    assert [text for text in texts if "rank 1 died" not in text] == []
+    text = write(document_of(found, form), form)
+    assert "manual" in text
+    assert "failed" in text.lower()
+    assert "rank 1 died" in text
 
 
 def test_figures_that_are_no_numbers_are_called_so():
@@ -155,31 +145,32 @@ def test_an_arm_that_fails_stops_no_other(tmp_path, monkeypatch):
     assert [launch.arm for launch in verification.run.launches] == ["manual", "mpi"]
     assert verification.run.complete
     assert read_json(tmp_path / VERIFICATION_FILE, Verification) == verification
-    assert [arm[0].arm for name, *arm in observer.events if name == "arm_verified"] == [
-        "ddp",
-        "manual",
-        "mpi",
-    ]
+    verified = [arm[0].arm for name, *arm in observer.events if name == "arm_verified"]
+    assert verified == ["ddp", "manual", "mpi"]
 
 
-def test_what_would_fail_every_arm_ends_it_and_keeps_what_is_finished(tmp_path, monkeypatch):
-    pretend(monkeypatch, {"ddp": [right(0)], "manual": OutputError("The disk is full.")})
-    with pytest.raises(OutputError):
-        verify(a_run({"ddp": [], "manual": []}, launches=[], complete=False), tmp_path, HERE, Silent())
+A_JOB = SimpleNamespace(name="Slurm job 17", ends_at=time.time() + 3600)
+
+
+@pytest.mark.parametrize(
+    ("job", "error", "what", "found"),
+    [
+        (None, OutputError("The disk is full."), "The disk is full", ""),
+        (A_JOB, BudgetError("The budget is over."), "The time of Slurm job 17 ended", "1 of 2 had."),
+    ],
+)
+def test_what_would_fail_every_arm_ends_it_and_keeps_what_is_finished(
+    tmp_path, monkeypatch, job, error, what, found
+):
+    pretend(monkeypatch, {"ddp": [right(0)], "manual": error})
+    run = a_run({"ddp": [], "manual": []}, launches=[], complete=False)
+    with pytest.raises(type(error), match=what) as caught:
+        verify(run, tmp_path, SimpleNamespace(job=job), Silent())
+    assert caught.value.found == found
     kept = read_json(tmp_path / VERIFICATION_FILE, Verification)
     assert [arm.arm for arm in kept.arms] == ["ddp"]
     assert not kept.run.complete
+
+
+def test_table_of_a_verification_that_ended_early_says_so():
     assert "INCOMPLETE" in shown(an_arm(), complete=False)
-
-
-def a_job(seconds_left):
-    return SimpleNamespace(job=SimpleNamespace(name="Slurm job 17", ends_at=time.time() + seconds_left))
-
-
-def test_verify_in_a_job_that_ends_too_early_keeps_what_is_finished(tmp_path, monkeypatch):
-    pretend(monkeypatch, {"ddp": [right(0)], "manual": BudgetError("The budget is over.")})
-    run = a_run({"ddp": [], "manual": []}, launches=[], complete=False)
-    with pytest.raises(BudgetError, match="The time of Slurm job 17 ended") as caught:
-        verify(run, tmp_path, a_job(60), Silent())
-    assert caught.value.found == "1 of 2 had."
-    assert [arm.arm for arm in read_json(tmp_path / VERIFICATION_FILE, Verification).arms] == ["ddp"]

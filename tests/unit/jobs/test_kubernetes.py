@@ -1,6 +1,5 @@
 """The manifest of an MPIJob, checked against the operator's own definition."""
 
-import copy
 import re
 
 import jsonschema
@@ -54,36 +53,26 @@ def test_manifest_is_an_mpijob_by_its_definition(definition, changes):
     definition.validate(a_manifest(**changes))
 
 
-def misspell(job):
-    job["spec"]["slotsPerWorkers"] = job["spec"].pop("slotsPerWorker")
+MISTAKES = {
+    "a misspelt field": ("slotsPerWorker:", "slotsPerWorkers:"),
+    "a quoted number": ("replicas: 3", 'replicas: "3"'),
+    "a misplaced probe": (
+        "          volumes:",
+        "          readinessProbe: {periodSeconds: 2}\n          volumes:",
+    ),
+    "a misplaced medium": (
+        "emptyDir:\n              medium: Memory",
+        "medium: Memory\n            emptyDir:",
+    ),
+    "a shell string": ('["/usr/sbin/sshd", "-De", "-oStrictModes=no", "-p22"]', "/usr/sbin/sshd -De"),
+}
 
 
-def quote_a_number(job):
-    job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = "3"
-
-
-def misplace_the_probe(job):
-    pod = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]
-    pod["readinessProbe"] = pod["containers"][0].pop("readinessProbe")
-
-
-def forget_the_medium(job):
-    pod = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]
-    pod["volumes"][0] = {"name": "shared-memory", **pod["volumes"][0]["emptyDir"]}
-
-
-def write_a_shell_string(job):
-    container = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
-    container["command"] = " ".join(container["command"])
-
-
-@pytest.mark.parametrize(
-    "mistake", [misspell, quote_a_number, misplace_the_probe, forget_the_medium, write_a_shell_string]
-)
-def test_definition_refuses_a_planted_mistake(definition, mistake):
-    job = copy.deepcopy(a_manifest())
-    mistake(job)
-    assert not definition.is_valid(job)
+@pytest.mark.parametrize(("right", "wrong"), MISTAKES.values(), ids=MISTAKES)
+def test_definition_refuses_a_planted_mistake(definition, right, wrong):
+    manifest = write_manifest(RESOURCES, WORDS)
+    assert right in manifest
+    assert not definition.is_valid(yaml.safe_load(manifest.replace(right, wrong)))
 
 
 def pods_of(job):
@@ -103,10 +92,8 @@ def test_manifest_has_the_pods_that_were_asked_for():
     assert worker["resources"]["limits"] == {"cpu": "5", "memory": "8Gi", "nvidia.com/gpu": "2"}
     assert worker["command"][0] == "/usr/sbin/sshd"
     assert worker["readinessProbe"]["tcpSocket"]["port"] == 22
-    assert launcher["command"][: len(WORDS) + 1] == ["ringside", *WORDS]
-    assert launcher["command"][len(WORDS) + 1 :] == [
-        *("--engine", "ssh", "--wait-for-hosts", "400", "--budget", "740")
-    ]
+    added = ["--engine", "ssh", "--wait-for-hosts", "400", "--budget", "740"]
+    assert launcher["command"] == ["ringside", *WORDS, *added]
     for role, (_, container) in pods.items():
         assert container["image"] == "registry/ringside:1"
         (mount,) = container["volumeMounts"]
@@ -116,16 +103,7 @@ def test_manifest_has_the_pods_that_were_asked_for():
 
 
 def test_manifest_keeps_every_word_and_the_users_own_flags():
-    words = [
-        "run",
-        "--wait-for-hosts",
-        "30",
-        "--backend",
-        "ddp,a: b",
-        "--output",
-        '$(HOME)"',
-        "no",
-    ]
+    words = ["run", "--wait-for-hosts", "30", "--backend", "ddp,a: b", "--output", '$(HOME)"', "no"]
     _, launcher = pods_of(a_manifest(words))["Launcher"]
     kept = [word.replace("$$", "$") for word in launcher["command"]]
     assert kept == ["ringside", *words, "--engine", "ssh", "--budget", "1110"]
@@ -158,12 +136,10 @@ def test_command_ends_before_kubernetes_deletes_its_log(words, minutes, added):
         (["run", "--budget=1h", "--wait-for-hosts=9"], 60, "give the job -t 62, or --budget 3531."),
         (["run", "--budget", "19m"], 30, "That leaves 19 min to measure: enough for --budget 19m."),
         (["run"], 9, "That leaves 5 min to measure (--budget)."),
-        (
-            ["run", "--repeats", "5"],
-            3,
-            "A command that takes longer loses its result: in doubt, raise -t.",
+        *(
+            (words, 3, "A command that takes longer loses its result: in doubt, raise -t.")
+            for words in (["run", "--repeats", "5"], ["verify"])
         ),
-        (["verify"], 3, "A command that takes longer loses its result: in doubt, raise -t."),
     ],
 )
 def test_time_of_a_job_is_explained(words, minutes, left):

@@ -14,39 +14,32 @@ RESOURCES = Resources(2, 4, 30, "short", ["--gres=gpu:4"])
 
 def test_script_asks_for_resources_and_executes_the_command(tmp_path):
     script = write_script(RESOURCES, ["run", "--workload", "my file.py:make"], Path("/runs/out"))
-    for option in (
-        "nodes=2",
-        "ntasks-per-node=4",
-        "time=30",
-        "partition=short",
-        "output=/runs/out",
-        "gres=gpu:4",
-    ):
-        assert f"#SBATCH --{option}\n" in script
+    asked = ["nodes=2", "ntasks-per-node=4", "time=30", "partition=short", "output=/runs/out", "gres=gpu:4"]
+    assert [option for option in asked if f"#SBATCH --{option}\n" not in script] == []
     assert script.endswith("-m compare run --workload 'my file.py:make' --engine slurm\n")
     assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0
     assert write_script(RESOURCES, ["run", "--engine", "ssh"], tmp_path).endswith("run --engine ssh\n")
 
 
-@pytest.mark.parametrize("words", [[], ["report"], ["run", "-x", "MY_TOKEN=hunter2"]])
-def test_script_of_no_launch_or_with_a_secret_is_refused(words):
-    with pytest.raises(UsageError) as caught:
-        write_script(RESOURCES, words, Path("out"))
-    assert "hunter2" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
-    ("option", "says"),
+    ("words", "option", "says"),
     [
-        *[(option, "names this file") for option in ("--output=mine", "--out=mine", "--ou=mine", "-omine")],
-        *[(option, "job array") for option in ("--array=1-3", "--arr=1-3", "-a1-3")],
-        *[(option, "heterogeneous") for option in ("hetjob", "packjob", "--het-group=0")],
-        ("--comment=a\ncurl evil", "control character"),
+        ([], "--exclusive", "nothing to submit"),
+        (["report"], "--exclusive", "no command to submit"),
+        (["run", "-x", "MY_TOKEN=hunter2"], "--exclusive", "value of -x"),
+        *(
+            (["run"], own, "names this file")
+            for own in ("--output=mine", "--out=mine", "--ou=mine", "-omine")
+        ),
+        *((["run"], array, "job array") for array in ("--array=1-3", "--arr=1-3", "-a1-3")),
+        *((["run"], several, "heterogeneous") for several in ("hetjob", "packjob", "--het-group=0")),
+        (["run"], "--comment=a\ncurl evil", "control character"),
     ],
 )
-def test_option_that_makes_another_job_is_refused(option, says):
-    with pytest.raises(UsageError, match=says):
-        write_script(RESOURCES._replace(options=[option]), ["run"], Path("out"))
+def test_script_of_no_launch_of_a_secret_or_of_another_job_is_refused(words, option, says):
+    with pytest.raises(UsageError, match=says) as caught:
+        write_script(RESOURCES._replace(options=[option]), words, Path("out"))
+    assert "hunter2" not in str(caught.value)
 
 
 def test_script_keeps_blanks_and_the_users_import_path(monkeypatch, tmp_path):

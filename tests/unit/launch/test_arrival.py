@@ -44,7 +44,7 @@ def test_hosts_that_come_one_by_one_are_named_while_missing(answers):
         lines.append(line)
         if len(lines) == 1:
             answers("w2", "ssh: connect to host w2 port 22: Connection refused")
-        elif len(lines) == 2:
+        else:
             answers("w1")
             answers("w2")
 
@@ -77,13 +77,8 @@ def test_hosts_that_never_come_are_named_with_what_to_do(answers):
 
 def test_launcher_whose_name_begins_to_resolve_is_awaited(answers, monkeypatch):
     """The name is there after ssh failed for want of it."""
-    asked = []
-
-    def is_local(_host):
-        asked.append(1)
-        return len(asked) > 1
-
-    monkeypatch.setattr("compare.launch.engines.ssh.is_local", is_local)
+    resolved = iter([False])
+    monkeypatch.setattr("compare.launch.engines.ssh.is_local", lambda _host: next(resolved, True))
     lines = []
     wait(60, lines.append, HOSTS[:1])
     assert "Host w0 (hostfile:0) has a name that does not resolve." in lines[0]

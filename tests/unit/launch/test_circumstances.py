@@ -25,84 +25,64 @@ def beside(arm, failure=DIED, *, defects=(), settings=None, trained=False):
 
 
 @pytest.mark.parametrize(
-    ("arm", "failure", "trained", "defect"),
+    ("arm", "failure", "trained", "defect", "named"),
     [
-        ("ddp", DIED, True, SMALL),
-        ("ddp", DIED, False, LOOPBACK),
-        ("horovod", STALLED, False, LOOPBACK),
-        ("ddp", STALLED, True, CROWDED),
-        ("mpi", DIED, True, REFUSED),
-        ("mpi:library=mpich", DIED, False, REFUSED),
-        ("horovod:controller=mpi", DIED, False, REFUSED),
+        ("ddp", DIED, True, SMALL, True),
+        ("ddp", DIED, False, LOOPBACK, True),
+        ("horovod", STALLED, False, LOOPBACK, True),
+        ("ddp", STALLED, True, CROWDED, True),
+        ("mpi", DIED, True, REFUSED, True),
+        ("mpi:library=mpich", DIED, False, REFUSED, True),
+        ("horovod:controller=mpi", DIED, False, REFUSED, True),
+        ("ddp", KILLED, False, SMALL, False),
+        ("ddp", DIED, True, LOOPBACK, False),  # it had met the others
+        ("none", DIED, False, LOOPBACK, False),  # it meets none
+        ("ddp", DIED, True, CROWDED, False),
+        ("ddp", DIED, False, REFUSED, False),
+        ("horovod", DIED, False, REFUSED, False),
+        ("ddp", DIED, False, UNLIKE, False),
     ],
 )
-def test_defect_stands_with_its_fix_beside_what_it_may_cause(arm, failure, trained, defect):
+def test_defect_stands_with_its_fix_beside_what_it_may_cause_alone(arm, failure, trained, defect, named):
     error = beside(arm, failure, defects=[defect], trained=trained)
-    assert error.found == f"{failure[1]}\nThe check of n1 found: {defect[1]}"
-    assert error.remedy == f"Read the log.\nMend the {defect[0]}."
+    topic, text = defect
+    assert error.found == failure[1] + (f"\nThe check of n1 found: {text}" if named else "")
+    assert error.remedy == "Read the log." + (f"\nMend the {topic}." if named else "")
 
 
 @pytest.mark.parametrize(
-    ("arm", "failure", "trained", "defect"),
+    ("arm", "name", "value", "read"),
     [
-        ("ddp", KILLED, False, SMALL),
-        ("ddp", DIED, True, LOOPBACK),  # it had met the others
-        ("none", DIED, False, LOOPBACK),  # it meets none
-        ("ddp", DIED, True, CROWDED),
-        ("ddp", DIED, False, REFUSED),
-        ("horovod", DIED, False, REFUSED),
-        ("ddp", DIED, False, UNLIKE),
+        ("mpi", "OMPI_MCA_btl", "nonsense", True),
+        ("horovod:controller=mpi", "OMPI_MCA_btl", "nonsense", True),
+        ("horovod", "HOROVOD_TIMELINE", "/nowhere/t.json", True),
+        ("ddp", "TORCH_DISTRIBUTED_DEBUG", "DETAIL", True),
+        ("ddp", "TORCH_LOGS", "+distributed", True),
+        ("mpi:library=mpich", "MPIR_CVAR_CH4_CMA_ENABLE", "1", True),
+        ("none", "MALLOC_ARENA_MAX", "1", True),
+        ("ddp", "OMPI_MCA_btl", "nonsense", False),
+        ("mpi:library=mpich", "OMPI_MCA_btl", "nonsense", False),
+        ("ddp", "HOROVOD_TIMELINE", "/nowhere/t.json", False),
+        ("mpi", "TORCH_DISTRIBUTED_DEBUG", "DETAIL", False),
+        ("none", "TORCH_DISTRIBUTED_DEBUG", "DETAIL", False),
+        ("ddp", "LD_LIBRARY_PATH", "/opt/lib", False),  # no library failed to load
     ],
 )
-def test_defect_is_not_named_beside_what_it_cannot_cause(arm, failure, trained, defect):
-    error = beside(arm, failure, defects=[defect], trained=trained)
-    assert (error.found, error.remedy) == (failure[1], "Read the log.")
-
-
-@pytest.mark.parametrize(
-    ("arm", "name", "value"),
-    [
-        ("mpi", "OMPI_MCA_btl", "nonsense"),
-        ("horovod:controller=mpi", "OMPI_MCA_btl", "nonsense"),
-        ("horovod", "HOROVOD_TIMELINE", "/nowhere/t.json"),
-        ("ddp", "TORCH_DISTRIBUTED_DEBUG", "DETAIL"),
-        ("ddp", "TORCH_LOGS", "+distributed"),
-        ("mpi:library=mpich", "MPIR_CVAR_CH4_CMA_ENABLE", "1"),
-        ("none", "MALLOC_ARENA_MAX", "1"),
-    ],
-)
-def test_setting_stands_beside_the_failure_of_an_arm_that_reads_it(arm, name, value):
+def test_setting_stands_beside_the_failure_of_an_arm_that_reads_it(arm, name, value, read):
     error = beside(arm, settings={name: value})
-    assert f"From your shell it has: {name}={value}." in error.found
-    assert error.remedy.endswith(f"If that may be the reason, try again after: unset {name}")
-
-
-@pytest.mark.parametrize(
-    ("arm", "name", "value"),
-    [
-        ("ddp", "OMPI_MCA_btl", "nonsense"),
-        ("mpi:library=mpich", "OMPI_MCA_btl", "nonsense"),
-        ("ddp", "HOROVOD_TIMELINE", "/nowhere/t.json"),
-        ("mpi", "TORCH_DISTRIBUTED_DEBUG", "DETAIL"),
-        ("none", "TORCH_DISTRIBUTED_DEBUG", "DETAIL"),
-        ("ddp", "LD_LIBRARY_PATH", "/opt/lib"),  # no library failed to load
-    ],
-)
-def test_setting_that_the_arm_does_not_read_is_not_named(arm, name, value):
-    assert "shell" not in str(beside(arm, settings={name: value}))
+    assert ("shell" in str(error)) is read
+    assert (f"From your shell it has: {name}={value}." in error.found) is read
+    assert error.remedy.endswith(f"If that may be the reason, try again after: unset {name}") is read
 
 
 def test_path_of_libraries_is_named_where_one_did_not_load():
     failure = ("horovod, round 1: rank 0 on vm failed.", "ImportError: libmpi.so.40: cannot open shared …")
-    assert (
-        "LD_LIBRARY_PATH=/opt/lib"
-        in beside("horovod", failure, settings={"LD_LIBRARY_PATH": "/opt/lib"}).found
-    )
+    found = beside("horovod", failure, settings={"LD_LIBRARY_PATH": "/opt/lib"}).found
+    assert "LD_LIBRARY_PATH=/opt/lib" in found
 
 
 def test_settings_of_its_own_libraries_come_first_and_few_are_shown():
     settings = {f"MKL_{letter}": "1" for letter in "ABCDEFGH"} | {"OMPI_MCA_pml": "ob1"}
     (line,) = [line for line in beside("mpi", settings=settings).found.splitlines() if "shell" in line]
-    assert line == (
-        "From your shell it has: OMPI_MCA_pml=ob1, MKL_A=1, MKL_B=1, MKL_C=1, MKL_D=1, MKL_E=1, …."
-    )
+    shown = "OMPI_MCA_pml=ob1, MKL_A=1, MKL_B=1, MKL_C=1, MKL_D=1, MKL_E=1, …."
+    assert line == f"From your shell it has: {shown}"

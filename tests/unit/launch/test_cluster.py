@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from compare import data
-from compare.data import DatasetSource
 from compare.errors import HostError, UnavailableError
 from compare.launch import staging
 from compare.launch.cluster import open_cluster
@@ -18,13 +17,14 @@ from compare.launch.engines.ssh import Ssh
 from compare.schema.hosts import Host
 from tests.unit.factories import AnAgent, a_cluster
 
-NOWHERE = [Host(f"no-such-host-{n}.invalid", 1, source=f"hosts:{n}") for n in (1, 2)]
+HERE = (Host("localhost", 1),)
 
 
 def test_open_cluster_every_host_that_cannot_be_used_is_named():
+    hosts = tuple(Host(f"no-such-host-{n}.invalid", 1, source=f"hosts:{n}") for n in (1, 2))
     with (
         pytest.raises(HostError, match="2 of 2 hosts cannot be used") as caught,
-        open_cluster(Allocation(tuple(NOWHERE), Ssh())),
+        open_cluster(Allocation(hosts, Ssh())),
     ):
         pass
     assert "no-such-host-1.invalid (hosts:1)" in caught.value.found
@@ -33,8 +33,7 @@ def test_open_cluster_every_host_that_cannot_be_used_is_named():
 
 def test_cluster_host_without_a_compiler_is_named():
     agent = AnAgent()
-    cluster = a_cluster(agent=agent)
-    cluster.require_compilers()
+    a_cluster(agent=agent).require_compilers()
     agent.ready = msgspec.structs.replace(agent.ready, cannot_compile="there is no C++ compiler")
     with pytest.raises(UnavailableError, match="Host localhost: torch") as caught:
         a_cluster(agent=agent).require_compilers()
@@ -51,35 +50,30 @@ def test_cores_of_a_host_follow_the_quota_of_its_container(quota, cores):
     assert a_cluster(agent=agent).cores() == [cores]
 
 
-@pytest.fixture
-def digits(tmp_path):
-    return data.resolve("digits", tmp_path / "mine")
-
-
-@pytest.fixture
-def at_this_host(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return (Host("localhost", 1),)
-
-
 @pytest.mark.parametrize(("cores", "launches"), [(1, 1), (2, 2), (3, 2), (8, 5)])
 def test_launches_start_at_once_as_many_as_fill_the_cores_and_one(cores, launches):
     assert a_cluster(slots=2, cpus=range(cores)).launches_at_once() == launches
 
 
-def test_stage_this_machine_takes_the_data_set_where_it_is(digits, at_this_host):
+@pytest.fixture
+def digits(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return data.resolve("digits", tmp_path / "mine")
+
+
+def test_stage_this_machine_takes_the_data_set_where_it_is(digits):
     messages = []
-    found = staging.stage(at_this_host, digits, python=sys.executable, carrier=Ssh(), say=messages.append)
+    found = staging.stage(HERE, digits, python=sys.executable, carrier=Ssh(), say=messages.append)
     assert (found, messages) == ([digits.directory], [])
 
 
-def test_stage_host_without_the_data_set_gets_a_verified_copy(digits, at_this_host, tmp_path):
+def test_stage_host_without_the_data_set_gets_a_verified_copy(digits, tmp_path):
     # Elsewhere it lies in another folder than here: made out by asking for one that there is not.
     key = data.key_of(digits)
     held = staging.main("digits", "/no/such/folder", key)
     assert held.directory == ""
     assert held.cache.startswith(str(tmp_path / "cache"))
-    staging.put(at_this_host, held.cache, data.files_of(digits), carrier=Ssh(), timeout_seconds=60)
+    staging.put(HERE, held.cache, data.files_of(digits), carrier=Ssh(), timeout_seconds=60)
     assert staging.main("digits", "/no/such/folder", key).directory == held.cache
     damaged = next(path for path in data.files_in(Path(held.cache)))
     damaged.write_bytes(b"nonsense")
@@ -89,10 +83,9 @@ def test_stage_host_without_the_data_set_gets_a_verified_copy(digits, at_this_ho
 def test_stage_copy_that_does_not_arrive_is_an_error(digits, monkeypatch):
     monkeypatch.setattr(staging, "_ask", lambda hosts, *_rest: [staging.Held("", "/cache")] * len(hosts))
     monkeypatch.setattr(staging, "put", lambda *_arguments, **_rest: [])
-    source = DatasetSource(name="digits", requested="digits", directory=digits.directory)
     messages = []
     with pytest.raises(HostError, match="could not be given the data set"):
-        staging.stage((Host("n1", 1),), source, python=sys.executable, carrier=Ssh(), say=messages.append)
+        staging.stage((Host("n1", 1),), digits, python=sys.executable, carrier=Ssh(), say=messages.append)
     assert messages[0].startswith("Copying digits")
 
 
@@ -107,9 +100,8 @@ def test_stage_large_workload_that_a_host_lacks_is_an_error(monkeypatch, tmp_pat
         return [staging.Held("", "/cache")] * len(hosts)
 
     monkeypatch.setattr(staging, "_ask", ask)
-    hosts = (Host("n1", 1),)
     with pytest.raises(HostError, match="n1 does not have the folder") as error:
-        staging.stage(hosts, source, python=sys.executable, carrier=Ssh(), say=lambda _: None)
+        staging.stage((Host("n1", 1),), source, python=sys.executable, carrier=Ssh(), say=lambda _: None)
     assert f"rsync -a {tmp_path}/ n1:{tmp_path}/" in error.value.remedy
     assert asked == [f"code-{source.sha256}"]
 

@@ -11,42 +11,33 @@ STACKS = (
 )
 
 
-def printed(log):
-    return read_crash_log(log).printed
+OTHER_THREAD = 'Thread 0x02 (most recent call first):\n  File "/x/other.py", line 1 in watch\n'
+NO_FRAME = "Current thread 0x01 (most recent call first):\n  <no Python frame>\n\n"
+STATE = "\nPython runtime state: initialized\nSystemError: NULL without an error"
+SEGMENTATION = "Fatal Python error: Segmentation fault"
+ABORTED = "Fatal Python error: Aborted"
+BAD_CALL = "Fatal Python error: f: bad call"
+QUOTED = "Fatal Python error: not mine"
+WARNING = "/x/y.py:3: FutureWarning: soon gone"
+# A log; its error, the line printed before it, and its place.
+CRASHES = {
+    "an empty log": ("", "", "", ""),
+    "a crash alone": (f"{SEGMENTATION}{STACKS}", SEGMENTATION, "", "/x/a.py:9"),
+    "a crash after a line": (f"loading\n{SEGMENTATION}{STACKS}", SEGMENTATION, "loading", "/x/a.py:9"),
+    "a crash in a line": (f"loading ... {SEGMENTATION}{STACKS}", SEGMENTATION, "loading ...", "/x/a.py:9"),
+    "a crash above more lines": (f"{BAD_CALL}{STATE}{STACKS}", BAD_CALL, "", "/x/a.py:9"),
+    "quoted crashes": (f"caught: {ABORTED}\n{QUOTED}\n\n", "", QUOTED, ""),
+    "the last of several": (f"said: {QUOTED}\n{ABORTED}{STACKS}", ABORTED, f"said: {QUOTED}", "/x/a.py:9"),
+    "a crash in no known thread": (f"{ABORTED}\n\n{OTHER_THREAD}", ABORTED, "", ""),
+    "a crash without a frame": (f"{ABORTED}\n\n{NO_FRAME}{OTHER_THREAD}", ABORTED, "", ""),
+    "a line below a warning": (f"{WARNING}\n  what():  no device\n", "", "what():  no device", ""),
+    "a warning's own code": (f"{WARNING}\n  warnings.warn(\n", "", WARNING, ""),
+}
 
 
-def test_crash_log_of_an_empty_log_is_empty():
-    assert read_crash_log("") == CrashLog(error="", printed="", where="")
-
-
-@pytest.mark.parametrize("before", ["", "loading\n", "loading ... "])
-def test_crash_is_found_after_a_line_without_a_newline(before):
-    found = read_crash_log(f"{before}Fatal Python error: Segmentation fault{STACKS}")
-    assert found == ("Fatal Python error: Segmentation fault", before.strip(), "/x/a.py:9")
-
-
-def test_crash_is_found_above_the_state_of_the_interpreter():
-    state = "\nPython runtime state: initialized\nSystemError: NULL without an error"
-    assert read_crash_log(f"Fatal Python error: f: bad call{state}{STACKS}").where == "/x/a.py:9"
-
-
-def test_crash_that_is_only_quoted_is_not_found():
-    found = read_crash_log("caught: Fatal Python error: not mine\nFatal Python error: nor this\n\n")
-    assert found == ("", "Fatal Python error: nor this", "")
-
-
-def test_crash_among_several_is_the_last():
-    found = read_crash_log(f"said: Fatal Python error: no\nFatal Python error: Aborted{STACKS}")
-    assert (found.error, found.printed) == ("Fatal Python error: Aborted", "said: Fatal Python error: no")
-
-
-@pytest.mark.parametrize(
-    "current", ["", "Current thread 0x01 (most recent call first):\n  <no Python frame>\n\n"]
-)
-def test_crash_is_placed_in_its_own_thread(current):
-    other = 'Thread 0x02 (most recent call first):\n  File "/x/other.py", line 1 in watch\n'
-    found = read_crash_log(f"Fatal Python error: Aborted\n\n{current}{other}")
-    assert (found.error, found.where) == ("Fatal Python error: Aborted", "")
+@pytest.mark.parametrize(("log", "error", "printed", "where"), CRASHES.values(), ids=CRASHES)
+def test_crash_is_found_with_its_place_and_the_line_before_it(log, error, printed, where):
+    assert read_crash_log(log) == CrashLog(error=error, printed=printed, where=where)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +72,7 @@ def test_crash_is_placed_in_its_own_thread(current):
     ],
 )
 def test_last_line_is_no_rule_and_no_stack_of_a_library(words, after):
-    assert printed(f"connected\n{words}\n{after}") == words
-
-
-def test_last_line_is_not_the_code_below_a_warning():
-    assert (
-        printed("/x/y.py:3: FutureWarning: soon gone\n  warnings.warn(\n")
-        == "/x/y.py:3: FutureWarning: soon gone"
-    )
+    assert read_crash_log(f"connected\n{words}\n{after}").printed == words
 
 
 def test_crash_log_is_safe_for_a_terminal():
@@ -98,10 +82,6 @@ def test_crash_log_is_safe_for_a_terminal():
     assert found.printed == "giving up"
     assert found.error.startswith("Fatal Python error: abxxx")
     assert len(found.error) == 300
-
-
-def test_last_line_may_follow_a_warning():
-    assert printed("/x/y.py:3: UserWarning: w\n  what():  no such device\n") == "what():  no such device"
 
 
 REASON = "ModuleNotFoundError: No module named 'msgspec'"

@@ -10,7 +10,7 @@ import msgspec
 import psutil
 import pytest
 
-from compare import PACKAGE_ROOT
+from compare import PACKAGE_ROOT, PROTOCOL
 from compare.errors import UnavailableError, UsageError
 from compare.launch import interpreter
 from compare.launch.arm import commands_for, launch_files
@@ -29,17 +29,12 @@ def a_program(folder, text):
     return str(program)
 
 
-def test_interpreter_describes_itself():
+@pytest.mark.parametrize(("protocol", "own"), [(PROTOCOL, True), (999, False)])
+def test_interpreter_with_another_protocol_gets_this_package(monkeypatch, protocol, own):
+    monkeypatch.setattr(interpreter, "PROTOCOL", protocol)
     found = find_interpreter(sys.executable)
     assert (found.executable, found.prefix) == (sys.executable, sys.prefix)
-    assert found.own_sources
-    assert Path(found.sources) == PACKAGE_ROOT
-
-
-def test_package_with_another_protocol_is_replaced_by_this_one(monkeypatch):
-    monkeypatch.setattr(interpreter, "PROTOCOL", 999)
-    found = find_interpreter(sys.executable)
-    assert (found.own_sources, Path(found.sources)) == (False, PACKAGE_ROOT)
+    assert (found.own_sources, Path(found.sources)) == (own, PACKAGE_ROOT)
 
 
 @pytest.mark.parametrize(
@@ -81,15 +76,12 @@ def test_program_that_floods_or_sleeps_is_ended_with_all_that_it_started(tmp_pat
     wait_until(lambda: not psutil.pid_exists(int(file.read_text())), 5)
 
 
-def test_interpreter_without_torch_is_refused(tmp_path):
+def test_interpreter_without_torch_or_its_file_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="--against"):
+        find_interpreter(str(tmp_path / "python"))
     answer = '{"prefix": "/x", "python": "3.11.7", "versions": {"msgspec": "0.19"}}'
     with pytest.raises(UnavailableError, match="lacks torch"):
         find_interpreter(a_program(tmp_path, f"echo '{answer}'"))
-
-
-def test_file_that_is_missing_is_a_wrong_flag(tmp_path):
-    with pytest.raises(UsageError, match="--against"):
-        find_interpreter(str(tmp_path / "python"))
 
 
 def test_ranks_of_a_twin_start_under_its_interpreter(tmp_path):
@@ -97,8 +89,7 @@ def test_ranks_of_a_twin_start_under_its_interpreter(tmp_path):
         find_interpreter(sys.executable), executable="/old/bin/python", sources="/old/lib"
     )
     arm = msgspec.structs.replace(parse_arm("ddp"), against=other)
-    cluster = a_cluster()
-    place = LaunchPlace(cluster, launch_files(tmp_path, Planned(1, 1, arm)))
+    place = LaunchPlace(a_cluster(), launch_files(tmp_path, Planned(1, 1, arm)))
     (command,) = commands_for(a_config("ddp"), arm, place, {})
     assert command.argv[:3] == ("/old/bin/python", "-m", "torch.distributed.run")
     assert command.environment["PATH"].startswith("/old/bin:")

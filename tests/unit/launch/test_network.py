@@ -11,6 +11,7 @@ from compare.schema.hosts import Host, Network
 
 N1 = {"lo": ["127.0.0.1/8"], "eth0": ["10.0.0.1/24"], "docker0": ["172.17.0.1/16"]}
 N2 = {"lo": ["127.0.0.1/8"], "eth0": ["10.0.0.2/24"], "docker0": ["172.17.0.1/16"]}
+TWO = [N1 | {"ib0": ["10.1.0.1/16"]}, N2 | {"ib0": ["10.1.0.2/16"]}]
 
 
 def chosen(*hosts, asked=None, reached_at=None):
@@ -18,37 +19,35 @@ def chosen(*hosts, asked=None, reached_at=None):
     return choose_network(addresses, asked=asked, reached_at=reached_at or [""] * len(hosts))
 
 
-def test_what_leads_nowhere_is_not_taken():
-    expected = Network(interface="eth0", network="10.0.0.0/24", addresses=("10.0.0.1", "10.0.0.2"))
-    assert chosen(N1, N2) == expected
+def test_what_leads_nowhere_is_not_taken_and_an_address_is_in_its_network():
+    found = chosen(N1, N2)
+    assert found == Network(interface="eth0", network="10.0.0.0/24", addresses=("10.0.0.1", "10.0.0.2"))
+    assert in_network("10.0.0.9/24", found)
+    assert not in_network("10.0.1.9/24", found)
 
 
-def test_of_two_networks_the_one_over_which_hosts_are_reached_is_taken():
-    first, second = N1 | {"ib0": ["10.1.0.1/16"]}, N2 | {"ib0": ["10.1.0.2/16"]}
-    assert chosen(first, second, reached_at=["10.1.0.1", "10.1.0.2"]).interface == "ib0"
-    assert chosen(first, second, reached_at=["10.0.0.1", "10.0.0.2"]).interface == "eth0"
-    assert chosen(first, second, asked="ib0", reached_at=["10.0.0.1", "10.0.0.2"]).interface == "ib0"
+def test_of_two_networks_the_one_asked_for_or_reached_is_taken():
+    assert chosen(*TWO, reached_at=["10.1.0.1", "10.1.0.2"]).interface == "ib0"
+    assert chosen(*TWO, reached_at=["10.0.0.1", "10.0.0.2"]).interface == "eth0"
+    assert chosen(*TWO, asked="ib0", reached_at=["10.0.0.1", "10.0.0.2"]).interface == "ib0"
 
 
-def test_choose_network_two_that_are_alike_ask_the_user():
-    first, second = N1 | {"ib0": ["10.1.0.1/16"]}, N2 | {"ib0": ["10.1.0.2/16"]}
-    with pytest.raises(UsageError, match="more than one network") as caught:
-        chosen(first, second)
-    assert "eth0" in caught.value.found
-    assert "ib0" in caught.value.found
+@pytest.mark.parametrize(
+    ("hosts", "asked", "what", "found"),
+    [
+        (TWO, None, "share more than one network", ["eth0", "ib0"]),
+        *(
+            ([N1, N2], name, f"{name} is no interface that all", ["n2: "])
+            for name in ("lo", "docker0", "eth7")
+        ),
+        ([N1, {"ens3": ["10.0.0.2/24"]}], None, "share no network", ["n1: ", "n2: "]),
+    ],
+)
+def test_network_that_is_not_clear_is_asked_for(hosts, asked, what, found):
+    with pytest.raises(UsageError, match=what) as caught:
+        chosen(*hosts, asked=asked)
+    assert [part for part in found if part not in caught.value.found] == []
     assert "--interface" in caught.value.remedy
-
-
-@pytest.mark.parametrize("asked", ["lo", "docker0", "eth7"])
-def test_an_interface_that_hosts_do_not_share_is_refused(asked):
-    with pytest.raises(UsageError, match=f"{asked} is no interface that all hosts share") as caught:
-        chosen(N1, N2, asked=asked)
-    assert "n2: " in caught.value.found
-
-
-def test_hosts_whose_interfaces_have_other_names_share_none():
-    with pytest.raises(UsageError, match="share no network"):
-        chosen(N1, {"ens3": ["10.0.0.2/24"]})
 
 
 def test_hosts_without_a_network_in_common_are_routed_to_each_other():
@@ -58,26 +57,18 @@ def test_hosts_without_a_network_in_common_are_routed_to_each_other():
     assert in_network("10.128.0.9/32", cloud)
 
 
-def test_an_address_is_in_its_network_and_in_no_other():
-    assert in_network("10.0.0.9/24", chosen(N1, N2))
-    assert not in_network("10.0.1.9/24", chosen(N1, N2))
-
-
 def test_network_of_one_machine_is_the_loopback_or_the_one_asked_for():
     assert network_of_one(N1, asked=None) == Network(interface="lo")
     assert network_of_one(N1, asked="eth0") == Network(interface="eth0")
 
 
-def test_network_of_one_machine_without_loopback_is_refused():
+def test_network_of_one_machine_without_the_interface_is_refused():
     with pytest.raises(UsageError, match="The loopback interface lo is not up") as caught:
         network_of_one({}, asked=None)
     assert caught.value.found == "Up: none."
-
-
-def test_network_of_one_machine_without_the_interface_is_refused():
     with pytest.raises(UsageError, match="--interface nope") as caught:
         network_of_one(N1, asked="nope")
-    assert "lo" in caught.value.found
+    assert caught.value.found == "It has lo, eth0, docker0."
     assert caught.value.remedy
 
 

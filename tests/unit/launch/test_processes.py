@@ -36,6 +36,11 @@ import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", {child!r}], start_new_session=True)
 {rest}
 """
+AWAIT = """
+import pathlib, time
+while not (pathlib.Path({file!r}).exists() and pathlib.Path({file!r}).read_text()):
+    time.sleep(0.01)
+"""
 
 
 class Launch:
@@ -56,15 +61,9 @@ class Launch:
         command = Command((sys.executable, "-c", code), {})
         return self.supervise_command(command, deadline=deadline, on_tick=on_tick).status
 
-    def supervise_command(self, command, deadline=30.0, on_tick=lambda: None, wake=()):
-        return module.supervise(
-            command,
-            name=self.name,
-            log=self.log,
-            deadline_seconds=deadline,
-            on_tick=lambda: on_tick() is not False,
-            wake=wake,
-        )
+    def supervise_command(self, command, deadline=30.0, on_tick=lambda: None, **more):
+        more |= {"name": self.name, "log": self.log, "deadline_seconds": deadline}
+        return module.supervise(command, on_tick=lambda: on_tick() is not False, **more)
 
     def is_gone(self):
         """Return whether nothing is left.
@@ -76,17 +75,11 @@ class Launch:
             time.sleep(0.01)
         return not list(module.descendants(self.name)) and not any(map(alive, self.pids()))
 
-    def when_there(self, names, then):
-        """Return an ``on_tick`` that waits for files of processes, and calls ``then``."""
-
-        def tick():
-            # A file is there a moment before its content is.
-            if all(
-                Path(self.pid_file(name)).exists() and Path(self.pid_file(name)).read_text() for name in names
-            ):
-                then()
-
-        return tick
+    def when_there(self, name, then):
+        """Return an ``on_tick`` that waits for the file of a process, and calls ``then``."""
+        file = Path(self.pid_file(name))
+        # A file is there a moment before its content is.
+        return lambda: then() if file.exists() and file.read_text() else None
 
 
 def alive(pid):
@@ -94,10 +87,6 @@ def alive(pid):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def interrupt():
-    raise KeyboardInterrupt
 
 
 @pytest.fixture
@@ -122,8 +111,11 @@ def launch(tmp_path, monkeypatch):
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9),
     ],
 )
-def test_supervise_returns_the_status(launch, code, status):
+def test_supervise_returns_the_status_before_the_next_tick(launch, monkeypatch, code, status):
+    monkeypatch.setattr(module, "_TICK_SECONDS", 20.0)
+    began = time.monotonic()
     assert launch.supervise(code) == status
+    assert time.monotonic() - began < 10
     assert launch.is_gone()
 
 
@@ -137,49 +129,24 @@ def test_supervise_writes_stdout_and_stderr_to_the_log_and_ticks(launch):
     assert len(ticks) >= 2
 
 
-def test_supervise_beyond_the_deadline_ends_the_launch(launch):
+@pytest.mark.parametrize("command", [None, Command((sys.executable, "-c", SLEEP), {})])
+@pytest.mark.parametrize(
+    ("options", "timed_out"), [({"deadline": 0.5}, True), ({"on_tick": lambda: False}, False)]
+)
+def test_supervise_ends_at_the_deadline_or_when_the_tick_gives_up(launch, command, options, timed_out):
     began = time.monotonic()
-    ending = launch.supervise_command(Command((sys.executable, "-c", SLEEP), {}), deadline=0.5)
-    assert time.monotonic() - began < 30
-    assert ending.timed_out
-    assert ending.status is None
-    assert launch.is_gone()
-
-
-def test_supervise_whose_tick_gives_up_ends_the_launch(launch):
-    began = time.monotonic()
-    assert launch.supervise(SLEEP, on_tick=lambda: False) is None
+    ending = launch.supervise_command(command, **options)
+    assert (ending.status, ending.timed_out) == (None, timed_out)
     assert time.monotonic() - began < 10
     assert launch.is_gone()
-
-
-def test_supervise_sees_an_exit_before_the_next_tick(launch, monkeypatch):
-    monkeypatch.setattr(module, "_TICK_SECONDS", 20.0)
-    began = time.monotonic()
-    assert launch.supervise("import time; time.sleep(0.5)") == 0
-    assert time.monotonic() - began < 10
-
-
-def test_supervise_without_a_command_ends_when_the_tick_gives_up(launch):
-    began = time.monotonic()
-    ticks = iter([True, False])
-    ending = launch.supervise_command(None, on_tick=lambda: next(ticks))
-    assert (ending.status, ending.timed_out) == (None, False)
-    assert launch.supervise_command(None, deadline=0.0).timed_out
-    assert time.monotonic() - began < 10
 
 
 def test_supervise_descriptor_that_can_be_read_brings_a_tick_at_once(launch, monkeypatch):
     monkeypatch.setattr(module, "_TICK_SECONDS", 20.0)
     reading, writing = os.pipe()
-    began = time.monotonic()
-    ticks = []
-
-    def tick():
-        ticks.append(os.write(writing, b"x"))
-        return len(ticks) < 2
-
-    launch.supervise_command(None, on_tick=tick, wake=[reading])
+    os.write(writing, b"x")
+    began, ticks = time.monotonic(), iter([True, False])
+    launch.supervise_command(None, on_tick=lambda: next(ticks), wake=[reading])
     assert time.monotonic() - began < 10
     for descriptor in (reading, writing):
         os.close(descriptor)
@@ -193,37 +160,7 @@ def test_supervise_without_pidfd_sees_an_end_at_the_next_tick(launch, monkeypatc
     assert launch.supervise("raise SystemExit(3)") == 3
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_supervise_error_in_a_tick_leaves_nothing_behind(launch, error):
-    def fail():
-        raise error
-
-    with pytest.raises(error):
-        launch.supervise(
-            PARENT.format(
-                child=STAY.format(file=launch.pid_file("a")), rest=STAY.format(file=launch.pid_file("b"))
-            ),
-            on_tick=launch.when_there("ab", fail),
-        )
-    assert len(launch.pids()) == 2
-    assert launch.is_gone()
-
-
 # ---- what is left behind ----
-
-
-def test_child_that_handles_sigterm_has_time_to_exit(launch):
-    farewell = launch.folder / "farewell"
-    polite = (
-        f"import pathlib, signal, sys\n"
-        f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(farewell)!r}).touch(), sys.exit()))\n"
-    )
-    with pytest.raises(KeyboardInterrupt):
-        launch.supervise(
-            polite + STAY.format(file=launch.pid_file("polite")),
-            on_tick=launch.when_there(["polite"], interrupt),
-        )
-    assert farewell.exists()
 
 
 KILLS_ITS_RANK = """
@@ -245,14 +182,16 @@ time.sleep(60)
 """
 
 
-def test_rank_leaves_its_record_before_its_launcher_may_kill_it(launch):
+@pytest.mark.parametrize("alone", [True, False])
+def test_rank_leaves_its_record_before_it_or_its_launcher_is_killed(launch, alone):
     """Open MPI kills all ranks at SIGTERM, if it aborts already."""
     files, ready = LaunchFiles(Path(launch.name)), launch.folder / "ready"
     files.directory.mkdir()
     rank = LEAVES_A_RECORD.format(record=str(files.exit(0)), ready=str(ready))
+    launcher = KILLS_ITS_RANK.format(rank=rank, witness=str(files.witness(0)))
     status = launch.supervise(
-        KILLS_ITS_RANK.format(rank=rank, witness=str(files.witness(0))),
-        on_tick=lambda: not (ready.exists() and files.witnesses()),
+        rank if alone else launcher,
+        on_tick=lambda: not (ready.exists() and (alone or files.witnesses())),
     )
     assert status is None
     assert files.exit(0).exists()
@@ -276,7 +215,7 @@ def test_supervise_second_ctrl_c_kills_and_leaves_nothing_behind(launch, monkeyp
         with pytest.raises(KeyboardInterrupt):
             launch.supervise(
                 STUBBORN.format(file=launch.pid_file("stubborn")),
-                on_tick=launch.when_there(["stubborn"], twice),
+                on_tick=launch.when_there("stubborn", twice),
             )
     finally:
         signal.signal(signal.SIGINT, handler)
@@ -285,27 +224,12 @@ def test_supervise_second_ctrl_c_kills_and_leaves_nothing_behind(launch, monkeyp
     assert launch.is_gone()
 
 
-def test_supervise_does_not_wait_for_orphans_that_have_exited(launch, monkeypatch):
-    """In a container no process reaps orphans, and they stay zombies."""
-    monkeypatch.setattr(module, "_GRACE_SECONDS", 60.0)
-    code = PARENT.format(child=STAY.format(file=launch.pid_file("grandchild")), rest=SLEEP)
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        launch.supervise(code, on_tick=launch.when_there(["grandchild"], interrupt))
-    assert time.monotonic() - began < 30
-    assert launch.is_gone()
-
-
 def test_end_of_a_stubborn_process_calls_back_meanwhile(launch):
     """An agent stays alive for its parent."""
     calls = []
     file = launch.pid_file("stubborn")
-    command = Command((sys.executable, "-c", STUBBORN.format(file=file)), {})
-    module.supervise(
-        command,
-        name=launch.name,
-        log=launch.log,
-        deadline_seconds=30.0,
+    launch.supervise_command(
+        Command((sys.executable, "-c", STUBBORN.format(file=file)), {}),
         on_tick=lambda: not Path(file).exists(),
         while_waiting=lambda: calls.append(time.monotonic()),
     )
@@ -314,15 +238,26 @@ def test_end_of_a_stubborn_process_calls_back_meanwhile(launch):
     assert launch.is_gone()
 
 
-@pytest.mark.parametrize("child", [STAY, STUBBORN], ids=["gentle", "stubborn"])
+@pytest.mark.parametrize(
+    ("child", "grace_seconds", "error"),
+    [(STAY, 60.0, KeyboardInterrupt), (STAY, 60.0, ValueError), (STUBBORN, 1.0, KeyboardInterrupt)],
+)
 @pytest.mark.parametrize("grand", [True, False], ids=["grandchild in its own session", "child"])
-def test_descendants_are_ended_also_if_they_ignore_sigterm(launch, child, grand):
+def test_descendants_are_ended_and_not_awaited(launch, monkeypatch, child, grace_seconds, error, grand):
+    """In a container no process reaps orphans, and they stay zombies."""
+
+    def fail():
+        raise error
+
+    monkeypatch.setattr(module, "_GRACE_SECONDS", grace_seconds)
     code = child.format(file=launch.pid_file("it"))
-    with pytest.raises(KeyboardInterrupt):
+    began = time.monotonic()
+    with pytest.raises(error):
         launch.supervise(
             PARENT.format(child=code, rest=SLEEP) if grand else code,
-            on_tick=launch.when_there(["it"], interrupt),
+            on_tick=launch.when_there("it", fail),
         )
+    assert time.monotonic() - began < 30
     assert len(launch.pids()) == 1
     assert launch.is_gone()
 
@@ -330,13 +265,8 @@ def test_descendants_are_ended_also_if_they_ignore_sigterm(launch, child, grand)
 @pytest.mark.parametrize("status", [0, 5])
 def test_orphans_of_a_launcher_that_exited_are_ended(launch, status):
     file = launch.pid_file("orphan")
-    wait = f"""
-import pathlib
-while not (pathlib.Path({file!r}).exists() and pathlib.Path({file!r}).read_text()):
-    time.sleep(0.01)
-raise SystemExit({status})
-"""
-    assert launch.supervise(PARENT.format(child=STAY.format(file=file), rest=wait)) == status
+    rest = AWAIT.format(file=file) + f"raise SystemExit({status})"
+    assert launch.supervise(PARENT.format(child=STAY.format(file=file), rest=rest)) == status
     assert len(launch.pids()) == 1
     assert launch.is_gone()
 
@@ -385,23 +315,21 @@ def typed_ahead():
         os.close(handle)
 
 
-def test_child_reads_nothing_from_stdin(launch, typed_ahead):
-    code = "import os; raise SystemExit(9 if os.read(0, 1) else 0)"
-    assert launch.supervise(code, deadline=10) == 0
-
-
-def test_child_has_the_environment_of_its_command_and_no_secret(launch, monkeypatch):
+def test_child_has_its_words_its_environment_no_secret_and_no_input(launch, monkeypatch, typed_ahead):
     monkeypatch.setenv("FOO_TOKEN", "secret")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    words = "$HOME; touch x `id`"  # no shell reads them
     code = f"""
-import os
+import os, sys
+assert sys.argv[1:] == [{words!r}]
 assert os.environ[{MARKER!r}] == {launch.name!r}
 assert os.environ["OMP_NUM_THREADS"] == "3"
 assert os.environ["NCCL_DEBUG"] == "INFO"
 assert "FOO_TOKEN" not in os.environ
+assert os.read(0, 1) == b""
 """
-    command = Command((sys.executable, "-c", code), {"OMP_NUM_THREADS": "3"})
-    assert launch.supervise_command(command).status == 0, launch.log.read_text()
+    command = Command((sys.executable, "-c", code, words), {"OMP_NUM_THREADS": "3"})
+    assert launch.supervise_command(command, deadline=10).status == 0, launch.log.read_text()
 
 
 def test_supervise_command_that_cannot_be_executed_is_named(launch):
@@ -426,25 +354,18 @@ def test_supervise_log_that_cannot_be_written_is_named(launch):
     assert launch.is_gone()
 
 
-def test_command_is_not_read_by_a_shell(launch):
-    command = Command((sys.executable, "-c", "import sys; print(sys.argv[1])", "$HOME; touch x `id`"), {})
-    assert launch.supervise_command(command).status == 0
-    assert launch.log.read_text() == "$HOME; touch x `id`\n"
-
-
-OTHER_USER = 65534
-
-
 @pytest.mark.parametrize(
-    ("pattern", "left"),
+    ("pattern", "user", "left"),
     [
-        ("mpich_*", {"mpich_mapped", "mpich_older", "other"}),
-        ("", {"mpich_mapped", "mpich_own", "mpich_older"}),
+        ("mpich_*", os.geteuid(), {"mpich_mapped", "mpich_older"}),
+        ("mpich_*", os.geteuid() + 1, {"mpich_mapped", "mpich_own", "mpich_older"}),
+        ("", os.geteuid(), {"mpich_mapped", "mpich_own", "mpich_older"}),
     ],
 )
-def test_end_removes_segments_of_its_own_launch_that_no_process_maps(tmp_path, monkeypatch, pattern, left):
-    """A launch without MPICH leaves all of them alone."""
+def test_end_removes_own_segments_that_no_process_maps(tmp_path, monkeypatch, pattern, user, left):
+    """A launch without MPICH leaves all of them alone, and so does another user."""
     monkeypatch.setattr(module, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
     began = time.time()
     for name in ("mpich_own", "mpich_older", "mpich_mapped", "other"):
         (tmp_path / name).write_bytes(b"x" * mmap.PAGESIZE)
@@ -455,30 +376,18 @@ def test_end_removes_segments_of_its_own_launch_that_no_process_maps(tmp_path, m
         assert {path.name for path in tmp_path.iterdir()} == left | {"other"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
-def test_end_leaves_the_segments_of_other_users(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_SHARED_MEMORY", tmp_path)
-    (tmp_path / "mpich_1").touch()
-    os.chown(tmp_path / "mpich_1", OTHER_USER, OTHER_USER)
-    module.end_all(str(tmp_path / "no launch"), segments=module.Segments("mpich_*", 0.0))
-    assert (tmp_path / "mpich_1").exists()
-
-
 # Starts an orphan of an empty environment, in a session of its own.
 DETACH = """
-import pathlib, subprocess, sys, time
-subprocess.Popen(
-    ["/usr/bin/setsid", "-f", sys.executable, "-c", {child!r}], env={{}}, stdin=subprocess.DEVNULL
-)
-while not (pathlib.Path({file!r}).exists() and pathlib.Path({file!r}).read_text()):
-    time.sleep(0.01)
+import subprocess, sys
+command = ["/usr/bin/setsid", "-f", sys.executable, "-c", {child!r}]
+subprocess.Popen(command, env={{}}, stdin=subprocess.DEVNULL)
 """
 
 
 def test_orphan_without_environment_and_session_is_ended(launch):
     """An own workload may start it; the agent is its next parent."""
     file = launch.pid_file("orphan")
-    code = DETACH.format(child=STUBBORN.format(file=file), file=file)
+    code = DETACH.format(child=STUBBORN.format(file=file)) + AWAIT.format(file=file)
     agent = f"""
 import sys
 from pathlib import Path

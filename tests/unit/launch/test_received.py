@@ -39,23 +39,26 @@ def test_host_writes_only_the_files_of_its_own_ranks(hostile, files, name):
     for own in ("rank-1.json", "rank-1.failure.json", "rank-1.exit"):
         hostile.write(FileContent(own, b"its own"))
         assert (files.directory / own).read_bytes() == b"its own"
+    hostile.write(FileChunk("launcher.log", 0, b"12"))
+    assert (files.directory / "launcher-n2.log").read_text() == "12"
 
 
-@pytest.mark.parametrize("offset", [1 << 40, 4, 0, -1])
-def test_host_whose_file_has_a_gap_is_refused(hostile, files, offset):
+@pytest.mark.parametrize(
+    ("offset", "data", "error", "says"),
+    [
+        *((offset, b"456", ProtocolError, "rank-1.log goes on at") for offset in (1 << 40, 4, 0, -1)),
+        (3, b"4567", HostError, "Host n2 sends more than"),
+    ],
+)
+def test_host_whose_file_has_a_gap_or_no_end_is_refused(
+    hostile, files, monkeypatch, offset, data, error, says
+):
+    monkeypatch.setattr(module, "_FILE_BYTES", 6)
     hostile.write(FileChunk("rank-1.log", 0, b"123"))
-    with pytest.raises(ProtocolError):
-        hostile.write(FileChunk("rank-1.log", offset, b"456"))
+    with pytest.raises(error, match=says):
+        hostile.write(FileChunk("rank-1.log", offset, data))
     hostile.write(FileChunk("rank-1.log", 3, b"456"))
     assert files.log(1).read_text() == "123456"
-
-
-def test_host_whose_file_has_no_end_is_refused(hostile, files, monkeypatch):
-    monkeypatch.setattr(module, "_FILE_BYTES", 5)
-    hostile.write(FileChunk("rank-1.log", 0, b"123"))
-    with pytest.raises(HostError, match="Host n2 sends more than"):
-        hostile.write(FileChunk("rank-1.log", 3, b"456"))
-    assert files.log(1).read_text() == "123"
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", ".hidden", "", "a/b", "rank-1.log\0"])
@@ -63,8 +66,3 @@ def test_host_writes_to_no_other_folder(hostile, files, name):
     with pytest.raises(ProtocolError):
         hostile.write(FileContent(name, b""))
     assert list(files.directory.iterdir()) == [files.job]
-
-
-def test_log_of_a_launcher_is_kept_under_the_name_of_its_host(hostile, files):
-    hostile.write(FileChunk("launcher.log", 0, b"12"))
-    assert (files.directory / "launcher-n2.log").read_text() == "12"

@@ -13,8 +13,11 @@ from compare.experiment.allocation import choose_allocation
 from compare.launch.engines.detect import find_job, require_started_once
 from compare.launch.engines.ssh import Ssh
 
-NODES = "a\na\nb\n"
+TWO_AND_ONE = ("a\na\nb\n", {"a": 2, "b": 1})
+ONE_EACH = ("a\nb\n", {"a": 1, "b": 1})
+ADDRESSES = ("", {"10.0.0.4": 1, "10.0.0.5": 1})
 PE_HOSTFILE = "a.example 4 all.q@a.example UNDEFINED\nb.example 2 all.q@b.example <NULL>\n"
+QUEUES = "a 4 all.q@a UNDEFINED\nb 2 all.q@b 0,0\na 1 big.q@a UNDEFINED\n"
 
 
 def allocated(environ, engine="auto", ranks=None):
@@ -25,83 +28,47 @@ def hosts(allocation):
     return {host.name: host.slots for host in allocation.hosts}
 
 
-# Variables of a job, with FILE for a file; the contents of that file; the hosts; the source.
-TAKEN = {
-    "PBS": (
-        {"PBS_JOBID": "9.pbs", "PBS_NODEFILE": "FILE", "PBS_O_WORKDIR": "/home"},
-        *(NODES, {"a": 2, "b": 1}, "2 of PBS job 9.pbs, from PBS_NODEFILE"),
+# Variables of a job, first the one that names its hosts, with FILE for a file; the contents of that file; the
+# hosts; the job.
+TAKEN = [
+    ({"PBS_NODEFILE": "FILE", "PBS_JOBID": "9.pbs", "PBS_O_WORKDIR": "/home"}, *TWO_AND_ONE, "PBS job 9.pbs"),
+    (
+        {"LSB_DJOB_HOSTFILE": "FILE", "LSB_JOBID": "8", "LSB_MCPU_HOSTS": "x 1", "LSB_HOSTS": "x"},
+        *(*TWO_AND_ONE, "LSF job 8"),
     ),
-    "LSF, a file": (
-        {"LSB_JOBID": "8", "LSB_DJOB_HOSTFILE": "FILE", "LSB_MCPU_HOSTS": "x 1", "LSB_HOSTS": "x"},
-        *(NODES, {"a": 2, "b": 1}, "2 of LSF job 8, from LSB_DJOB_HOSTFILE"),
+    ({"LSB_MCPU_HOSTS": "a 4 b 4 ", "LSB_JOBID": "8", "LSB_HOSTS": "x"}, "", {"a": 4, "b": 4}, "LSF job 8"),
+    ({"LSB_HOSTS": "a a b b", "LSB_JOBID": "8"}, "", {"a": 2, "b": 2}, "LSF job 8"),
+    (
+        {"PE_HOSTFILE": "FILE", "JOB_ID": "7", "NSLOTS": "6", "NHOSTS": "2", "SGE_ROOT": "/opt/sge"},
+        *(PE_HOSTFILE, {"a.example": 4, "b.example": 2}, "Grid Engine job 7"),
     ),
-    "LSF, counts": (
-        {"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "a 4 b 4 ", "LSB_HOSTS": "x"},
-        *("", {"a": 4, "b": 4}, "2 of LSF job 8, from LSB_MCPU_HOSTS"),
+    ({"PE_HOSTFILE": "FILE"}, QUEUES, {"a": 5, "b": 2}, "a job of Grid Engine"),
+    ({"OAR_NODEFILE": "FILE", "OAR_JOB_ID": "5", "OAR_NODE_FILE": "FILE"}, *TWO_AND_ONE, "OAR job 5"),
+    ({"COBALT_NODEFILE": "FILE", "COBALT_JOBID": "4", "COBALT_JOBSIZE": "2"}, *ONE_EACH, "Cobalt job 4"),
+    ({"AZ_BATCH_HOST_LIST": "10.0.0.4,10.0.0.5", "AZ_BATCH_JOB_ID": "j"}, *ADDRESSES, "Azure Batch job j"),
+    ({"AZ_BATCH_NODE_LIST": "10.0.0.4;10.0.0.5"}, *ADDRESSES, "a job of Azure Batch"),
+    (
+        {"BATCH_HOSTS_FILE": "FILE", "BATCH_JOB_UID": "u", "BATCH_TASK_INDEX": "0"},
+        *(*ONE_EACH, "Google Batch job u"),
     ),
-    "LSF, names": (
-        {"LSB_JOBID": "8", "LSB_HOSTS": "a a b b"},
-        *("", {"a": 2, "b": 2}, "2 of LSF job 8, from LSB_HOSTS"),
+    ({"CCP_NODES": "2 a 4 b 4", "CCP_JOBID": "3"}, "", {"a": 4, "b": 4}, "Microsoft HPC Pack job 3"),
+    ({"LOADL_HOSTFILE": "FILE", "LOADL_STEP_ID": "s.1"}, *TWO_AND_ONE, "LoadLeveler job s.1"),
+    ({"PJM_O_NODEINF": "FILE", "PJM_JOBID": "2"}, *ONE_EACH, "Fujitsu's scheduler (PJM) job 2"),
+    ({"LAUNCHER_HOSTFILE": "FILE", "TACC_SYSTEM": "frontera"}, *ONE_EACH, "a job of TACC's launcher"),
+    (
+        {"OMPI_MCA_orte_default_hostfile": "FILE", "K_MPI_JOB_ROLE": "launcher"},
+        *("a slots=2\nb slots=2\n", {"a": 2, "b": 2}, "the MPIJob"),
     ),
-    "Grid Engine": (
-        {"JOB_ID": "7", "PE_HOSTFILE": "FILE", "NSLOTS": "6", "NHOSTS": "2", "SGE_ROOT": "/opt/sge"},
-        *(PE_HOSTFILE, {"a.example": 4, "b.example": 2}, "2 of Grid Engine job 7, from PE_HOSTFILE"),
-    ),
-    "Grid Engine, two queues": (
-        {"PE_HOSTFILE": "FILE"},
-        "a 4 all.q@a UNDEFINED\nb 2 all.q@b 0,0\na 1 big.q@a UNDEFINED\n",
-        *({"a": 5, "b": 2}, "2 of a job of Grid Engine, from PE_HOSTFILE"),
-    ),
-    "OAR": (
-        {"OAR_JOB_ID": "5", "OAR_NODEFILE": "FILE", "OAR_NODE_FILE": "FILE"},
-        *(NODES, {"a": 2, "b": 1}, "2 of OAR job 5, from OAR_NODEFILE"),
-    ),
-    "Cobalt": (
-        {"COBALT_JOBID": "4", "COBALT_NODEFILE": "FILE", "COBALT_JOBSIZE": "2"},
-        *("a\nb\n", {"a": 1, "b": 1}, "2 of Cobalt job 4, from COBALT_NODEFILE"),
-    ),
-    "Azure Batch": (
-        {"AZ_BATCH_JOB_ID": "j", "AZ_BATCH_HOST_LIST": "10.0.0.4,10.0.0.5"},
-        *("", {"10.0.0.4": 1, "10.0.0.5": 1}, "2 of Azure Batch job j, from AZ_BATCH_HOST_LIST"),
-    ),
-    "Azure Batch, nodes": (
-        {"AZ_BATCH_NODE_LIST": "10.0.0.4;10.0.0.5"},
-        *("", {"10.0.0.4": 1, "10.0.0.5": 1}, "2 of a job of Azure Batch, from AZ_BATCH_NODE_LIST"),
-    ),
-    "Google Batch": (
-        {"BATCH_JOB_UID": "u", "BATCH_TASK_INDEX": "0", "BATCH_HOSTS_FILE": "FILE"},
-        *("a\nb\n", {"a": 1, "b": 1}, "2 of Google Batch job u, from BATCH_HOSTS_FILE"),
-    ),
-    "HPC Pack": (
-        {"CCP_JOBID": "3", "CCP_NODES": "2 a 4 b 4"},
-        *("", {"a": 4, "b": 4}, "2 of Microsoft HPC Pack job 3, from CCP_NODES"),
-    ),
-    "LoadLeveler": (
-        {"LOADL_STEP_ID": "s.1", "LOADL_HOSTFILE": "FILE"},
-        *(NODES, {"a": 2, "b": 1}, "2 of LoadLeveler job s.1, from LOADL_HOSTFILE"),
-    ),
-    "PJM": (
-        {"PJM_JOBID": "2", "PJM_O_NODEINF": "FILE"},
-        *("a\nb\n", {"a": 1, "b": 1}, "2 of Fujitsu's scheduler (PJM) job 2, from PJM_O_NODEINF"),
-    ),
-    "TACC": (
-        {"LAUNCHER_HOSTFILE": "FILE", "TACC_SYSTEM": "frontera"},
-        *("a\nb\n", {"a": 1, "b": 1}, "2 of a job of TACC's launcher, from LAUNCHER_HOSTFILE"),
-    ),
-    "MPIJob": (
-        {"K_MPI_JOB_ROLE": "launcher", "OMPI_MCA_orte_default_hostfile": "FILE"},
-        "a slots=2\nb slots=2\n",
-        *({"a": 2, "b": 2}, "2 of the MPIJob, from OMPI_MCA_orte_default_hostfile"),
-    ),
-}
+]
 
 
-@pytest.mark.parametrize(("environ", "written", "expected", "source"), TAKEN.values(), ids=TAKEN)
-def test_job_that_names_its_hosts_is_taken_with_them(tmp_path, environ, written, expected, source):
+@pytest.mark.parametrize(("environ", "written", "expected", "job"), TAKEN, ids=[job for *_, job in TAKEN])
+def test_job_that_names_its_hosts_is_taken_with_them(tmp_path, environ, written, expected, job):
     (tmp_path / "hosts").write_text(written)
     environ = {name: value.replace("FILE", str(tmp_path / "hosts")) for name, value in environ.items()}
     found = allocated(environ)
-    assert (hosts(found), found.source, type(found.carrier)) == (expected, source, Ssh)
+    assert found.source == f"2 of {job}, from {next(iter(environ))}"
+    assert (hosts(found), type(found.carrier)) == (expected, Ssh)
     alone = allocated(environ, "local")
     assert hosts(alone) == {"localhost": 2}
     assert "(--engine local), within " in alone.source
@@ -120,14 +87,9 @@ REFUSED = {
     "HTCondor": ({"_CONDOR_PROCNO": "0", "_CONDOR_NPROCS": "2", "_CONDOR_JOB_AD": "/x"}, "HTCondor"),
     "Moab": ({"MOAB_JOBID": "6", "MOAB_NODELIST": "a&b"}, "Moab job 6"),
     "SageMaker": ({"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-1"}, "a job of SageMaker"),
-    "SageMaker, own image": (
-        {"TRAINING_JOB_ARN": "arn:aws:sagemaker:eu-west-1:1:training-job/x"},
-        "SageMaker",
-    ),
-    "AWS Batch": (
-        {"AWS_BATCH_JOB_ID": "j", "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "0"},
-        "AWS Batch job j",
-    ),
+    "SageMaker, own image": ({"TRAINING_JOB_ARN": "arn:aws:sagemaker:eu-west-1:1:job/x"}, "SageMaker"),
+    "AWS Batch": ({"AWS_BATCH_JOB_ID": "j", "AWS_BATCH_JOB_NUM_NODES": "2"}, "AWS Batch job j"),
+    "AWS Batch, a node": ({"AWS_BATCH_JOB_NODE_INDEX": "0"}, "a job of AWS Batch"),
     "Azure Batch": ({"AZ_BATCH_JOB_ID": "j", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}, "Azure Batch job j"),
     "Azure ML": ({"AZUREML_NODE_COUNT": "2"}, "a job of Azure Batch"),
     "Vertex AI": ({"CLUSTER_SPEC": '{"cluster":{"workerpool0":["a:1","b:1"]}}'}, "a job of Vertex AI"),
@@ -180,42 +142,27 @@ def test_job_of_one_host_is_this_machine_and_says_so(environ):
 
 
 # What a shell carries outside any job: settings of clients, modules and containers.
-EVERYDAY = {
-    "SGE_ROOT": "/opt/sge",
-    "SGE_CELL": "default",
-    "SLURM_CONF": "/etc/slurm/slurm.conf",
-    "SLURM_TIME_FORMAT": "relative",
-    "LSF_ENVDIR": "/opt/lsf/conf",
-    "LSF_SERVERDIR": "/opt/lsf/etc",
-    "PBS_EXEC": "/opt/pbs",
-    "PBS_SERVER": "pbs",
-    "PBS_DEFAULT": "pbs",
-    "MOABHOMEDIR": "/opt/moab",
-    "TACC_SYSTEM": "frontera",
-    "TACC_NODE_TYPE": "clx",
-    "LAUNCHER_DIR": "/opt/apps/launcher",
-    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-    "AWS_REGION": "eu-west-1",
-    "AZUREML_RUN_ID": "r",
-    "OMPI_MCA_btl": "tcp,self",
-    "HOSTFILE": "/home/alice/hosts",
-    "WORLD_SIZE": "1",
-    "RANK": "0",
-    "LOCAL_RANK": "0",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29500",
-    "JOB_ID": "build-7",
-    "CI_JOB_ID": "7",
-    "TF_CONFIG": "{}",
-    "PMI_SIZE": "1",
-    "OMPI_COMM_WORLD_SIZE": "1",
-    "SLURM_STEP_NUM_TASKS": "1",
-}
+EVERYDAY = """
+SGE_ROOT=/opt/sge SGE_CELL=default
+SLURM_CONF=/etc/slurm/slurm.conf SLURM_TIME_FORMAT=relative SLURM_STEP_NUM_TASKS=1
+LSF_ENVDIR=/opt/lsf/conf LSF_SERVERDIR=/opt/lsf/etc
+PBS_EXEC=/opt/pbs PBS_SERVER=pbs PBS_DEFAULT=pbs
+MOABHOMEDIR=/opt/moab
+TACC_SYSTEM=frontera TACC_NODE_TYPE=clx LAUNCHER_DIR=/opt/apps/launcher
+KUBERNETES_SERVICE_HOST=10.96.0.1
+AWS_REGION=eu-west-1
+AZUREML_RUN_ID=r
+OMPI_MCA_btl=tcp,self OMPI_COMM_WORLD_SIZE=1 PMI_SIZE=1 HOSTFILE=/home/alice/hosts
+WORLD_SIZE=1 RANK=0 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500
+JOB_ID=build-7 CI_JOB_ID=7
+TF_CONFIG={}
+"""
 
 
 def test_everyday_variables_are_no_job():
-    assert find_job(EVERYDAY) is None
-    assert allocated(EVERYDAY).source.startswith("this machine, as none are named")
+    environ = dict(setting.split("=") for setting in EVERYDAY.split())
+    assert find_job(environ) is None
+    assert allocated(environ).source.startswith("this machine, as none are named")
 
 
 @pytest.mark.parametrize(
@@ -225,13 +172,12 @@ def test_everyday_variables_are_no_job():
             {"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "a 4 b"},
             "LSB_MCPU_HOSTS does not name the hosts of LSF job 8",
         ),
-        ({"LSB_HOSTS": "a;rm b"}, "LSB_HOSTS does not name the hosts of a job of LSF"),
+        ({"LSB_HOSTS": "a\x07 b"}, "LSB_HOSTS does not name the hosts of a job of LSF"),
         ({"PE_HOSTFILE": "/nowhere/pe"}, "PE_HOSTFILE does not name the hosts of a job of Grid Engine"),
         ({"CCP_NODES": "2 a 4 b"}, "CCP_NODES does not name the hosts"),
     ],
 )
 def test_job_whose_hosts_cannot_be_read_is_refused(environ, says):
-    environ = {name: value.replace(";rm", "\x07") for name, value in environ.items()}
     with pytest.raises(UsageError) as caught:
         allocated(environ)
     assert says in caught.value.what
@@ -246,28 +192,23 @@ def test_launch_node_of_lsf_is_asked_for(listed):
     assert hosts(allocated({"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "h0 1 h1 1"})) == {"h0": 1, "h1": 1}
 
 
-STARTED = {
-    "mpirun": [{"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}],
-    "mpiexec of MPICH or Intel MPI": [{"PMI_SIZE": "2", "PMI_RANK": "0"}, {"MPI_LOCALNRANKS": "2"}],
-    "mpirun of MVAPICH": [{"MV2_COMM_WORLD_SIZE": "2"}],
-    "srun": [
-        {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"},
-        {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"},
-    ],
-    "horovodrun": [{"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}],
-    "torchrun": [
-        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
-        {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"},
-    ],
-    "flux run": [{"FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "0"}],
-    "jsrun": [{"JSM_NAMESPACE_SIZE": "2"}],
-    "poe": [{"MP_PROCS": "2", "MP_CHILD": "0"}],
-}
+STARTED = [
+    ("mpirun", {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}),
+    ("mpiexec of MPICH or Intel MPI", {"PMI_SIZE": "2", "PMI_RANK": "0"}),
+    ("mpiexec of MPICH or Intel MPI", {"MPI_LOCALNRANKS": "2"}),
+    ("mpirun of MVAPICH", {"MV2_COMM_WORLD_SIZE": "2"}),
+    ("srun", {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}),
+    ("srun", {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}),
+    ("horovodrun", {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}),
+    ("torchrun", {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}),
+    ("torchrun", {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}),
+    ("flux run", {"FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "0"}),
+    ("jsrun", {"JSM_NAMESPACE_SIZE": "2"}),
+    ("poe", {"MP_PROCS": "2", "MP_CHILD": "0"}),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "environ"), [(name, environ) for name, some in STARTED.items() for environ in some]
-)
+@pytest.mark.parametrize(("name", "environ"), STARTED)
 def test_program_started_twice_is_refused_by_its_launcher(name, environ):
     with pytest.raises(UsageError, match="each would start all ranks") as caught:
         require_started_once(environ)
@@ -293,12 +234,7 @@ def test_program_in_the_script_of_a_job_is_started_once():
 
 @pytest.mark.parametrize("command", [["run"], ["submit", "--", "run"], ["rehearse", "--", "run"], ["doctor"]])
 def test_command_started_by_mpirun_twice_exits_with_wrong_usage(command):
-    done = subprocess.run(
-        [sys.executable, "-m", "compare", *command],
-        env=os.environ | {"OMPI_COMM_WORLD_SIZE": "2"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program, environ = [sys.executable, "-m", "compare"], os.environ | {"OMPI_COMM_WORLD_SIZE": "2"}
+    done = subprocess.run([*program, *command], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert "mpirun starts compare 2 times" in done.stderr

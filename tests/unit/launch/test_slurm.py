@@ -5,6 +5,7 @@ A real Slurm is in tests/lab.
 
 import math
 import os
+import shlex
 import subprocess
 import time
 
@@ -24,6 +25,8 @@ SHOWN = (
     "Nodes=n1 CPU_IDs=0-1 Mem=0 GRES={gres} "
     "Nodes=n2 CPU_IDs=0 Mem=0 GRES={gres} StdErr={output}\n"
 )
+RUNNING = {"state": "RUNNING", "reason": "None", "limit": "01:00:00", "tasks": 2, "gres": "", "output": ""}
+RUNNING["user"] = f"me({os.getuid()})"
 STOPPED = "slurmstepd: error: *** STEP 1.0 ON n2 CANCELLED AT 2026"
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
 
@@ -32,12 +35,8 @@ JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NO
 def controller(programs):
     """Let a stand-in for ``scontrol`` describe the job."""
 
-    def write(*, state="RUNNING", reason="None", limit="01:00:00", tasks=2, gres="", output="", user=None):
-        user = user or f"me({os.getuid()})"
-        shown = SHOWN.format(
-            state=state, reason=reason, limit=limit, tasks=tasks, gres=gres, output=output, user=user
-        )
-        programs("scontrol", f"cat <<'END'\n{shown}END")
+    def write(**described):
+        programs("scontrol", f"cat <<'END'\n{SHOWN.format(**RUNNING | described)}END")
 
     return write
 
@@ -65,20 +64,12 @@ def test_srun_that_is_not_installed_is_unavailable(tmp_path, monkeypatch):
         Slurm(job="17").argv(THERE, ["true"])
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["-x", "n2", "echo one", "two"],
-        ["-o", "StrictHostKeyChecking=no", "n2", "-p", "22", "-oBatchMode=yes", "echo one two"],
-    ],
-)
+@pytest.mark.parametrize("words", ["-x n2 'echo one' two", "-o A=no n2 -p 22 -oBatchMode=yes 'echo one two'"])
 def test_ssh_of_slurm_drops_options_and_starts_a_step(programs, tmp_path, words):
-    programs(
-        "srun", 'for word; do shift; case $word in --nodelist=*) echo "$word" ;; --) exec "$@" ;; esac; done'
-    )
-    files = Slurm(job="17").remote_shell(tmp_path, [THERE])
-    programs("ssh", files["bin/ssh"])
-    done = subprocess.run([tmp_path / "ssh", *words], capture_output=True, text=True, check=True)
+    steps = 'for word; do shift; case $word in --nodelist=*) echo "$word" ;; --) exec "$@" ;; esac; done'
+    programs("srun", steps)
+    programs("ssh", Slurm(job="17").remote_shell(tmp_path, [THERE])["bin/ssh"])
+    done = subprocess.run([tmp_path / "ssh", *shlex.split(words)], capture_output=True, text=True, check=True)
     assert done.stdout == "--nodelist=n2\none two\n"
 
 
@@ -96,12 +87,10 @@ def test_ssh_of_slurm_drops_options_and_starts_a_step(programs, tmp_path, words)
     ],
 )
 def test_failed_step_is_explained(printed, kind, says):
-    carrier = Slurm(job="17")
-    error = host_error(Answer(THERE, 3, b"", printed.encode(), 1.0), carrier)
+    error = host_error(Answer(THERE, 3, b"", printed.encode(), 1.0), Slurm(job="17"))
     assert type(error) is kind
     assert says in str(error)
-    joined = join_errors([HostError("another"), error], of=2)
-    assert isinstance(joined, kind)
+    assert isinstance(join_errors([HostError("another"), error], of=2), kind)
 
 
 def test_job_has_tasks_cpus_and_time(controller):
@@ -117,123 +106,98 @@ def test_job_has_tasks_cpus_and_time(controller):
     assert "srun -n1 --cpu-bind=none --cpus-per-task=2" in caught.value.remedy
 
 
-def test_job_without_tasks_has_a_rank_for_each_gpu(controller):
-    controller(gres="gpu:a100:4(IDX:0-3)", limit="UNLIMITED")
-    job = read_job(JOB)
-    assert slots(job) == {"n1": 4, "n2": 4}
-    assert job.ends_at == math.inf
-    controller()
-    assert slots(read_job(JOB)) == {"n1": 1, "n2": 1}
+STEP = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}
 
 
-@pytest.mark.parametrize(("tasks", "expected"), [(2, [1, 1]), (3, [2, 1]), (4, [2, 2])])
-def test_job_of_a_step_has_its_own_tasks(controller, tasks, expected):
-    controller(tasks=tasks)
-    step = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}
-    assert list(slots(read_job(JOB | step)).values()) == expected
+@pytest.mark.parametrize(
+    ("environ", "described", "expected"),
+    [
+        (JOB, {}, (1, 1)),
+        (JOB, {"gres": "gpu:a100:4(IDX:0-3)"}, (4, 4)),
+        (JOB | STEP, {"tasks": 2}, (1, 1)),
+        (JOB | STEP, {"tasks": 3}, (2, 1)),
+        (JOB | STEP, {"tasks": 4}, (2, 2)),
+        ({"SLURM_JOB_ID": "17"}, {"tasks": 4}, (2, 2)),
+        ({"SLURM_JOBID": "17"}, {"tasks": 4}, (2, 2)),
+    ],
+)
+def test_job_has_the_tasks_of_all_its_steps_or_a_rank_for_each_gpu(controller, environ, described, expected):
+    controller(**described)
+    assert slots(read_job(environ)) == dict(zip(("n1", "n2"), expected, strict=True))
 
 
-def test_job_whose_number_alone_is_known_has_its_tasks(controller):
-    controller(tasks=4)
-    assert slots(read_job({"SLURM_JOB_ID": "17"})) == {"n1": 2, "n2": 2}
-    assert slots(read_job({"SLURM_JOBID": "17"})) == {"n1": 2, "n2": 2}
+def test_job_without_a_time_limit_has_no_end(controller):
+    controller(limit="UNLIMITED")
+    assert read_job(JOB).ends_at == math.inf
 
 
-@pytest.mark.parametrize("number", ["", "0", "-1", "17_3", "seventeen", "017"])
-def test_job_whose_number_is_none_is_refused(controller, number):
-    controller()
-    with pytest.raises(
-        UsageError, match=f"SLURM_JOB_ID is '{number}', which is no number of a job"
-    ) as caught:
-        read_job({"SLURM_JOB_ID": number})
+NUMBERS = ("", "0", "-1", "17_3", "seventeen", "017")
+
+
+@pytest.mark.parametrize(
+    ("environ", "described", "says"),
+    [
+        *(
+            ({"SLURM_JOB_ID": number}, {}, f"SLURM_JOB_ID is '{number}', which is no number")
+            for number in NUMBERS
+        ),
+        (JOB, {"user": f"alice({os.getuid() + 1})"}, "Slurm job 17 is not yours.\nIt belongs to alice"),
+        (JOB, {"state": "COMPLETED"}, "Slurm job 17 does not run.\nIts state is COMPLETED"),
+        (JOB, {"state": "TIMEOUT"}, "Its state is TIMEOUT"),
+        (JOB, {"state": "PENDING"}, "Its state is PENDING"),
+        (JOB | {"SLURM_ARRAY_TASK_ID": "3"}, {}, "a part of a job array"),
+        (JOB | {"SLURM_HET_SIZE": "2"}, {}, "is heterogeneous"),
+    ],
+)
+def test_job_that_is_no_simple_running_one_of_this_user_is_refused(controller, environ, described, says):
+    controller(**described)
+    with pytest.raises(UsageError) as caught:
+        read_job(environ)
+    assert says in str(caught.value)
     assert "--engine local" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
-    ("described", "says"),
+    ("printed", "error", "says"),
     [
-        ({"user": f"alice({os.getuid() + 1})"}, "Slurm job 17 is not yours.\nIt belongs to alice"),
-        ({"state": "COMPLETED"}, "Slurm job 17 does not run.\nIts state is COMPLETED"),
-        ({"state": "TIMEOUT"}, "Its state is TIMEOUT"),
-        ({"state": "PENDING"}, "Its state is PENDING"),
+        ("slurm_load_jobs error: Invalid job id specified", UsageError, "Slurm knows no job 17"),
+        ("no controller", UnavailableError, "what job 17 has.\nno controller\n"),
     ],
 )
-def test_job_that_is_no_running_one_of_this_user_is_refused(controller, described, says):
-    controller(**described)
-    with pytest.raises(UsageError) as caught:
+def test_job_that_the_controller_does_not_describe_is_refused(programs, printed, error, says):
+    programs("scontrol", f"echo '{printed}' >&2; exit 1")
+    with pytest.raises(error) as caught:
         read_job(JOB)
     assert says in str(caught.value)
     assert "--engine local" in caught.value.remedy
 
 
-def test_job_that_slurm_has_forgotten_is_refused(programs):
-    programs("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    with pytest.raises(UsageError, match="Slurm knows no job 17") as caught:
-        read_job(JOB)
-    assert "--engine local" in caught.value.remedy
+CANCELLED = "CANCELLED AT 2026-11-25T16:51:00"
 
 
 @pytest.mark.parametrize(
-    ("environ", "says"),
+    ("described", "printed", "says"),
     [
-        ({"SLURM_ARRAY_TASK_ID": "3"}, "a part of a job array"),
-        ({"SLURM_HET_SIZE": "2"}, "is heterogeneous"),
+        ({"state": "TIMEOUT", "reason": "TimeLimit"}, "", "its time limit"),
+        ({"state": "PREEMPTED"}, "", "preempted"),
+        ({"state": "CANCELLED"}, "", "cancelled"),
+        ({"state": "RUNNING"}, "", None),
+        ({"state": "RUNNING", "limit": "00:01:00"}, "", "its time limit"),  # before Slurm ends it
+        # Its own script sees it complete, and no later state.
+        ({"state": "COMPLETING", "reason": "TimeLimit"}, "", "its time limit"),
+        ({"state": "COMPLETING"}, "", "was ended by Slurm"),
+        ({"state": "COMPLETING"}, f"JOB 17 ON n1 {CANCELLED}", "was cancelled"),
+        ({"state": "COMPLETING"}, f"JOB 17 ON n1 {CANCELLED} DUE TO PREEMPTION", "was preempted"),
+        ({"state": "COMPLETING"}, f"JOB 17 ON n1 {CANCELLED} DUE TO TIME LIMIT", "its time limit"),
+        ({"state": "COMPLETING"}, f"JOB 18 ON n1 {CANCELLED}", "was ended by Slurm"),
     ],
 )
-def test_job_that_is_not_simple_is_refused(environ, says):
-    with pytest.raises(UsageError, match=says):
-        read_job(JOB | environ)
-
-
-def test_job_whose_controller_is_silent_is_unavailable(programs):
-    programs("scontrol", "echo no controller >&2; exit 1")
-    with pytest.raises(UnavailableError, match="what job 17 has") as caught:
-        read_job(JOB)
-    assert caught.value.found == "no controller"
-
-
-@pytest.mark.parametrize(
-    ("state", "reason", "says"),
-    [
-        ("TIMEOUT", "TimeLimit", "its time limit"),
-        ("PREEMPTED", "None", "preempted"),
-        ("CANCELLED", "None", "cancelled"),
-        ("COMPLETING", "TimeLimit", "its time limit"),
-        ("COMPLETING", "None", "was ended by Slurm"),
-        ("RUNNING", "None", None),
-    ],
-)
-def test_job_tells_why_it_ended(controller, monkeypatch, state, reason, says):
-    """Its own script sees it complete, and no later state."""
-    monkeypatch.setattr(slurm_job, "_COMPLETING_SECONDS", 0.0)
-    controller()
-    job = read_job(JOB)
-    controller(state=state, reason=reason)
-    ended = job.why_it_ended()
-    assert ended is None if says is None else says in ended.what
-
-
-def test_job_over_its_limit_is_ended_before_slurm_says_so(controller):
-    controller()
-    job = read_job(JOB)
-    controller(limit="00:01:00")
-    assert "its time limit" in job.why_it_ended().what
-
-
-@pytest.mark.parametrize(
-    ("printed", "says"),
-    [
-        ("JOB 17 ON n1 CANCELLED AT 2026-11-25T16:51:00", "was cancelled"),
-        ("JOB 17 ON n1 CANCELLED AT 2026-11-25T16:51:00 DUE TO PREEMPTION", "was preempted"),
-        ("JOB 17 ON n1 CANCELLED AT 2026-11-25T16:51:00 DUE TO TIME LIMIT", "its time limit"),
-        ("JOB 18 ON n1 CANCELLED AT 2026-11-25T16:51:00", "was ended by Slurm"),
-    ],
-)
-def test_script_of_a_job_reads_the_ending_in_its_output(controller, monkeypatch, tmp_path, printed, says):
+def test_job_tells_why_it_ended(controller, monkeypatch, tmp_path, described, printed, says):
     monkeypatch.setattr(slurm_job, "_COMPLETING_SECONDS", 0.0)
     output = tmp_path / "out"
     output.write_text(f"round 1\nslurmstepd: error: *** {printed} ***\n")
     controller()
     job = read_job(JOB)
-    controller(state="COMPLETING", output=output)
-    assert says in job.why_it_ended().what
+    controller(**described, output=output if printed else "")
+    ended = job.why_it_ended()
+    assert ended is None if says is None else says in ended.what

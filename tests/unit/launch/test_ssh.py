@@ -89,40 +89,32 @@ def test_ssh_errors_say_what_to_do(printed, what, remedy):
 
 
 def write_remote_shell(carrier, folder, hosts):
-    """Write the files as an agent does; return the folder of programs."""
+    """Write the files as an agent does; return the ``ssh``."""
     for name, content in carrier.remote_shell(folder, hosts).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(content)
         (folder / name).chmod(0o700)
-    return folder / "bin"
+    return folder / "bin" / "ssh"
 
 
-def config_of(tmp_path, host, carrier, hosts):
-    """Let ssh itself read the configuration."""
-    write_remote_shell(carrier, tmp_path, hosts)
-    done = subprocess.run(
-        ["ssh", "-G", "-F", tmp_path / "ssh_config", host], capture_output=True, text=True, check=True
-    )
-    return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+def config_of(ssh, *words):
+    """Return the configuration that ssh itself reads for a host."""
+    return set(subprocess.check_output([ssh, "-G", *words], text=True).splitlines())
 
 
-def test_ssh_of_launchers_logs_in_as_the_carrier_does(tmp_path):
-    hosts = [Host("n1", 1, "alice"), Host("n2", 1)]
+@pytest.mark.parametrize(("host", "user"), [("n1", "alice"), ("n2", "bob")])
+def test_ssh_of_launchers_logs_in_as_the_carrier_does(tmp_path, host, user):
     carrier = Ssh(user="bob", port=2222, identity="/keys/of mine")
-    first, second = (config_of(tmp_path, name, carrier, hosts) for name in ("n1", "n2"))
-    assert (first["user"], second["user"]) == ("alice", "bob")
-    for its in (first, second):
-        assert (its["port"], its["identityfile"]) == ("2222", "/keys/of mine")
-        assert (its["batchmode"], its["serveraliveinterval"]) == ("yes", "3")
+    ssh = write_remote_shell(carrier, tmp_path, [Host("n1", 1, "alice"), Host("n2", 1)])
+    expected = {"port 2222", "identityfile /keys/of mine", "batchmode yes", "serveraliveinterval 3"}
+    assert {f"user {user}", *expected} <= config_of(ssh, host)
 
 
 def test_ssh_of_launchers_keeps_the_users_host_key_checking(tmp_path):
     """horovodrun passes StrictHostKeyChecking=no, and the first value that ssh reads counts."""
-    path = write_remote_shell(Ssh(), tmp_path, [THERE])
+    ssh = write_remote_shell(Ssh(), tmp_path, [THERE])
     config = tmp_path / "ssh_config"
     config.write_text(f"Host *\n  StrictHostKeyChecking yes\n{config.read_text()}")
-    argv = [path / "ssh", "-G", "-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no", "n1"]
-    done = subprocess.run([*argv, "a 'b' *"], capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
-    assert "stricthostkeychecking true" in lines
-    assert {"hostname n1", "passwordauthentication no", "batchmode yes"} <= set(lines)
+    options = ("-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no")
+    expected = {"stricthostkeychecking true", "hostname n1", "passwordauthentication no", "batchmode yes"}
+    assert expected <= config_of(ssh, *options, "n1", "a 'b' *")

@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack, closing
 
 import psutil
 import pytest
@@ -37,15 +38,12 @@ subprocess.Popen([sys.executable, "-c", "import os; p = os.getppid()\nwhile os.g
 @pytest.fixture
 def gate(tmp_path):
     """Make a gate of some ranks, and close it."""
-    made = []
+    with ExitStack() as made:
 
-    def make(ranks, *, stops=False):
-        made.append(TurnGate(tmp_path, ranks, stops=stops))
-        return made[0]
+        def make(ranks, *, stops=False):
+            return made.enter_context(closing(TurnGate(tmp_path, ranks, stops=stops)))
 
-    yield make
-    if made:
-        made[0].close()
+        yield make
 
 
 @pytest.fixture
@@ -72,15 +70,22 @@ def arrivals(gate, seconds=20):
     return sorted(found, key=lambda arrival: arrival.rank)
 
 
+def is_stopped(pid):
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+
+
 @pytest.mark.parametrize("stops", [False, True])
-def test_gate_gives_every_rank_each_turn(gate, start, stops):
+def test_gate_gives_every_rank_each_turn_and_stops_its_threads_between(gate, start, stops):
     gate = gate(2, stops=stops)
-    ranks = [start(rank) for rank in range(2)]
+    ranks = [start(0)]
+    select.select([gate], [], [], 20)
+    assert gate.arrived() == [], "it waits for the last rank"
+    ranks.append(start(1))
     for number in (1, 2):
         found = arrivals(gate)
-        assert [(arrival.rank, arrival.pid) for arrival in found] == [
-            (rank, process.pid) for rank, process in enumerate(ranks)
-        ]
+        assert [arrival.rank for arrival in found] == [0, 1]
+        assert [arrival.pid for arrival in found] == [process.pid for process in ranks]
+        wait_until(lambda: {is_stopped(process.pid) for process in ranks} == {stops}, 5)
         gate.go(Turn(number=number, untimed_steps=3, timed_steps=40))
         assert [process.stdout.readline() for process in ranks] == [f"{number} 3 40\n"] * 2
     arrivals(gate)
@@ -88,33 +93,15 @@ def test_gate_gives_every_rank_each_turn(gate, start, stops):
     assert [process.stdout.read() for process in ranks] == ["finished\n"] * 2
 
 
-def test_gate_waits_for_the_last_rank(gate, start):
-    gate = gate(2)
-    start(0)
-    select.select([gate], [], [], 20)
-    assert gate.arrived() == []
-    start(1)
-    assert len(arrivals(gate)) == 2
-
-
-def test_gate_stops_the_threads_of_a_waiting_rank(gate, start):
-    gate = gate(1, stops=True)
-    rank = psutil.Process(start(0).pid)
-    arrivals(gate)
-    wait_until(lambda: rank.status() == psutil.STATUS_STOPPED, 5)
-    gate.go(GO_ON)
-    assert rank.wait(20) in {0, None}
-
-
 def test_gate_stops_what_a_waiting_rank_has_started(gate, start, monkeypatch):
     monkeypatch.setitem(globals(), "RANK", STARTS_A_WORKER + RANK)
     gate = gate(1)
-    rank = psutil.Process(start(0).pid)
+    rank = start(0)
     arrivals(gate)
-    (worker,) = rank.children()
-    wait_until(lambda: worker.status() == psutil.STATUS_STOPPED, 5)
+    (worker,) = psutil.Process(rank.pid).children()
+    wait_until(lambda: is_stopped(worker.pid), 5)
     gate.go(Turn(number=1))
-    wait_until(lambda: worker.status() != psutil.STATUS_STOPPED, 5)
+    wait_until(lambda: not is_stopped(worker.pid), 5)
     arrivals(gate)
     gate.go(GO_ON)
     worker.kill()
@@ -137,9 +124,7 @@ def test_rank_exits_when_the_agent_is_gone(gate, start):
     arrivals(gate)
     gate.go(Turn(number=1))
     arrivals(gate)
-    for descriptor in gate._turns.values():
-        os.close(descriptor)
-    gate._turns.clear()
+    os.close(gate._turns.pop(0))
     assert rank.wait(20) == 1
 
 

@@ -3,8 +3,6 @@
 ``UPDATE_EXAMPLES=1 pytest tests/unit/report/test_brief.py`` writes the examples anew.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import os
@@ -72,6 +70,7 @@ LONG = {
     "manual:mode=per_parameter:process_group=gloo:env.OMP_WAIT_POLICY=passive": 7.0,
     "manual:mode=overlap:bucket_mb=0.25:process_group=gloo:env.OMP_WAIT_POLICY=passive:env.GLOO_A=1": 8.0,
 }
+RISING = {"none": 4.0, "ddp": 5.0, "mpi": 6.0}
 OTHER = {"none": 4.0, "ddp": 6.0, "localsgd": 4.4, "ddp:comm_hook=fp16": 5.1}
 RUNS = {
     "quiet": measured(SIX),
@@ -122,32 +121,6 @@ def test_first_table_fits_the_terminal(run, width):
     assert len(lines) <= 24 or width < 80
 
 
-@pytest.mark.parametrize("way", ["pipe", "dumb", "80"])
-def test_first_table_without_a_terminal_is_plain(way):
-    text = WAYS[way](RUNS["quiet"])
-    assert "\x1b" not in text
-    assert [line for line in text.splitlines() if line != line.rstrip()] == []
-
-
-def test_first_table_without_colours_has_none():
-    codes = set(WAYS["no-color"](RUNS["quiet"]).split("\x1b[")[1:])
-    assert {code.split("m")[0] for code in codes} <= {"0", "1", "2"}, "bold and dim are no colours"
-
-
-@pytest.mark.parametrize("name", ["busy", "noise"])
-def test_first_table_of_a_noisy_run_says_so_first(name):
-    first = printed(RUNS[name], 200).splitlines()[0]
-    assert first.startswith(("Noisy: ", "NOTHING CAN BE RANKED: "))
-    assert "quieter machine" in first or "--budget" in first
-
-
-def test_first_table_of_noise_alone_has_no_ratio():
-    text = printed(RUNS["noise"], 200)
-    assert "faster" not in text
-    assert "slower" not in text
-    assert text.splitlines()[-1].startswith("No arm is ranked: the noise")
-
-
 NOISE_ALONE = {
     "one round": noisy(measured(SIX, rounds=1), 1),
     "two rounds": noisy(measured(SIX, rounds=2), 1, 2),
@@ -182,12 +155,6 @@ def test_two_rounds_with_a_quiet_one_have_costs():
     assert all(arm.sync_share for arm in analyse(run).summary.arms if arm.arm != "none")
 
 
-def test_first_table_puts_shared_options_into_the_headline():
-    first, *rest = printed(RUNS["long"], 200).splitlines()
-    assert "all arms: process_group=gloo:env.OMP_WAIT_POLICY=passive" in first
-    assert [line for line in rest if "passive" in line and line.startswith(" ")] == []
-
-
 def test_first_table_names_arms_that_are_cut_to_the_same():
     names = [f"manual:mode=overlap:env.NCCL_{'X' * 40}={value}:env.TAIL_{'Y' * 30}=9" for value in "AB"]
     run = measured({"none": 4.0, names[0]: 5.0, names[1]: 6.0, "ddp": 7.0})
@@ -207,53 +174,39 @@ def test_cut_in_the_middle_keeps_both_ends(width):
 # ---- the last lines ----
 
 
-def last_line(run):
-    return printed(run, 200).splitlines()[-1]
+def with_ranks(run, arm, **changes):
+    """Return the run with changes in all ranks of one arm."""
+
+    def changed(launch):
+        ranks = [msgspec.structs.replace(rank, **changes) for rank in launch.ranks]
+        return msgspec.structs.replace(launch, ranks=ranks) if launch.arm == arm else launch
+
+    return msgspec.structs.replace(run, launches=[changed(launch) for launch in run.launches])
 
 
-def reached(outcome, **changes):
-    """Return a run whose arm mpi has another outcome of its proof."""
-    run = measured({"none": 4.0, "ddp": 6.0, "mpi": 5.0})
-    passes = {
-        "failed": [a_pass(differences=[0.5] * 20)],
-        "none": [],
-    }[outcome]
-    launches = [
-        msgspec.structs.replace(
-            launch, ranks=[msgspec.structs.replace(rank, parity=passes) for rank in launch.ranks]
-        )
-        if launch.arm == "mpi"
-        else launch
-        for launch in run.launches
-    ]
-    return msgspec.structs.replace(run, launches=launches, **changes)
+def without(run, arm):
+    return msgspec.structs.replace(run, launches=[one for one in run.launches if one.arm != arm])
+
+
+def words_of(run, **shown):
+    return " ".join(render(run, analyse(run), "table", **shown).split())
 
 
 @pytest.mark.parametrize(
     ("run", "line"),
     [
-        (RUNS["quiet"], "Fastest here: manual:mode=shared_memory, 3.3× faster than ddp [3.2, 3.4]."),
-        (RUNS["one round"], "Fastest here: open until round 5; this is round 1. Leave --repeats out."),
         (
-            measured({"none": 4.0, "ddp": 5.0, "mpi": 6.0}, rounds=4, config={"budget_seconds": 60.0}),
+            measured(RISING, rounds=4, config={"budget_seconds": 60.0}),
             "Fastest here: open until round 5; this is round 4. Give it a longer --budget.",
         ),
-        (RUNS["oversubscribed"], "No arm is ranked: ranks and threads outnumber the cores."),
-        (RUNS["no launch"], "No launch has finished, so there is nothing to compare."),
         (
             measured({"none": 4.0, "ddp": 5.0}, noise=0.0),
             "A step of ddp takes 5.00 ms; 1.00 ms of it, 20%, is sync cost.",
         ),
         (measured({"ddp": 5.0}, noise=0.0), "A step of ddp takes 5.00 ms."),
-        (measured({"none": 4.0, "ddp": 5.0, "mpi": 6.0}), "Fastest here: ddp, the baseline."),
-        (
-            measured({"none": 4.0, "ddp": 5.0, "mpi": 6.0}, complete=False),
-            "So far: Fastest here: ddp, the baseline.",
-        ),
-        (
-            measured({"none": 4.0, "ddp": 5.0, "mpi": 5.0}),
-            "Fastest here: mpi, ddp, equivalent within 3 %.",
-        ),
+        (measured(RISING), "Fastest here: ddp, the baseline."),
+        (measured(RISING, complete=False), "So far: Fastest here: ddp, the baseline."),
+        (measured({"none": 4.0, "ddp": 5.0, "mpi": 5.0}), "Fastest here: mpi, ddp, equivalent within 3 %."),
         (
             a_run({"ddp": [5.0, 5.2, 5.1, 5.0, 5.1], "mpi": [4.9, 5.3, 4.7, 5.3, 5.0]}),
             "Fastest here: mpi or ddp. About 22 more rounds would tell: --budget 120.",
@@ -261,70 +214,41 @@ def reached(outcome, **changes):
     ],
 )
 def test_conclusion_is_the_last_line(run, line):
-    assert last_line(run) == line
-
-
-def test_conclusion_names_an_arm_that_trains_something_else():
-    text = printed(RUNS["other training"], 200)
-    assert "localsgd *" in text
-    assert "* the same training at period 1 alone. Test loss: localsgd 0.1, ddp 0.1." in text
-    assert "* rounds or compresses by design. Test loss: ddp:comm_hook=fp16 0.1, ddp 0.1." in text
-    assert text.rstrip().endswith(", * the same training at period 1 alone.")
+    assert printed(run, 200).splitlines()[-1] == line
 
 
 def test_proof_that_failed_or_is_missing_is_shown():
-    assert "✗ PROOF FAILED: mpi did not train what one process trains." in printed(reached("failed"), 200)
-    text = printed(reached("none"), 200)
-    assert "NOT PROVEN: a launch of mpi has no proof of its training." in text
-    assert "✓ ddp trained what one process trains: proven for 20 steps." in text
+    run = measured({"none": 4.0, "ddp": 6.0, "mpi": 5.0})
+    failed = printed(with_ranks(run, "mpi", parity=[a_pass(differences=[0.5] * 20)]), 200)
+    assert "✗ PROOF FAILED: mpi did not train what one process trains." in failed
+    missing = printed(with_ranks(run, "mpi", parity=[]), 200)
+    assert "NOT PROVEN: a launch of mpi has no proof of its training." in missing
+    assert "✓ ddp trained what one process trains: proven for 20 steps." in missing
 
 
 def test_proof_of_later_rounds_names_their_hashes():
     run = measured({"ddp": 4.0, "mpi": 5.0})
-    later = [
-        launch
-        if launch.round == 1
-        else msgspec.structs.replace(
-            launch, ranks=[msgspec.structs.replace(rank, parity=[]) for rank in launch.ranks]
-        )
-        for launch in run.launches
-    ]
-    repeated = msgspec.structs.replace(run, launches=later)
+    later = with_ranks(with_ranks(run, "ddp", parity=[]), "mpi", parity=[]).launches
+    repeated = msgspec.structs.replace(run, launches=run.launches[:2] + later[2:])
     line = "trained the same model: proven for 20 steps, in later rounds by their hashes, equal bit for bit."
     assert line in printed(repeated, 200)
     detailed = render(repeated, analyse(repeated), "table", wide=True)
     rounds = run.launches[-1].round - 1
     assert f"equal to those of a proven launch: {rounds} rounds of ddp, {rounds} rounds of mpi." in detailed
-    one = msgspec.structs.replace(repeated, launches=[la for la in later if la.arm == "ddp"])
+    one = without(repeated, "mpi")
     assert "proven for 20 steps, in later rounds by its hash." in printed(one, 200)
 
 
 def test_why_leaves_out_an_arm_that_costs_little():
     """The collectives of the costly arm are not measured alone."""
-    run = measured({"none": 4.0, "ddp": 9.0, "mpi": 4.8})
-    plain = [
-        msgspec.structs.replace(
-            launch, ranks=[msgspec.structs.replace(rank, collective_ns=[]) for rank in launch.ranks]
-        )
-        if launch.arm == "ddp"
-        else launch
-        for launch in run.launches
-    ]
-    run = msgspec.structs.replace(run, launches=plain)
+    run = with_ranks(measured({"none": 4.0, "ddp": 9.0, "mpi": 4.8}), "ddp", collective_ns=[])
     assert {cause.arm for cause in analyse(run).causes} == {"mpi"}
     assert "Why" not in printed(run, 200)
 
 
-def test_why_names_the_main_cause_of_the_baseline():
-    text = printed(RUNS["quiet"], 200)
-    assert "Why ddp costs 4.3" in text
-    assert "1.35 ms of computing cannot hide 2.50 ms of communication (TCP over lo)." in text
-
-
 def test_proof_claims_equal_bits_of_whole_parameters_alone():
-    run = measured({"ddp": 4.0, "manual": 5.0, "fsdp": 6.0})
-    text = render(run, analyse(run), "table")
-    assert "proven for 20 steps; ddp, manual equal bit for bit." in " ".join(text.split())
+    shown = words_of(measured({"ddp": 4.0, "manual": 5.0, "fsdp": 6.0}))
+    assert "proven for 20 steps; ddp, manual equal bit for bit." in shown
 
 
 @pytest.mark.parametrize(
@@ -333,56 +257,32 @@ def test_proof_claims_equal_bits_of_whole_parameters_alone():
 )
 def test_proof_says_how_far_apart_arms_ended(apart, says):
     run = measured({"ddp": 4.0, "manual": 5.0})
-    sketches = {"ddp": [1.0, 0.0], "manual": [1.0, apart]}
-    ended = [
-        msgspec.structs.replace(
-            launch,
-            ranks=[
-                msgspec.structs.replace(rank, sketch=sketches[launch.arm], final_hash=launch.arm)
-                for rank in launch.ranks
-            ],
-        )
-        for launch in run.launches
-        if launch.arm in sketches
-    ]
-    run = msgspec.structs.replace(run, launches=ended)
-    assert says in " ".join(render(run, analyse(run), "table").split())
+    for arm, sketch in {"ddp": [1.0, 0.0], "manual": [1.0, apart]}.items():
+        run = with_ranks(run, arm, sketch=sketch, final_hash=arm)
+    assert says in words_of(run)
 
 
 def test_proof_that_is_empty_or_has_no_measure_names_its_reason():
     untold = {"alone": ["0.weight"], "sum": [], "none": []}
     empty = a_pass(trainable=1, shards=2, untold=untold)
-    run = measured({"ddp": 4.0, "manual": 5.0})
-    ended = [
-        msgspec.structs.replace(
-            launch, ranks=[msgspec.structs.replace(rank, parity=[empty]) for rank in launch.ranks]
-        )
-        if launch.arm == "manual"
-        else launch
-        for launch in run.launches
-    ]
-    text = " ".join(render(r := msgspec.structs.replace(run, launches=ended), analyse(r), "table").split())
+    text = words_of(with_ranks(measured({"ddp": 4.0, "manual": 5.0}), "manual", parity=[empty]))
     assert "NOTHING TO PROVE: manual: each rank's own gradient is already the mean" in text
     assert "✓ ddp trained what one process trains" in text
 
 
 def test_proof_names_its_arms_where_one_has_not_finished():
-    run = measured({"ddp": 4.0, "manual": 5.0, "mpi": 6.0}, complete=False)
-    run = msgspec.structs.replace(run, launches=[one for one in run.launches if one.arm != "mpi"])
-    text = " ".join(render(run, analyse(run), "table").split())
+    text = words_of(without(measured({"ddp": 4.0, "manual": 5.0, "mpi": 6.0}, complete=False), "mpi"))
     assert "All arms" not in text
     assert "ddp, manual trained the same model" in text
 
 
 def test_conclusion_with_one_finished_arm_of_several_compares_nothing():
-    run = measured({"ddp": 4.0, "mpi": 6.0}, complete=False)
-    run = msgspec.structs.replace(run, launches=[one for one in run.launches if one.arm != "mpi"])
-    assert "only ddp has finished" in render(run, analyse(run), "table")
+    run = without(measured({"ddp": 4.0, "mpi": 6.0}, complete=False), "mpi")
+    assert "only ddp has finished" in words_of(run)
 
 
 def test_wide_table_of_an_oversubscribed_run_shows_no_ratio():
-    run = RUNS["oversubscribed"]
-    text = render(run, analyse(run), "table", wide=True)
+    text = words_of(RUNS["oversubscribed"], wide=True)
     assert "not ranked" in text
     assert "×" not in text.replace("ranks ×", "").replace("rank ×", "")
 

@@ -1,7 +1,5 @@
 """Test the words of a verdict."""
 
-from __future__ import annotations
-
 import pytest
 
 from compare.analysis.verdict import MARGIN, Verdict

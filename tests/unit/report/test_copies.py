@@ -1,7 +1,5 @@
 """Test the lines about an MPI that is refused its copies."""
 
-from __future__ import annotations
-
 import pytest
 
 from compare.report.copies import refused_copies

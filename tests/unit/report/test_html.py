@@ -1,10 +1,9 @@
-"""Test the page: self-contained, harmless, legible, quick."""
-
-from __future__ import annotations
+"""Test the page of any results: self-contained, harmless, legible, quick."""
 
 import html
 import math
 import re
+import sys
 import time
 from xml.etree import ElementTree as ET
 
@@ -14,17 +13,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compare.analysis import analyse
-from compare.report import document_of, render
-from compare.report.formats.html import pictures_of
+from compare.analysis.predict import forecast
+from compare.errors import UnavailableError
+from compare.report import document_of, of_prediction, render
+from compare.report.formats.html import page_of, pictures_of
+from compare.report.formats.png import png_of
+from compare.report.pictures.charts import rate_words
 from compare.report.pictures.scales import byte_ticks, linear_ticks, log_ticks
 from compare.schema.hosts import Host
 from tests.comparing import ROOT
+from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 from tests.unit.factories import a_launch, a_rank, a_run
 from tests.unit.pages import Page, opened, text_of
+from tests.unit.predictions import a_measured_run
 from tests.unit.runs import EVIL, RUNS, measured
+from tests.unit.scales import BENDING, a_scale
 
 SVG = "{http://www.w3.org/2000/svg}"
-every_run = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+PNG = b"\x89PNG\r\n"
+
+
+def swept():
+    """Return a run of two groups over sizes."""
+    config = a_sweep_config(end_bytes=1 << 20, factor=16)
+    launches = [a_sweep_launch(config, group) for group in config.groups]
+    return a_collectives_run(config, launches, left_out={"nccl": "no GPU"})
+
+
+ITEMS = {
+    "collectives": document_of(swept(), "html"),
+    "scale": document_of(a_scale(BENDING), "html"),
+    "prediction": of_prediction.document_of(forecast(a_measured_run(), [2, 4, 8], None, [])),
+    "run": document_of(RUNS["quiet"], "html"),
+}
+OF_RUNS = {name: document_of(run, "html") for name, run in RUNS.items() if name != "quiet"}
+every_item = pytest.mark.parametrize("item", (ITEMS | OF_RUNS).values(), ids=ITEMS | OF_RUNS)
 
 
 def page(run):
@@ -35,9 +58,10 @@ def drawn(run):
     return pictures_of([document_of(run, "html")])
 
 
-@every_run
-def test_page_is_self_contained(run):
-    text = page(run)
+@every_item
+def test_page_is_self_contained_and_closed_tag_by_tag(item):
+    """A page that is XML as well has no tag left open."""
+    text = page_of([item])
     seen = Page(text)
     assert not {"script", "img", "iframe", "object", "embed", "base"} & set(seen.tags)
     named = [name for name, _ in seen.attributes if name in {"src", "style"} or name.startswith("on")]
@@ -47,31 +71,25 @@ def test_page_is_self_contained(run):
     assert set(re.findall(r"https?://[^\"< ]*", text)) <= {"http://www.w3.org/2000/svg"}
     assert "@import" not in text
     assert "url(" not in text
+    ET.fromstring(re.sub(r"<(meta|link)([^>]*)>", r"<\1\2/>", text.removeprefix("<!doctype html>")))
 
 
-@every_run
-def test_page_is_closed_tag_by_tag(run):
-    """A page that is XML as well has no tag left open."""
-    text = page(run).removeprefix("<!doctype html>")
-    text = re.sub(r"<(meta|link)([^>]*)>", r"<\1\2/>", text)
-    ET.fromstring(text)
-
-
-@every_run
-def test_every_picture_has_a_title_and_a_description(run):
-    found = drawn(run)
+@every_item
+def test_every_picture_has_a_title_a_description_and_known_sizes(item):
+    found = pictures_of([item])
     for name, svg in found.items():
         root = ET.fromstring(svg)
         assert root.get("aria-labelledby") == f"{name}-title {name}-desc"
         assert root.find(f"{SVG}title").text
         assert root.find(f"{SVG}desc").text
-    ids = re.findall(r'\bid="([^"]*)"', page(run))
+        assert not re.search(r'(width|height)="-|nan|inf', svg)
+    ids = re.findall(r'\bid="([^"]*)"', page_of([item]))
     assert len(ids) == len(set(ids)) == 2 * len(found)
 
 
-@every_run
-def test_labels_of_a_picture_stay_inside_and_apart(run):
-    for svg in drawn(run).values():
+@every_item
+def test_labels_of_a_picture_stay_inside_and_apart(item):
+    for svg in pictures_of([item]).values():
         root = ET.fromstring(svg)
         width, height = map(float, root.get("viewBox").split()[2:])
         taken = []
@@ -87,10 +105,27 @@ def test_labels_of_a_picture_stay_inside_and_apart(run):
             taken.append((y, left, left + wide))
 
 
-@every_run
-def test_shapes_have_no_negative_or_unknown_size(run):
-    for svg in drawn(run).values():
-        assert not re.search(r'(width|height)="-|nan|inf', svg)
+def test_pages_show_what_their_tables_show():
+    found = {name: text_of(page_of([item])) for name, item in ITEMS.items()}
+    for name, words in {
+        "collectives": ("all_reduce float32 sum: bus bandwidth", "#wrong", "524288", "no GPU"),
+        "scale": ("ddp bends at 2 ranks", "Efficiency over the number of ranks", "compare scale"),
+        "prediction": ("8 hosts", "limited by", "Not modelled"),
+    }.items():
+        assert all(word in found[name] for word in words), name
+    assert list(pictures_of([ITEMS["collectives"]])) == ["time-1", "bandwidth-1"]
+    assert list(pictures_of([ITEMS["scale"]])) == ["efficiency", "step"]
+    assert list(pictures_of([ITEMS["prediction"]])) == ["predicted"]
+
+
+def test_one_page_of_several_has_a_list_and_unique_names():
+    items = [*ITEMS.values(), ITEMS["run"]]
+    text = page_of(items)
+    ids = re.findall(r'\bid="([^"]*)"', text)
+    assert len(ids) == len(set(ids))
+    links = [value for name, value in Page(text).attributes if name == "href"]
+    assert links == ["data:,", "#r1", "#r2", "#r3", "#r4", "#r5"]
+    assert {"1-time-1", "4-time", "5-time"} <= set(pictures_of(items))
 
 
 def test_page_draws_what_was_measured():
@@ -100,11 +135,6 @@ def test_page_draws_what_was_measured():
         assert words in text
     (dots,) = re.findall(r'class="dot series s0" d="([^"]*)"><title>mpi', drawn(RUNS["quiet"])["turns"])
     assert dots.count("M") == 5 * 4, "every turn of every round"
-
-
-def test_page_of_a_run_that_can_rank_nothing_has_no_ratio():
-    assert "speed" not in drawn(RUNS["all noise"])
-    assert text_of(page(RUNS["all noise"])).startswith("NOTHING CAN BE RANKED")
 
 
 def test_page_states_a_negative_part_and_does_not_draw_it():
@@ -123,23 +153,14 @@ def test_page_states_a_negative_part_and_does_not_draw_it():
 
 
 def test_page_marks_parts_below_the_noise():
-    run = a_run(
-        {"none": [4.0, 4.4, 3.9], "ddp": []},
-        launches=[
-            a_launch(arm, n, ranks=[a_rank(r, milliseconds=t, reference=ref) for r in range(2)])
-            for arm, times in (("none", [4.0, 4.4, 3.9]), ("ddp", [6.0, 6.1, 6.2]))
-            for n, t in enumerate(times, start=1)
-            for ref in [[] if arm == "none" else [[4.2, 4.1, 4.1][n - 1]]]
-        ],
-    )
+    run = measured({"none": 4.0, "ddp": 6.0}, reference=4.01)
     assert re.search(r"slowed [−\d.]+ \(below noise", drawn(run)["time"])
 
 
 # ---- hostile names ----
 
 
-@pytest.mark.parametrize("form", ["html", "markdown", "table", "csv", "json"])
-def test_hostile_names_are_harmless(form):
+def test_hostile_names_are_harmless_and_short():
     rank = a_rank(attestation={"group": {"transport": EVIL, EVIL: {EVIL: EVIL}}})
     plain = a_run({"none": [4.0], "ddp": []}, left_out={EVIL: EVIL}, command=[EVIL])
     control, arm = plain.config.arms
@@ -149,14 +170,13 @@ def test_hostile_names_are_harmless(form):
         config=msgspec.structs.replace(plain.config, arms=(control, arm), baseline=arm.label),
         launches=[*plain.launches, a_launch(arm.label, ranks=[rank, rank])],
     )
-    text = render(run, analyse(run), form)
-    assert not {"\x1b", "\x00", "\u202e"} & set(text)
-    if form == "html":
+    series = a_scale(BENDING)
+    series = msgspec.structs.replace(series, series=msgspec.structs.replace(series.series, command=[EVIL]))
+    for text in (page(run), page_of([document_of(series, "html")])):
+        assert not {"\x1b", "\x00", "\u202e"} & set(text)
         assert "<script" not in text
         assert "&lt;script&gt;" in text
         assert len(text) < 2_000_000
-    if form == "markdown":
-        assert "<script" not in text
 
 
 def test_large_page_is_small_and_quick():
@@ -197,9 +217,36 @@ def test_byte_ticks_are_powers_of_two(power, more):
     assert all(math.log2(tick).is_integer() for tick in ticks)
 
 
-def test_picture_of_turns_explains_what_is_shaded():
+def test_pictures_leave_out_ratios_in_noise_and_explain_shaded_rounds():
+    assert "speed" not in drawn(RUNS["all noise"])
     assert "noisy round" in drawn(RUNS["noisy"])["turns"]
     assert "noisy round" not in drawn(RUNS["quiet"])["turns"]
+
+
+@pytest.mark.parametrize(("rate", "words"), [(2e9, "2 GB/s"), (5e6, "5 MB/s"), (1.5e3, "1.5 kB/s")])
+def test_rates_have_a_unit_that_suits_them(rate, words):
+    assert rate_words(rate) == words
+
+
+# ---- PNG ----
+
+
+def test_png_of_a_picture_has_its_colours_and_labels():
+    svg = pictures_of([ITEMS["run"]])["time"]
+    try:
+        with_labels, without = png_of([svg, re.sub("<text.*?</text>", "", svg)])
+    except UnavailableError as error:
+        assert "needs a font" in error.what  # noqa: PT017 -- a machine without fonts must refuse
+        return
+    assert with_labels.startswith(PNG)
+    assert len(with_labels) > len(without) + 1000
+
+
+def test_png_without_its_library_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    with pytest.raises(UnavailableError) as caught:
+        png_of([])
+    assert "resvg-py" in caught.value.remedy
 
 
 # ---- a browser ----
@@ -227,9 +274,13 @@ def test_names_of_backends_stay_whole_on_a_phone(tmp_path, other):
         assert f"{name} 1" in title, title
 
 
-@pytest.mark.parametrize("name", ["quiet", "all noise", "no launch"])
-def test_page_opens_in_a_browser_without_an_error(name, tmp_path):
-    text = page(RUNS[name])
+@pytest.mark.parametrize(
+    "items",
+    [*([OF_RUNS[name]] for name in ("all noise", "no launch")), [ITEMS["run"]], [*ITEMS.values()]],
+    ids=["all noise", "no launch", "quiet", "several"],
+)
+def test_page_opens_in_a_browser_without_an_error(items, tmp_path):
+    text = page_of(items)
     assert text_of(opened(text, tmp_path)) == text_of(text)
 
 

@@ -1,7 +1,5 @@
 """Test every format: arms, warnings, notes, units and syntax."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -18,6 +16,7 @@ from compare.report.formats.terminal import Shown
 from compare.schema.results import Failure, Run
 from tests.unit.factories import DIGITS, a_block, a_launch, a_pass, a_phased_block, a_rank, a_run, noisy
 from tests.unit.pages import text_of
+from tests.unit.runs import RUNS
 
 FOR_PROGRAMS = ("csv", "json")
 WIDE = "wide table"
@@ -60,6 +59,12 @@ def launched(milliseconds, *launches, **changes):
     return msgspec.structs.replace(run, launches=[*run.launches, *launches])
 
 
+def through(transport, **changes):
+    """Return a run of one rank that attests this transport."""
+    rank = a_rank(attestation={"group": {"transport": transport}})
+    return a_run({"ddp": []}, launches=[a_launch(ranks=[rank])], **changes)
+
+
 def ended(arm, final_hash):
     """Return a launch of an arm that ended with other parameters."""
     return a_launch(arm, ranks=[a_rank(rank, final_hash=final_hash, milliseconds=6.0) for rank in range(2)])
@@ -70,21 +75,20 @@ def passed(arm, *passes):
     return a_launch(arm, ranks=[a_rank(0, parity=list(passes)), a_rank(1, parity=[])])
 
 
-@pytest.mark.parametrize(
-    ("differences", "words"),
-    [([0.0, 0.0], "exactly"), ([0.0, 2e-16], "within 2e-16"), ([0.0, None], "without a number")],
-)
-def test_nearness_of_several_arms_is_that_of_the_farthest(differences, words):
-    assert notes._near(differences) == words
+def exact(arm, last):
+    """Return a launch whose float64 pass of two steps ends with this difference."""
+    return passed(arm, a_pass(steps=2, differences=[0.0, last]))
 
 
 # ---- every format ----
 
 
 @every_form
-def test_render_shows_every_arm_by_its_label(form):
+def test_render_shows_every_arm_in_plain_text_without_an_end_of_line(form):
     text = shown(a_run(MEASURED), form)
     assert all(arm in text for arm in MEASURED)
+    assert text == text.rstrip()
+    assert "\x1b" not in text
 
 
 @every_form
@@ -93,13 +97,6 @@ def test_render_incomplete_run_is_shown(form):
     text = shown(a_run({"none": [], "ddp": [5.0, 5.0], "mpi": [6.0]}, complete=False), form)
     assert "ddp" in text
     assert "mpi" in text
-
-
-@every_form
-def test_render_text_is_plain_and_ends_without_newline(form):
-    text = shown(a_run(MEASURED), form)
-    assert text == text.rstrip()
-    assert "\x1b" not in text
 
 
 def test_render_unknown_format_is_an_error():
@@ -158,19 +155,34 @@ BUFFERS = launched(
     config=ONE_ROUND,
 )
 FIVE = [5.0, 9.0, 3.0, 8.0, 4.0]
-LINES = [
-    pytest.param(
+OPEN = {"ddp": [5.0] * 5, "manual": FIVE}
+SETTLED = {"ddp": [5.0] * 5, "manual": [9.0, 9.1, 9.0, 9.2, 9.1]}
+ENDINGS = {
+    "5 rounds: every verdict is settled": [budget(SETTLED), settling(SETTLED)],
+    "5 rounds: --budget 60 has no time for another": [budget(OPEN)],
+    "6 rounds: 5 min have no time for another. Give it longer: --budget 900": [
+        settling({"ddp": [5.0] * 6, "manual": [*FIVE, 5.0]})
+    ],
+    "5 rounds: 2 s have no time for another. Give it longer: --budget 60": [
+        settling(OPEN, settle_seconds=2.0)
+    ],
+    "5 rounds: --repeats allows no more": [budget(OPEN, 5)],
+    "5 rounds: there is no verdict to settle": [budget({"ddp": [5.0] * 5})],
+    "4 rounds: --budget 60 has no time for another": [budget({"ddp": [5.0] * 4, "mpi": [6.0] * 4}, cores=1)],
+    "5 rounds: more would not help, because oversubscribed arms are not ranked": [
+        budget({"ddp": [5.0] * 5, "mpi": [6.0] * 5}, cores=1)
+    ],
+}
+LINES = {
+    "buffers": (
         BUFFERS,
         ["differ between the ranks of manual, horovod. The test used rank 0's on every rank."],
-        [],
-        id="buffers",
     ),
-    pytest.param(QUIET, [], ["Buffers", "ompiled"], id="no buffers"),
-    pytest.param(
+    "no buffers": (QUIET, [], "Buffers", "ompiled"),
+    "compiled": (
         launched(
             {"none": [], "ddp": [], "manual": [], "mpi": []},
-            compiled("none", 1, 0),
-            compiled("ddp", 1, 0),
+            *(compiled(arm, 1, 0) for arm in ("none", "ddp")),
             compiled("manual", 3, 2),
             compiled("mpi", 0, 0),
             config=ONE_ROUND | {"compile": True, "precision": "bf16-autocast"},
@@ -180,10 +192,8 @@ LINES = [
             "Compiled: 1 graph with 0 breaks in none, ddp; 3 graphs with 2 breaks in manual.",
             "Not compiled: mpi. --compile compiles calls of the model",
         ],
-        [],
-        id="compiled",
     ),
-    pytest.param(
+    "a complete run": (
         a_run(MEASURED, config=CONVNET),
         [
             "convnet on MNIST · 2 ranks × 1 thread · cpu · batch 64 per rank · adam lr 0.001 · 77 steps",
@@ -193,93 +203,75 @@ LINES = [
             "All verdicts together, at every look, find a difference where there is none in at most",
             "ended with the same parameters, bit for bit (abcdef012345)",
         ],
-        ["INCOMPLETE", "NOT MNIST", "Oversubscribed", "did not run", "repeated", "Noisy", "◀"],
-        id="a complete run",
+        *("INCOMPLETE", "NOT MNIST", "Oversubscribed", "did not run", "repeated", "Noisy", "◀"),
     ),
-    pytest.param(a_run(MEASURED, config=EPOCHS), ["2 epochs", "3 threads"], [], id="epochs"),
-    pytest.param(
-        a_run(MEASURED, dataset=DIGITS), ["digits (NOT MNIST)", DIGITS.note], [], id="digits by default"
-    ),
-    pytest.param(
+    "epochs": (a_run(MEASURED, config=EPOCHS), ["2 epochs", "3 threads"]),
+    "digits by default": (a_run(MEASURED, dataset=DIGITS), ["digits (NOT MNIST)", DIGITS.note]),
+    "digits on request": (
         a_run(MEASURED, dataset=msgspec.structs.replace(DIGITS, requested="digits", note="")),
         ["NOT MNIST"],
-        [],
-        id="digits on request",
     ),
-    pytest.param(a_run(MEASURED, complete=False), ["INCOMPLETE"], [], id="a run that goes on"),
-    pytest.param(
+    "a run that goes on": (a_run(MEASURED, complete=False), ["INCOMPLETE"]),
+    "a failed run": (
         a_run(MEASURED, complete=False, failure=FAILED),
         ["INCOMPLETE: round 2, mpi: mpi, round 2: rank 1 on a failed."],
-        ["its log"],
-        id="a failed run",
+        "its log",
     ),
-    pytest.param(
+    "oversubscribed": (
         a_run(MEASURED, cores=1),
         ["Oversubscribed: 2 ranks × 1 thread wait for 1 core of a host"],
-        ["◀"],
-        id="oversubscribed",
+        "◀",
     ),
-    pytest.param(
+    "a backend that is left out": (
         a_run(MEASURED, left_out=HOROVOD),
         ["horovod did not run: horovod is not installed", "compare install horovod"],
-        [],
-        id="a backend that is left out",
     ),
-    pytest.param(
+    "two rounds": (
         a_run({"ddp": [5.0, 5.1], "mpi": [6.0, 6.1]}),
         ["means over 2 rounds (smallest–largest).", "No sync cost", "use --repeats 5, or leave it out."],
-        [],
-        id="two rounds",
     ),
-    pytest.param(a_run({"ddp": [5.0], "mpi": [6.0]}), ["means over 1 round "], ["Noise:"], id="one round"),
-    pytest.param(
+    "one round": (a_run({"ddp": [5.0], "mpi": [6.0]}), ["means over 1 round "], "Noise:"),
+    "a repeated round": (
         msgspec.structs.replace(QUIET, discarded=noisy(QUIET, 1).launches[: len(MEASURED)]),
         ["1 noisy round was repeated."],
-        ["Noisy: "],
-        id="a repeated round",
+        "Noisy: ",
     ),
-    pytest.param(
+    "noisy rounds": (
         noisy(QUIET, 1, 3),
         ["Noisy: other processes used more than 10 % of the CPUs in rounds 1, 3."],
-        ["repeated"],
-        id="noisy rounds",
+        "repeated",
     ),
-    pytest.param(
+    "other parameters by design": (
         launched({"ddp": [5.0], "mpi": [6.0], LOSSY: []}, ended(LOSSY, "9" * 64)),
         [
             "All ranks of ddp, mpi ended with the same parameters, bit for bit (abcdef012345)",
             f"{LOSSY} rounds or compresses by design",
             "on other parameters than exact arms (999999999999)",
         ],
-        [],
-        id="other parameters by design",
     ),
-    pytest.param(
+    "other parameters": (
         launched({"ddp": [5.0], "mpi": []}, ended("mpi", "9" * 64)),
         ["the arms differ: ddp abcdef012345, mpi 999999999999"],
-        ["bit for bit"],
-        id="other parameters",
+        "bit for bit",
     ),
-    pytest.param(
+    "parity of every arm": (
         launched({"none": [4.0], "mpi": []}, passed("mpi", a_pass(steps=5, differences=[3e-15]))),
         ["Parity with a single process, in each of 5 float64 steps: every arm within 3e-15."],
-        [],
-        id="parity of every arm",
     ),
-    pytest.param(
+    **{
+        f"parity {words}": (
+            launched({"ddp": [], "mpi": []}, exact("ddp", 0.0), exact("mpi", last)),
+            [f"in each of 2 float64 steps: every arm {words}."],
+        )
+        for words, last in {"exactly": 0.0, "within 2e-16": 2e-16, "without a number": None}.items()
+    },
+    "parity without the control": (
         one_round("ddp", "manual", "mpi"),
         ["in each of 20 float64 steps: every arm that synchronises within 2e-16."],
-        [],
-        id="parity without the control",
     ),
-    pytest.param(
-        one_round("ddp", "mpi"),
-        ["in each of 20 float64 steps: ddp, mpi within 2e-16."],
-        [],
-        id="parity of some arms",
-    ),
-    pytest.param(one_round(), [], ["Parity"], id="no parity"),
-    pytest.param(
+    "parity of some arms": (one_round("ddp", "mpi"), ["in each of 20 float64 steps: ddp, mpi within 2e-16."]),
+    "no parity": (one_round(), [], "Parity"),
+    "parity of a lossy arm": (
         launched(
             {"ddp": [], "manual": [], LOSSY: []},
             passed("ddp", a_pass()),
@@ -288,84 +280,51 @@ LINES = [
             config=ONE_ROUND,
         ),
         [f"ddp, manual within 3e-16; {LOSSY} (lossy) 4e-04 away."],
-        [],
-        id="parity of a lossy arm",
     ),
-    pytest.param(
+    "too few rounds": (
         a_run({"none": [4.0, 4.0], "ddp": [5.0, 5.1], "mpi": [9.0, 2.0]}),
         ["unresolved: 2 of 5 rounds", "No verdict before round 5: use --repeats 5, or leave it out."],
-        ["either way"],
-        id="too few rounds",
+        "either way",
     ),
-    pytest.param(
+    "too few rounds in a budget": (
         budget({"ddp": [5.0] * 3, "mpi": [9.0, 2.0, 5.0]}),
         ["No verdict before round 5: use --repeats 5 or a longer --budget."],
-        [],
-        id="too few rounds in a budget",
     ),
-    pytest.param(
+    "too few rounds of the default length": (
         settling({"ddp": [5.0] * 3, "mpi": [9.0, 2.0, 5.0]}, complete=False),
         ["No verdict before round 5."],
-        ["--repeats", "Ended"],
-        id="too few rounds of the default length",
+        *("--repeats", "Ended"),
     ),
-    *(
-        pytest.param(
-            a_run({"ddp": [5.0, 5.1, 5.0, 5.1, 5.0][: len(mpi)], "mpi": mpi}), [line], ["either way"], id=line
-        )
-        for mpi, line in (
-            ([6.0], "unresolved: 1 of 5 rounds"),
-            (
-                [5.1, 5.5, 4.9, 5.3, 5.2],
-                "Open: 80 of 100 such runs would have seen a difference of 6.0 % in mpi.",
-            ),
-            ([6.0, 2.0], "unresolved: 2 of 5 rounds"),
-            ([6.0, 6.3, 5.9, 6.2], "unresolved: ±3.1 % (4 of 5 rounds)"),
-            ([6.0, 6.3, 5.9, 6.2, 6.2], "Fastest is judged apart, with the quickest arm as the baseline"),
-            ([6.0, 6.3, 5.9, 6.2, 6.1], "21 % slower [18, 24]"),
-        )
-    ),
-    *(
-        pytest.param(run, [f"Ended after {line}."], [], id=line)
-        for run, line in (
-            (
-                budget({"ddp": [5.0] * 5, "manual": [9.0, 9.1, 9.0, 9.2, 9.1]}),
-                "5 rounds: every verdict is settled",
-            ),
-            (
-                budget({"ddp": [5.0] * 5, "manual": FIVE}),
-                "5 rounds: --budget 60 has no time for another",
-            ),
-            (
-                settling({"ddp": [5.0] * 5, "manual": [9.0, 9.1, 9.0, 9.2, 9.1]}),
-                "5 rounds: every verdict is settled",
-            ),
-            (
-                settling({"ddp": [5.0] * 6, "manual": [*FIVE, 5.0]}),
-                "6 rounds: 5 min have no time for another. Give it longer: --budget 900",
-            ),
-            (
-                settling({"ddp": [5.0] * 5, "manual": FIVE}, settle_seconds=2.0),
-                "5 rounds: 2 s have no time for another. Give it longer: --budget 60",
-            ),
-            (budget({"ddp": [5.0] * 5, "manual": FIVE}, 5), "5 rounds: --repeats allows no more"),
-            (budget({"ddp": [5.0] * 5}), "5 rounds: there is no verdict to settle"),
-            (
-                budget({"ddp": [5.0] * 4, "mpi": [6.0] * 4}, cores=1),
-                "4 rounds: --budget 60 has no time for another",
-            ),
-            (
-                budget({"ddp": [5.0] * 5, "mpi": [6.0] * 5}, cores=1),
-                "5 rounds: more would not help, because oversubscribed arms are not ranked",
-            ),
-        )
-    ),
-]
+    **{
+        line: (a_run({"ddp": [5.0, 5.1, 5.0, 5.1, 5.0][: len(mpi)], "mpi": mpi}), [line], "either way")
+        for line, mpi in {
+            "unresolved: 1 of 5 rounds": [6.0],
+            "Open: 80 of 100 such runs would have seen a difference of 6.0 % in mpi.": [
+                5.1,
+                5.5,
+                4.9,
+                5.3,
+                5.2,
+            ],
+            "unresolved: 2 of 5 rounds": [6.0, 2.0],
+            "unresolved: ±3.1 % (4 of 5 rounds)": [6.0, 6.3, 5.9, 6.2],
+            "Fastest is judged apart, with the quickest arm as the baseline": [6.0, 6.3, 5.9, 6.2, 6.2],
+            "21 % slower [18, 24]": [6.0, 6.3, 5.9, 6.2, 6.1],
+        }.items()
+    },
+    **{
+        f"{line} ({number})": (run, [f"Ended after {line}."])
+        for line, runs in ENDINGS.items()
+        for number, run in enumerate(runs)
+    },
+}
+"""A run, what its report states, and what it must not contain."""
 
 
 @pytest.mark.parametrize("form", [*WITH_EVERY_COLUMN, "html"])
-@pytest.mark.parametrize(("run", "lines", "absent"), LINES)
-def test_render_lines_around_the_table(run, lines, absent, form):
+@pytest.mark.parametrize("case", LINES)
+def test_render_lines_around_the_table(case, form):
+    run, lines, *absent = LINES[case]
     text = unfolded(shown(run, form))
     assert [line for line in lines if line not in text] == []
     assert [line for line in absent if line in text] == []
@@ -382,9 +341,7 @@ def test_render_fastest_arm_is_marked(form):
 
 @with_every_column
 def test_render_markup_of_other_programs_is_not_read(form):
-    rank = a_rank(attestation={"group": {"transport": "[red]TCP[/red]"}})
-    run = a_run({"ddp": []}, launches=[a_launch(ranks=[rank])], left_out={"mpi": "[/] no [bold]mpirun"})
-    text = shown(run, form)
+    text = shown(through("[red]TCP[/red]", left_out={"mpi": "[/] no [bold]mpirun"}), form)
     assert "[red]TCP[/red]" in text
     assert "[/] no [bold]mpirun" in unfolded(text)
 
@@ -433,9 +390,7 @@ def test_render_cost_below_noise_has_no_negative_figure(form):
     assert "-" not in re.sub(r"[|\s]", "", row_of(table, "ddp"))
 
 
-ALL_NOISE = a_run(
-    {"none": [1.0, 2.5, 1.2, 2.0, 0.9], "ddp": [2.0, 1.0, 2.4, 0.9, 1.8], "mpi": [1.5, 2.2, 0.8, 2.6, 1.0]}
-)
+ALL_NOISE = RUNS["all noise"]
 
 
 @every_form
@@ -462,15 +417,10 @@ def test_render_run_that_can_rank_nothing_has_no_ratio(form):
 
 
 @with_every_column
-def test_render_one_launch_has_no_range(form):
-    text = shown(a_run({"none": [4.0], "ddp": [5.0]}), form)
-    assert "5.00 (" not in text
-    assert re.search(r"\b5\.00\b", text)
-
-
-@with_every_column
-def test_render_unknown_figure_is_a_dash_and_no_zero(form):
+def test_render_one_launch_has_no_range_and_dashes_for_unknown_figures(form):
     row = row_of(shown(a_run({"ddp": [5.0]}), form), "ddp")
+    assert "5.00 (" not in row
+    assert re.search(r"\b5\.00\b", row)
     assert row.count("–") >= 3
     assert "0%" not in row.replace("98.00%", "")
 
@@ -599,7 +549,7 @@ def test_render_detail_without_a_difference_has_no_empty_table(form):
 # ---- the terminal ----
 
 
-@pytest.mark.parametrize("run", [param.values[0] for param in LINES], ids=[param.id for param in LINES])
+@pytest.mark.parametrize("run", [run for run, *_ in LINES.values()], ids=LINES)
 def test_first_table_shows_every_warning(run):
     """Only the values of a condition may be missing: --detail has them."""
     text = unfolded(shown(run, "table"))
@@ -608,28 +558,31 @@ def test_first_table_shows_every_warning(run):
 
 def printed(run, width, **shown):
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    with console.capture() as capture:
-        console.print(Shown(document_of(run, view=View(**shown))))
-    return capture.get()
+    console.print(Shown(document_of(run, view=View(**shown))))
+    return console.file.getvalue()
 
 
-@pytest.mark.parametrize("width", [80, 100, 132, 200])
-def test_table_detail_fits_the_terminal_and_shows_all(width):
-    text = printed(a_detailed_run(), width, detail=True)
-    assert max(map(len, text.splitlines())) <= width
-    for figure in ("4.50", "2.50", "+4.00", "-0.25", "+0.50", "9.00", "0.09", "50%"):
-        assert figure in unfolded(text)
+def first_rounds(count):
+    run = {arm: [*times, *times][:count] for arm, times in MEASURED.items()}
+    return a_run(run, complete=False)
 
 
-@pytest.mark.parametrize("rounds", [3, 4])
 @pytest.mark.parametrize("width", [60, 80, 100, 132, 200])
-def test_table_fits_the_terminal_and_shows_all(width, rounds):
-    """Four rounds make the longest verdicts."""
-    run = a_run({arm: [*times, *times][:rounds] for arm, times in MEASURED.items()}, complete=False)
-    text = printed(run, width, wide=True)
+@pytest.mark.parametrize(
+    ("run", "detail", "words"),
+    [
+        (a_detailed_run(), True, ("4.50", "2.50", "+4.00", "-0.25", "+0.50", "9.00", "0.09", "50%")),
+        *(
+            (first_rounds(count), False, ("samples/s", "accuracy", "transport", "INCOMPLETE", *MEASURED))
+            for count in (3, 4)  # four make the longest verdicts
+        ),
+    ],
+    ids=["detail", "3 rounds", "4 rounds"],
+)
+def test_table_fits_the_terminal_and_shows_all(run, detail, words, width):
+    text = printed(run, width, wide=not detail, detail=detail)
     assert max(map(len, text.splitlines())) <= width
-    for name in ("samples/s", "accuracy", "transport", "INCOMPLETE", *MEASURED):
-        assert name in unfolded(text) or width < 80
+    assert width < 80 or [word for word in words if word not in unfolded(text)] == []
 
 
 def test_table_long_arm_is_not_broken_in_plain_text():
@@ -648,26 +601,21 @@ def cells_of(line):
     return re.split(r"(?<!\\)\|", line.strip())[1:-1]
 
 
-def test_markdown_rows_have_the_same_number_of_cells():
-    lines = table_of(shown(a_run(MEASURED), "markdown"))
-    assert len(lines) == 2 + len(MEASURED)
-    assert len({len(cells_of(line)) for line in lines}) == 1
-    assert all(re.fullmatch(r" :?-+:? ", cell) for cell in cells_of(lines[1]))
+def test_markdown_table_has_equal_rows_between_blank_lines():
+    lines = shown(a_run(MEASURED, dataset=DIGITS), "markdown").splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith("|"))
+    end = first + 2 + len(MEASURED)
+    assert table_of("\n".join(lines)) == lines[first:end]
+    assert len({len(cells_of(line)) for line in lines[first:end]}) == 1
+    assert all(re.fullmatch(r" :?-+:? ", cell) for cell in cells_of(lines[first + 1]))
+    assert lines[first - 1] == lines[end] == ""
+    assert all(line.startswith("- ") for line in lines[end + 1 :])
 
 
 def test_markdown_pipe_in_a_cell_is_escaped():
-    rank = a_rank(attestation={"group": {"transport": "TCP | lo"}})
-    lines = table_of(shown(a_run({"ddp": []}, launches=[a_launch(ranks=[rank])]), "markdown"))
+    lines = table_of(shown(through("TCP | lo"), "markdown"))
     assert len({len(cells_of(line)) for line in lines}) == 1
     assert cells_of(lines[2])[-1].strip() == r"TCP \| lo"
-
-
-def test_markdown_blank_lines_separate_table_and_list():
-    lines = shown(a_run(MEASURED, dataset=DIGITS), "markdown").splitlines()
-    table = [index for index, line in enumerate(lines) if line.startswith("|")]
-    assert table == list(range(table[0], table[-1] + 1))
-    assert lines[table[0] - 1] == lines[table[-1] + 1] == ""
-    assert all(line.startswith("- ") for line in lines[table[-1] + 2 :])
 
 
 # ---- CSV ----
@@ -721,24 +669,19 @@ def test_csv_arms_have_the_same_columns():
     assert {control[name] for name in unknown} == {""}
 
 
-def test_csv_holds_every_field_of_the_summary():
-    (row,) = rows_of(a_run({"ddp": [5.0]}))
+def test_csv_holds_the_summary_and_what_the_figures_are_worth():
+    (row,) = rows_of(a_run({"ddp": [5.0]}, dataset=DIGITS, complete=False))
     assert set(ArmSummary.__struct_fields__) - {"detail"} <= set(row)
     assert {f"detail_{name}" for name in Detail.__struct_fields__} <= set(row)
     assert None not in row
     assert None not in row.values()
-
-
-def test_csv_marks_what_the_figures_are_worth():
-    (row,) = rows_of(a_run({"ddp": [5.0]}, dataset=DIGITS, complete=False))
     assert (row["dataset"], row["complete"], row["noise_hides_all"]) == ("digits", "False", "False")
     assert (row["parity"], row["parity_steps"], row["parity_difference"]) == ("passed", "20", "2e-16")
 
 
 def test_csv_commas_and_quotes_are_preserved():
     transport = 'shared memory, "TCP" over lo'
-    rank = a_rank(attestation={"group": {"transport": transport}})
-    (row,) = rows_of(a_run({"ddp": []}, launches=[a_launch(ranks=[rank])]))
+    (row,) = rows_of(through(transport))
     assert row["transport"] == transport
 
 

@@ -11,7 +11,8 @@ from compare.analysis.scale import Growth, summarise_scale
 from compare.report import document_of, of_scale, write
 from compare.schema.hosts import Host, Network
 from compare.schema.link import Link
-from compare.schema.results import Failure, MachineUse
+from compare.schema.results import Failure
+from tests.unit.factories import noisy
 from tests.unit.scales import BENDING, a_scale
 
 
@@ -74,11 +75,7 @@ def test_scale_headline_names_a_rehearsal_and_a_global_batch():
 
 def test_scale_names_noisy_rounds_and_counts_with_fewer():
     scale = a_scale(BENDING)
-    run = scale.runs[2]
-    machine = MachineUse(wall_ns=10**9, cpus=2, busy_ns=10**9, stolen_ns=0)
-    ranks = [msgspec.structs.replace(rank, machine=machine, cpu_ns=0) for rank in run.launches[0].ranks]
-    noisy = [msgspec.structs.replace(run.launches[0], ranks=ranks), *run.launches[1:]]
-    runs = scale.runs | {2: msgspec.structs.replace(run, launches=noisy)}
+    runs = scale.runs | {2: noisy(scale.runs[2], 1)}
     text = shown(msgspec.structs.replace(scale, runs=runs))
     assert "With 2 ranks: Noisy: other processes used more than 10 % of the CPUs in round 1." in text
     assert "INCOMPLETE" not in text

@@ -60,34 +60,18 @@ def refusal(*texts):
 # ---- valid arms ----
 
 
-def test_parse_arms_reads_the_backends_of_a_first_comparison():
-    assert parse_arms(["ddp,manual,horovod,mpi"]) == tuple(map(Arm, ("ddp", "manual", "horovod", "mpi")))
-
-
 @pytest.mark.parametrize(
     ("text", "backend", "given_"),
     [
-        ("ddp", "ddp", {}),
-        ("ddp:bucket_cap_mb=1", "ddp", {"bucket_cap_mb": 1.0}),
         ("ddp:bucket-cap-mb=0.5", "ddp", {"bucket_cap_mb": 0.5}),
-        ("ddp:process_group=auto", "ddp", {"process_group": "auto"}),
-        ("ddp:process_group=nccl", "ddp", {"process_group": "nccl"}),
         ("ddp:process-group=gloo", "ddp", {"process_group": "gloo"}),
-        ("ddp:static_graph=true", "ddp", {"static_graph": True}),
         ("ddp:static_graph=No", "ddp", {"static_graph": False}),
         ("ddp:static_graph=1:bucket_cap_mb=2", "ddp", {"static_graph": True, "bucket_cap_mb": 2.0}),
-        ("manual:mode=per_parameter", "manual", {"mode": "per_parameter"}),
         ("manual:mode=per-parameter", "manual", {"mode": "per_parameter"}),
-        ("manual:mode=flat", "manual", {"mode": "flat"}),
-        ("manual:mode=overlap", "manual", {"mode": "overlap"}),
-        ("horovod:controller=gloo", "horovod", {"controller": "gloo"}),
-        ("horovod:controller=mpi", "horovod", {"controller": "mpi"}),
-        ("horovod:mode=flat", "horovod", {"mode": "flat"}),
-        ("mpi:mode=overlap", "mpi", {"mode": "overlap"}),
         (" mpi : mode = flat ", "mpi", {"mode": "flat"}),
     ],
 )
-def test_parse_arm_reads_backend_and_options(text, backend, given_):
+def test_parse_arm_reads_other_spellings_than_those_of_labels(text, backend, given_):
     arm = parse_arm(text)
     assert (arm.backend, arm.given) == (backend, given_)
 
@@ -95,7 +79,6 @@ def test_parse_arm_reads_backend_and_options(text, backend, given_):
 @pytest.mark.parametrize(
     ("text", "tolerance"),
     [
-        ("ddp", 0),
         ("none", 0),
         ("ddp:comm_hook=none", 0),
         ("ddp:comm_hook=fp16", 2**-8),
@@ -152,15 +135,6 @@ def test_parse_arms_ignores_blanks_and_empty_places():
         ("ddp:bucket_cap_mb={1,5}", ["ddp:bucket_cap_mb=1", "ddp:bucket_cap_mb=5"]),
         ("mpi,ddp:bucket_cap_mb={1, 5},none", ["mpi", "ddp:bucket_cap_mb=1", "ddp:bucket_cap_mb=5", "none"]),
         ("ddp:bucket_cap_mb={7}", ["ddp:bucket_cap_mb=7"]),
-        (
-            "ddp:bucket_cap_mb={1,5}:static_graph={false,true}",
-            [
-                "ddp:bucket_cap_mb=1:static_graph=false",
-                "ddp:bucket_cap_mb=1:static_graph=true",
-                "ddp:bucket_cap_mb=5:static_graph=false",
-                "ddp:bucket_cap_mb=5:static_graph=true",
-            ],
-        ),
         ("{manual,mpi}:mode={flat,per-parameter}", [
             "manual:mode=flat", "manual:mode=per_parameter", "mpi:mode=flat", "mpi:mode=per_parameter",
         ]),
@@ -173,29 +147,16 @@ def test_parse_arms_expands_braces_to_a_sweep(text, labels):
 
 
 POWER = "comm_hook=powersgd"
+UNBALANCED = ("ddp:bucket_cap_mb={1,5", "ddp:bucket_cap_mb=1}", "ddp:bucket_cap_mb={1,{5,6}}", "}ddp{", "{")
+EMPTY = ("{}", "{1,,5}", "{1, }")
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        *(
-            (text, f"{text}: the braces are not balanced.")
-            for text in (
-                *(
-                    "ddp:bucket_cap_mb={1,5",
-                    "ddp:bucket_cap_mb=1}",
-                    "ddp:bucket_cap_mb={1,{5,6}}",
-                    "}ddp{",
-                    "{",
-                ),
-            )
-        ),
-        *(
-            (f"ddp:bucket_cap_mb={braces}", "a value of the sweep is empty")
-            for braces in ("{}", "{1,,5}", "{1, }")
-        ),
+        *((text, f"{text}: the braces are not balanced.") for text in UNBALANCED),
+        *((f"ddp:bucket_cap_mb={swept}", "a value of the sweep is empty") for swept in EMPTY),
         ("ddp:bucket_cap_mb={1,big}", "ddp:bucket_cap_mb=big: bucket_cap_mb cannot be 'big'."),
-        ("ddp:bucket_cap_mb={1,1.0}", "named twice"),
         ("ddp:bucket_cap_mb=" + "{0,1,2,3,4,5,6,7,8,9}" * 10, "is 10000000000 arms"),
         ("none:env.NCCL_ALGO=Ring", "compared with the same control"),
         *((f"ddp:env.A={value}", "no printable value") for value in ("", " ", "a\nbx", "\x1b[0mx")),
@@ -224,11 +185,6 @@ POWER = "comm_hook=powersgd"
 )
 def test_parse_arms_names_what_is_wrong_with_an_arm(text, named):
     assert named in refusal(text)
-
-
-def test_parse_arm_refuses_a_sweep():
-    with pytest.raises(UsageError, match=r"cannot be '\{1,5\}'"):
-        parse_arm("ddp:bucket_cap_mb={1,5}")
 
 
 # ---- environment variables ----
@@ -305,14 +261,13 @@ def test_parse_arm_answers_a_wrong_name_with_the_right_ones(text, suggested, lis
     ("text", "right"),
     [
         ("ddp:process_group=mpi", "auto or nccl or gloo"),
-        (
-            "manual:mode=fast",
-            " or ".join(BACKENDS["manual"].options[0].choices),
-        ),
         ("mpi:mode=shared_memory", "per_parameter or flat or overlap"),
         ("horovod:controller=nccl", "gloo or mpi"),
         ("ddp:static_graph=maybe", "true or false"),
-        *((f"ddp:bucket_cap_mb={value}", "a number above 0") for value in ("big", "0", "-1", "nan", "inf")),
+        *(
+            (f"ddp:bucket_cap_mb={size}", "a number above 0")
+            for size in ("big", "0", "-1", "nan", "inf", "{1,5}")
+        ),
         ("ddp:comm_hook=fp8", "none or fp16 or bf16 or powersgd"),
         *((f"ddp:powersgd_rank={value}", "a whole number from 1") for value in ("0", "1.5", "²")),
         ("ddp:powersgd_start=1", "a whole number from 2"),
@@ -342,7 +297,11 @@ def test_load_without_a_choice_takes_the_backends_strategy(arm):
 @pytest.mark.parametrize(
     "texts",
     [
-        *(["ddp,ddp"], ["ddp,mpi,ddp"], ["ddp,mpi", "ddp"], ["ddp:bucket_cap_mb=1,ddp:bucket-cap-mb=1.0"]),
+        ["ddp,ddp"],
+        ["ddp,mpi,ddp"],
+        ["ddp,mpi", "ddp"],
+        ["ddp:bucket_cap_mb={1,1.0}"],
+        ["ddp:bucket_cap_mb=1,ddp:bucket-cap-mb=1.0"],
         ["manual:mode=overlap:bucket_mb=2,manual:bucket_mb=2:mode=overlap"],
     ],
 )
@@ -371,23 +330,6 @@ def test_arm_labels_read_back_as_the_arms_in_one_flag_or_many(arms, cut):
         assert [arm.label for arm in read] == labels
 
 
-@untimed
-@given(
-    st.lists(POSITIVE, min_size=1, max_size=5, unique=True),
-    st.permutations([False, True]),
-    st.lists(st.sampled_from(["mpi", "manual", "horovod"]), max_size=3, unique=True),
-)
-def test_parse_arms_sweeps_every_combination_in_order(sizes, switches, others):
-    swept = (
-        f"ddp:bucket_cap_mb={{{','.join(map(repr, sizes))}}}"
-        f":static_graph={{{','.join(str(on).lower() for on in switches)}}}"
-    )
-    arms = parse_arms([",".join([*others, swept])])
-    combinations = [{"bucket_cap_mb": size, "static_graph": on} for size in sizes for on in switches]
-    assert [arm.backend for arm in arms[: len(others)]] == others
-    assert [arm.given for arm in arms[len(others) :]] == combinations
-
-
 PIECES = ("bucket_cap_mb", "mode", "static-graph", "flat", "true", "1e400", *"²:=, -_{}\\")
 NEARLY = st.lists(st.sampled_from([*BACKENDS, *PIECES]), max_size=10).map("".join)
 
@@ -400,9 +342,7 @@ def test_parse_arms_of_any_text_returns_arms_or_a_usage_error(texts):
     try:
         arms = parse_arms(texts)
     except UsageError as error:
-        refused = error
+        assert error.what  # noqa: PT017 -- most texts are wrong, not all
+        assert error.remedy  # noqa: PT017
     else:
         assert parse_arms([arm.label for arm in arms]) == arms
-        return
-    assert refused.what
-    assert refused.remedy

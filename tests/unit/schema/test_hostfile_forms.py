@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compare.errors import UsageError
-from compare.schema.hostfile import parse_hostfile, parse_hosts, read_hostfile
+from compare.schema.hostfile import parse_hostfile, parse_hosts
 
 READ = {
     "quoted names": ("\"n1\" slots=2\n'n2':2\n", {"n1": 2, "n2": 2}),
@@ -28,18 +28,6 @@ READ = {
 @pytest.mark.parametrize(("text", "expected"), READ.values(), ids=READ)
 def test_form_with_a_certain_sense_is_read(text, expected):
     assert {host.name: host.slots for host in parse_hostfile(text, "hosts")} == expected
-
-
-@pytest.mark.parametrize("codec", ["utf-16", "utf-8-sig", "ascii"])
-def test_hostfile_in_an_encoding_that_it_states_is_read(tmp_path, codec):
-    (tmp_path / "hosts").write_text("n1 slots=2\r\nn2 slots=2\r\n", encoding=codec)
-    assert [host.slots for host in read_hostfile(tmp_path / "hosts")] == [2, 2]
-
-
-def test_hostfile_with_bytes_of_zero_is_refused(tmp_path):
-    (tmp_path / "hosts").write_text("n1 slots=2\n", encoding="utf-16-le")
-    with pytest.raises(UsageError, match=":1: this is not UTF-8 text"):
-        read_hostfile(tmp_path / "hosts")
 
 
 # What is refused: the line, the name of its form, and what to write.

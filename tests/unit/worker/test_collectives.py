@@ -21,9 +21,6 @@ from compare.worker.collectives import (
 CPU = torch.device("cpu")
 
 
-GROUP = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"), barrier=lambda: None)
-
-
 @pytest.mark.parametrize(
     ("nbytes", "calls"), [(0, 10), (1, 10), (10_000_000, 10), (40_000_000, 2), (100_000_000, 1), (10**9, 1)]
 )
@@ -53,7 +50,7 @@ def test_time_alone_returns_the_time_of_one_call(monkeypatch):
 def test_time_collectives_records_before_every_sample(nbytes):
     told = []
     collectives = SimpleNamespace(message_bytes=[nbytes], run=lambda: told.append("call"))
-    time_collectives(collectives, GROUP, told.append)
+    time_collectives(collectives, a_group([]), told.append)
     calls = calls_in_a_row(nbytes)
     assert told == [calls, *["call"] * calls] * (len(told) // (calls + 1))
 
@@ -67,41 +64,30 @@ def test_sweep_sizes_are_the_fixed_ones_and_small_own_ones():
 
 def test_time_repeated_times_from_a_common_start():
     order = []
-    times = time_repeated(lambda: order.append("call"), lambda: order.append("barrier"), torch.device("cpu"))
+    times = time_repeated(lambda: order.append("call"), lambda: order.append("barrier"), CPU)
     assert len(times) == order.count("barrier") == 3
     assert order[:2] == ["call", "barrier"], "the first call is not timed"
     assert all(time >= 0 for time in times)
 
 
-class _Group:
-    device = torch.device("cpu")
-
-    def __init__(self):
-        self.reduced = []
-
-    def barrier(self):
-        pass
-
-    def all_reduce_(self, tensor):
-        self.reduced.append(tensor.numel() * tensor.element_size())
+def a_group(reduced):
+    """A group that notes how many bytes it sums."""
+    return SimpleNamespace(
+        device=CPU, barrier=lambda: None, all_reduce_=lambda tensor: reduced.append(tensor.nbytes)
+    )
 
 
-class _Replica:
-    model = torch.nn.Linear(2, 2)
-
-    def __init__(self, facts):
-        self._facts = facts
-
-    def attest(self):
-        return self._facts
+def a_replica(**facts):
+    return SimpleNamespace(model=torch.nn.Linear(2, 2), attest=lambda: facts)
 
 
 def test_sweep_of_a_strategy_with_own_transport_is_empty():
-    group, told = _Group(), []
-    assert sweep([814_120], _Replica({"transport": "shared memory"}), group, told.append) == []
-    assert sweep([], _Replica({}), group, told.append) == []
-    assert group.reduced == []
-    swept = sweep([814_120], _Replica({}), group, told.append)
-    assert [sweep.message_bytes for sweep in swept] == sorted(set(group.reduced))
+    reduced, told = [], []
+    group = a_group(reduced)
+    assert sweep([814_120], a_replica(transport="shared memory"), group, told.append) == []
+    assert sweep([], a_replica(), group, told.append) == []
+    assert reduced == []
+    swept = sweep([814_120], a_replica(), group, told.append)
+    assert [sweep.message_bytes for sweep in swept] == sorted(set(reduced))
     assert 814_120 in {sweep.message_bytes for sweep in swept}
     assert told == [CALLS_REPEATED] * len(swept), "the watchdog is told of every size"

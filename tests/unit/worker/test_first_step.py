@@ -63,10 +63,14 @@ def test_the_first_step_shows_the_dtypes_of_activations(precision, dtypes):
     assert {parameter.dtype for parameter in task.build_model().parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize(("kind", "precision"), [("float64", FLOAT), ("float32", FLOAT), ("as run", BFLOAT)])
-def test_gates_have_no_autocast_and_the_curve_has(kind, precision):
+@pytest.mark.parametrize(
+    ("kind", "autocast", "compiled"),
+    [("float64", False, True), ("float32", False, False), ("as run", True, True)],
+)
+def test_gates_have_no_autocast_and_that_in_float32_does_not_compile(kind, autocast, compiled):
     task = a_task(precision="bf16-autocast").for_proof(kind)
-    assert (BFLOAT in attested(task)["activation_dtypes"]) == (precision == BFLOAT)
+    assert (BFLOAT in attested(task)["activation_dtypes"]) is autocast
+    assert a_task(compile=True).for_proof(kind).config.compile is compiled
 
 
 def test_a_model_of_torchs_own_class_is_compiled_and_its_copies_are_not(counts):
@@ -83,12 +87,6 @@ def test_a_model_of_torchs_own_class_is_compiled_and_its_copies_are_not(counts):
     with not_compiled(task.config):
         model(inputs)
     assert len(counts) == 1
-
-
-def test_the_gate_in_float32_does_not_compile():
-    task = a_task(compile=True)
-    compiled = {kind: task.for_proof(kind).config.compile for kind in ("float64", "float32", "as run")}
-    assert compiled == {"float64": True, "float32": False, "as run": True}
 
 
 def test_the_first_step_counts_graphs_and_their_breaks(counts):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 
 from compare.worker import memory
@@ -19,24 +21,16 @@ def test_memory_on_a_cpu_has_no_gpu():
 
 def test_memory_counts_the_larger_peak_before_and_after_a_reset(monkeypatch):
     """What is left is always what is left now."""
-    readings = iter([(300, 70, 50), (200, 90, 40)])
-    host, on_gpu, left = 0, 0, 0
-
-    def next_reading():
-        nonlocal host, on_gpu, left
-        host, on_gpu, left = next(readings)
-
-    resets = []
-    monkeypatch.setattr(memory, "peak_memory_bytes", lambda: host)
+    known, resets = SimpleNamespace(host=300, on_gpu=70, left=50), []
+    monkeypatch.setattr(memory, "peak_memory_bytes", lambda: known.host)
     monkeypatch.setattr(memory.Path, "write_text", lambda path, text: resets.append(str(path)))
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: on_gpu)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (left, 100))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: known.on_gpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (known.left, 100))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", resets.append)
-    next_reading()
     before = read_memory(GPU)
     assert (before.peak_bytes, before.gpu_peak_bytes, before.gpu_left_bytes) == (300, 70, 50)
     assert reset_peak_memory(GPU)
     assert resets == [GPU, "/proc/self/clear_refs"]
-    next_reading()
+    known.host, known.on_gpu, known.left = 200, 90, 40
     after = read_memory(GPU, before)
     assert (after.peak_bytes, after.gpu_peak_bytes, after.gpu_left_bytes) == (300, 90, 40)

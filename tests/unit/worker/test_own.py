@@ -7,7 +7,6 @@ import re
 from functools import partial
 from itertools import chain, islice
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -21,11 +20,15 @@ from compare.worker.batches import PixelBatches
 from compare.worker.own import OwnTask, load_workload
 from compare.worker.parity import prove
 from compare.worker.reference import Reference
-from compare.worker.trees import move, tensors_of
 from compare.workload import Workload, WorkloadError
 from tests.unit.factories import a_config
 
 CPU = torch.device("cpu")
+INPUTS = torch.arange(40.0).view(20, 2)
+DATA = torch.utils.data.TensorDataset(INPUTS, INPUTS.sum(1, keepdim=True))
+ONE_RANK = a_config("ddp", ranks=1, batch_size_per_rank=2, steps=9, warmup_steps=1)
+TWO_RANKS = a_config("ddp", ranks=2, batch_size_per_rank=2, steps=9, warmup_steps=1)
+ALONE = partial(LocalReplica, group=SimpleNamespace(rank=0, world_size=1), options={})
 RIGHT = """
 from torch import nn
 import torch
@@ -37,11 +40,10 @@ def make():
 
 
 def a_workload(**changes):
-    inputs = torch.arange(40.0).view(20, 2)
     return Workload(
         **{
             "model": nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5), nn.Linear(3, 1)),
-            "data": torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True)),
+            "data": DATA,
             "loss": lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
             "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.5),
         }
@@ -49,8 +51,7 @@ def a_workload(**changes):
     )
 
 
-def a_task(config=None, **changes):
-    config = config or a_config("ddp", ranks=2, batch_size_per_rank=2, steps=9, warmup_steps=1)
+def a_task(config=TWO_RANKS, **changes):
     return OwnTask.of(config, lambda: a_workload(**changes), CPU)
 
 
@@ -62,11 +63,6 @@ def test_batches_take_the_samples_that_the_built_in_models_would():
     for ours, (inputs, targets) in islice(zip(task.batches((1, 2)), theirs, strict=False), 20):
         assert torch.equal(ours[0], inputs)
         assert torch.equal(ours[1], targets)
-
-
-def test_batches_of_shards_that_do_not_divide_are_refused():
-    with pytest.raises(BackendError, match="3 shards do not divide"):
-        a_task().batches((0, 3))
 
 
 def test_batches_attest_without_a_change_of_the_generators():
@@ -86,11 +82,8 @@ def test_random_changes_of_samples_are_the_same_in_the_proof():
             inputs = torch.arange(2.0) + index / 20 + noise
             return inputs, inputs.sum(0, keepdim=True)
 
-    group = SimpleNamespace(rank=0, world_size=1)
-    replica = partial(LocalReplica, group=group, options={})
     before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    task = a_task(a_config("ddp", ranks=1, batch_size_per_rank=2, steps=9, warmup_steps=1), data=Noisy())
-    taken = prove(replica, task, "float64", leads=True)
+    taken = prove(ALONE, a_task(ONE_RANK, data=Noisy()), "float64", leads=True)
     assert max(taken.differences) == 0
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
 
@@ -141,10 +134,9 @@ def test_gates_train_by_plain_sgd_and_the_curve_as_the_user_does(kind, dtype, ra
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
 def test_every_sample_is_tested_once(shards):
-    metric = lambda model, batch: batch[1].mean()  # noqa: E731 -- a table's cell
     inputs = torch.arange(14.0).view(7, 2)
     held = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
-    task = a_task(test_data=held, metric=metric)
+    task = a_task(test_data=held, metric=lambda model, batch: batch[1].mean())
     model = task.build_model()
     parts = [task.test(model, (index, shards), lambda: None) for index in range(shards)]
     assert sum(part.samples for part in parts) == 7
@@ -154,45 +146,20 @@ def test_every_sample_is_tested_once(shards):
     assert a_task().test(a_task().build_model(), (0, 1), lambda: None).correct is None
 
 
-class Pair(NamedTuple):
-    inputs: torch.Tensor
-    names: list[str]
-
-
-def test_batches_of_any_shape_are_moved():
-    batch = {
-        "a": torch.ones(2),
-        "b": [torch.ones(2, dtype=torch.int64), (torch.zeros(1),)],
-        "c": Pair(torch.ones(1), ["x"]),
-    }
-    moved = move(batch, CPU, torch.float64)
-    assert [tensor.dtype for tensor in tensors_of(moved)] == [
-        torch.float64,
-        torch.int64,
-        torch.float64,
-        torch.float64,
-    ]
-    assert isinstance(moved["c"], Pair)
-    assert moved["c"].names == ["x"]
-
-
-def test_factory_of_a_file_is_called(tmp_path):
-    (tmp_path / "right.py").write_text(RIGHT)
-    assert isinstance(load_workload(data.own_source(f"{tmp_path}/right.py:make"))(), Workload)
-
-
 @pytest.mark.parametrize(
     ("code", "says"),
     [
         ("def make(): return 3", "returned int: return a compare.workload.Workload"),
         ("make = 3", "has no function make"),
         ("", "has no function make"),
+        (RIGHT, "has 8 training samples, but a step of all ranks takes 10"),
     ],
 )
 def test_wrong_factory_is_refused(tmp_path, code, says):
     (tmp_path / "wrong.py").write_text(code)
+    config = a_config("ddp", ranks=2, batch_size_per_rank=5, steps=9, warmup_steps=1)
     with pytest.raises(WorkloadError, match=says):
-        load_workload(data.own_source(f"{tmp_path}/wrong.py:make"))()
+        OwnTask.load(config, data.own_source(f"{tmp_path}/wrong.py:make"), CPU)
 
 
 CHANGES = {
@@ -228,30 +195,16 @@ def test_folder_of_very_many_files_is_refused_without_their_names(tmp_path, monk
         load_workload(source)
 
 
-def test_too_few_samples_are_refused(tmp_path):
-    (tmp_path / "right.py").write_text(RIGHT)
-    config = a_config("ddp", ranks=2, batch_size_per_rank=5, steps=9, warmup_steps=1)
-    with pytest.raises(WorkloadError, match="has 8 training samples, but a step of all ranks takes 10"):
-        OwnTask.load(config, data.own_source(f"{tmp_path}/right.py:make"), CPU)
-
-
-def test_data_without_a_length_is_refused():
-    with pytest.raises(WorkloadError, match=r"has no len\(\) or no index"):
-        next(iter(a_task(data=iter([])).batches((0, 1))))
-
-
 # ---- a loader and a step of the user's own ----
 
 
 def loads(rank, ranks, size):
-    inputs = torch.arange(40.0).view(20, 2)
-    data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
-    sampler = torch.utils.data.DistributedSampler(data, ranks, rank)
-    return torch.utils.data.DataLoader(data, size, sampler=sampler)
+    sampler = torch.utils.data.DistributedSampler(DATA, ranks, rank)
+    return torch.utils.data.DataLoader(DATA, size, sampler=sampler)
 
 
 def shuffles(rank, ranks, size):
-    return torch.utils.data.DataLoader(torch.arange(20.0).view(20, 1), size, shuffle=True)
+    return torch.utils.data.DataLoader(DATA, size, shuffle=True)
 
 
 def test_own_loader_gives_each_epoch_anew_and_whole_batches():
@@ -273,15 +226,22 @@ def test_own_loader_gives_each_epoch_anew_and_whole_batches():
 
 def test_own_loader_that_shuffles_is_the_same_when_called_again():
     task, before = a_task(loader=shuffles), torch.get_rng_state()
-    first, again = (torch.cat(list(islice(task.batches((0, 2)), 10))) for _ in range(2))
-    assert torch.equal(first, again)
+    first, again = ([inputs for inputs, _ in islice(task.batches((0, 2)), 10)] for _ in range(2))
+    assert all(map(torch.equal, first, again))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_own_loader_of_another_batch_size_is_refused():
-    task = a_task(loader=lambda rank, ranks, size: shuffles(rank, ranks, 7))
-    with pytest.raises(WorkloadError, match="does not begin with 2 samples"):
-        next(iter(task.batches((0, 2))))
+@pytest.mark.parametrize(
+    ("changes", "shards", "error", "says"),
+    [
+        ({}, 3, BackendError, "3 shards do not divide"),
+        ({"data": iter([])}, 1, WorkloadError, r"has no len\(\) or no index"),
+        ({"loader": lambda *_: shuffles(0, 1, 7)}, 2, WorkloadError, "does not begin with 2 samples"),
+    ],
+)
+def test_batches_that_cannot_be_made_are_refused(changes, shards, error, says):
+    with pytest.raises(error, match=says):
+        next(iter(a_task(**changes).batches((0, shards))))
 
 
 def test_own_step_is_needed_by_its_arm():
@@ -304,16 +264,7 @@ def test_gates_keep_the_schedule_of_an_own_step_alone(own_step, rates):
 
 @pytest.mark.parametrize(("loader", "shared"), [(loads, 0.0), (shuffles, 1.0)])
 def test_proof_counts_the_samples_that_shards_share(loader, shared):
-    config = a_config("ddp", ranks=2, batch_size_per_rank=2, steps=9, warmup_steps=1)
-
-    def loss(model, batch):
-        return model(batch[0]).square().mean()
-
-    def with_targets(rank, ranks, size):
-        batches = loader(rank, ranks, size)
-        return [(batch, batch) if isinstance(batch, torch.Tensor) else batch for batch in batches]
-
-    task = a_task(config, loader=with_targets, loss=loss, model=nn.Linear(1 if shared else 2, 1))
+    task = a_task(loader=loader)
     replica = SimpleNamespace(shard=(0, 2), broadcasts_buffers=False, parts=lambda batch: [batch])
     model = task.build_model()
     reference = Reference(task, replica, model, drifts=False)
@@ -342,11 +293,7 @@ def counting():
 
 def test_proof_carries_state_in_a_closure_and_leaves_that_of_the_training():
     make, counts = counting()
-    config = a_config("ddp", ranks=1, batch_size_per_rank=2, steps=9, warmup_steps=1)
-    task = OwnTask.of(config, make, CPU)
-    replica = partial(LocalReplica, group=SimpleNamespace(rank=0, world_size=1), options={})
-    taken = prove(replica, task, "float64", leads=True)
-    assert taken.is_exact
+    assert prove(ALONE, OwnTask.of(ONE_RANK, make, CPU), "float64", leads=True).is_exact
     assert counts[0] == [0], "the training's own loss was never called"
     assert max(calls[0] for calls in counts) == 20
 
@@ -354,8 +301,7 @@ def test_proof_carries_state_in_a_closure_and_leaves_that_of_the_training():
 def test_factory_that_takes_long_is_called_once_and_its_model_copied(monkeypatch):
     monkeypatch.setattr("compare.worker.factory._MOST_SECONDS", 0.0)
     make, counts = counting()
-    config = a_config("ddp", ranks=1, batch_size_per_rank=2, steps=9, warmup_steps=1)
-    task = OwnTask.of(config, make, CPU)
+    task = OwnTask.of(ONE_RANK, make, CPU)
     first, other = task.build_model(), task.anew().build_model()
     assert len(counts) == 1
     assert task.attest() == {"function_called_once": True}, "the table says so"
@@ -371,12 +317,5 @@ def test_optimizer_of_other_parameters_is_refused():
 
 
 def test_complex_parameters_stay_complex_in_the_proof():
-    class Turns(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(2, dtype=torch.complex64))
-
-        def forward(self, inputs):
-            return (inputs * self.weight).real.sum(1, keepdim=True)
-
-    assert a_task(model=Turns()).for_proof("float64").build_model().weight.dtype == torch.complex128
+    task = a_task(model=nn.Linear(2, 1, dtype=torch.complex64))
+    assert task.for_proof("float64").build_model().weight.dtype == torch.complex128

@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from backends import base as seam
+from backends.base import BackendError
 from backends.strategies.ddp import DDPReplica
 from backends.strategies.local import LocalReplica
 from backends.strategies.parts import cut
 from compare.analysis.parity import check_gates
-from compare.schema.arms import Arm, parse_arm
-from compare.schema.config import RunConfig
+from compare.schema.arms import parse_arm
 from compare.schema.job import STEPS
 from compare.worker import mnist, reference
 from compare.worker import parity as proving
@@ -24,60 +23,39 @@ from compare.worker.mnist import MnistTask
 from compare.worker.pace import Pace
 from compare.worker.parity import hash_parameters, prove
 from compare.worker.proving import prove_steps
-from tests.unit.factories import a_rank
+from tests.unit.factories import a_config, a_rank
 
 FAR = 1e-6
+PARAMETERS = {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 CPU = torch.device("cpu")
 
 
-class Replica:
+class Replica(LocalReplica):
     """A tutorial's training, behind the seam."""
 
-    shard = (0, 1)
-    passes_per_step = 1
-    learn = seam.Replica.learn
-    whole = seam.Replica.whole
-    module = seam.Replica.module
-    parts = seam.Replica.parts
-    parts_per_pass, first_layer, averages_gradients = 1, None, True
-    broadcasts_buffers = needs_every_gradient = takes_whole_step = False
-
-    def accumulate(self, passes):
-        self.passes_per_step = passes
+    group = SimpleNamespace(rank=0, world_size=1)
 
     def __init__(self, model, make_optimizer):
-        self.model = model
-        self.optimizer = make_optimizer(model.parameters())
-
-    def backward(self, loss):
-        loss.backward()
-
-    def sync(self):
-        pass
-
-    def step(self):
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        super().__init__(model, make_optimizer, self.group, {})
 
 
 class InParts(Replica):
     """Takes each pass in four parts, as a pipeline does."""
 
     parts_per_pass = 4
+    skipped = 0
 
     def parts(self, batch):
         return cut(batch, 4)
 
     def learn(self, batch, loss, *_):
-        for part in self.parts(batch):
+        for part in self.parts(batch)[self.skipped :]:
             (loss(self.model, part) / 4).backward()
 
 
 class SkipsAPart(InParts):
-    def learn(self, batch, loss, *_):
-        for part in self.parts(batch)[1:]:
-            (loss(self.model, part) / 4).backward()
+    skipped = 1
 
 
 class Doubles(Replica):
@@ -102,7 +80,7 @@ class ForgetsTheBias(Replica):
 
 
 class SeesOtherSamples(Replica):
-    shard = (1, 2)
+    group = SimpleNamespace(rank=1, world_size=2)
 
 
 class Diverges(Replica):
@@ -126,12 +104,8 @@ def alone():
     distributed.destroy_process_group()
 
 
-def a_config(**changes):
-    return RunConfig(**{"arms": (Arm("ddp"),), "ranks": 1, "seed": 3} | changes)
-
-
 def a_task(data, **changes):
-    return MnistTask(a_config(**changes), None, *data)
+    return MnistTask(a_config("ddp", **{"ranks": 1, "seed": 3} | changes), None, *data)
 
 
 def proof(data, replica=Replica, kind="float64", *, leads=True, brief=False, pace=None, **changes):
@@ -148,6 +122,7 @@ def test_prove_right_replica_equals_the_reference(data, kind):
     assert max(taken.limits) < {"float64": 1e-12, "float32": 1e-4}[kind]
     assert taken.share_of_first_update == pytest.approx(1, abs=1e-6)
     assert taken.error_of_first_update == pytest.approx(0, abs=1e-5)
+    assert taken.error_of_whole_update == pytest.approx(0, abs={"float64": 1e-9, "float32": 1e-3}[kind])
     assert taken.seconds > 0
 
 
@@ -179,38 +154,35 @@ def test_prove_seeds_each_layer_of_a_divided_chain(data, first, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("replica", "share"), [(Doubles, 2), (NeverSteps, 0), (SeesOtherSamples, None), (ForgetsTheBias, None)]
+    ("replica", "ranks", "named"),
+    [(SeesOtherSamples, 1, PARAMETERS), (SeesOtherSamples, 2, PARAMETERS), (ForgetsTheBias, 1, {"0.bias"})],
 )
-def test_prove_wrong_update_differs_in_the_first_step(data, replica, share):
-    taken = proof(data, replica)
+def test_prove_update_from_other_samples_differs_from_the_first_step(data, replica, ranks, named):
+    taken = proof(data, replica, ranks=ranks)
     assert taken.differences[0] > FAR
     assert taken.differences[-1] > FAR
-    if share is not None:
-        assert taken.share_of_first_update == pytest.approx(share, abs=1e-9)
-        assert taken.error_of_first_update == pytest.approx(1, abs=1e-9)
+    assert taken.wrong.step == 1
+    assert taken.wrong.parameter in named
 
 
 @pytest.mark.parametrize(
-    ("replica", "shows"),
-    [
-        (Doubles, {"step": 1, "shares": [2], "left_over": 0}),
-        (NeverSteps, {"step": 1, "shares": [0], "left_over": 0}),
-        (Accumulates, {"step": 2, "shares": [1], "left_over": 1}),
-    ],
+    ("replica", "step", "share", "left_over", "whole_error"),
+    [(Doubles, 1, 2, 0, 1), (NeverSteps, 1, 0, 0, 1), (Accumulates, 2, 1, 1, 10.74)],
 )
-def test_prove_wrong_step_shows_the_shares_of_gradients(data, replica, shows):
-    wrong = proof(data, replica).wrong
-    assert wrong.step == shows["step"]
-    assert wrong.shares == pytest.approx(shows["shares"], abs=1e-6)
-    assert wrong.left_over == pytest.approx(shows["left_over"], abs=1e-6)
+def test_prove_wrong_step_shows_the_shares_of_gradients(data, replica, step, share, left_over, whole_error):
+    taken = proof(data, replica)
+    wrong = taken.wrong
+    assert max(taken.differences[: step - 1], default=0) < 1e-12
+    assert taken.differences[step - 1] > FAR
+    assert taken.differences[-1] > FAR
+    assert taken.share_of_first_update == pytest.approx(share, abs=1e-9)
+    assert taken.error_of_first_update == pytest.approx(abs(share - 1), abs=1e-9)
+    assert taken.error_of_whole_update == pytest.approx(whole_error, rel=0.01)
+    assert wrong.step == step
+    assert wrong.shares == pytest.approx([share], abs=1e-6)
+    assert wrong.left_over == pytest.approx(left_over, abs=1e-6)
     assert wrong.unexplained < 1e-6
-    assert wrong.parameter in {"0.weight", "0.bias", "2.weight", "2.bias"}
-
-
-def test_prove_wrong_samples_are_not_explained(data):
-    wrong = proof(data, SeesOtherSamples, ranks=2).wrong
-    assert wrong.step == 1
-    assert proof(data, ForgetsTheBias).wrong.parameter == "0.bias"
+    assert wrong.parameter in PARAMETERS
 
 
 def test_prove_step_without_a_right_gradient_is_not_explained(data, monkeypatch):
@@ -233,20 +205,6 @@ def test_prove_large_models_are_not_explained(data, monkeypatch):
     monkeypatch.setattr(reference, "MOST_EXPLAINED", 10)
     wrong = proof(data, Doubles).wrong
     assert (wrong.step, wrong.shares) == (1, [])
-
-
-def test_prove_left_over_gradients_differ_in_the_second_step(data):
-    taken = proof(data, Accumulates)
-    assert taken.differences[0] <= taken.limits[0]
-    assert taken.differences[1] > FAR
-
-
-def test_prove_error_of_all_updates_comes_from_the_leading_rank(data):
-    right, doubled, stands = (proof(data, replica) for replica in (Replica, Doubles, NeverSteps))
-    assert right.error_of_whole_update == pytest.approx(0, abs=1e-9)
-    assert doubled.error_of_whole_update > 0.5
-    assert stands.error_of_whole_update == pytest.approx(1, abs=1e-9)
-    assert proof(data, leads=False).error_of_whole_update is None
 
 
 class ForgetsGradients(DDPReplica):
@@ -320,7 +278,7 @@ def test_prove_zero_gradients_of_a_zero_bias_are_rounding(data, monkeypatch):
 def test_prove_names_parameters_outside_the_loss(data, monkeypatch):
     monkeypatch.setattr(mnist, "build_model", lambda _: HasMore(extra=True))
     assert proof(data).unused == ["extra.weight", "extra.bias"]
-    with pytest.raises(seam.BackendError, match=r"on any rank: extra\.weight, extra\.bias"):
+    with pytest.raises(BackendError, match=r"on any rank: extra\.weight, extra\.bias"):
         proof(data, NeedsEveryGradient)
 
 
@@ -330,22 +288,19 @@ def test_prove_names_parameters_that_some_ranks_do_not_use(data, monkeypatch):
             return super().forward(inputs) + (self.extra.weight.sum() if inputs[0, 0] > threshold else 0)
 
     class OfTwo(NeedsEveryGradient):
-        shard = (0, 2)
+        group = SimpleNamespace(rank=0, world_size=2)
 
     task = a_task(data, ranks=2)
     first = [float(next(iter(task.for_proof("float64").batches((index, 2))))[0][0, 0]) for index in (0, 1)]
     threshold = sum(first) / 2
     monkeypatch.setattr(mnist, "build_model", lambda _: Chooses(extra=True))
-    with pytest.raises(seam.BackendError, match=r"on any rank: extra\.bias"):
+    with pytest.raises(BackendError, match=r"on any rank: extra\.bias"):
         proof(data, OfTwo, ranks=2)
-    monkeypatch.setattr(mnist, "build_model", lambda _: without_bias(Chooses(extra=True)))
-    with pytest.raises(seam.BackendError, match=r"on some ranks: extra\.weight"):
-        proof(data, OfTwo, ranks=2)
-
-
-def without_bias(model):
+    model = Chooses(extra=True)
     model.extra.bias = None
-    return model
+    monkeypatch.setattr(mnist, "build_model", lambda _: copy.deepcopy(model))
+    with pytest.raises(BackendError, match=r"on some ranks: extra\.weight"):
+        proof(data, OfTwo, ranks=2)
 
 
 def test_prove_ends_where_the_single_process_diverges(data):
@@ -383,6 +338,7 @@ def test_prove_gates_use_sgd_and_the_curve_the_runs_optimizer(data):
 def test_prove_other_ranks_compare_only_the_first_step(data):
     leads, follows = proof(data), proof(data, leads=False)
     assert len(follows.differences) == 1
+    assert follows.error_of_whole_update is None
     assert follows.hash == leads.hash
 
 
@@ -395,7 +351,9 @@ def test_prove_large_model_takes_fewer_steps_only_if_brief(data, monkeypatch, br
 def test_prove_fewest_steps_show_late_compression(data, monkeypatch, alone):
     monkeypatch.setattr(proving, "_LARGE", 1000)
     arm = parse_arm("ddp:comm_hook=powersgd:powersgd_start=25")
-    job = SimpleNamespace(arm=arm, config=a_config(arms=(arm,), model="mlp:784-16-10"), proof="brief")
+    job = SimpleNamespace(
+        arm=arm, config=a_config(arm.label, ranks=1, seed=3, model="mlp:784-16-10"), proof="brief"
+    )
     watchdog = SimpleNamespace(note=lambda *_, **__: None, stall_seconds=30.0)
     (taken,) = prove_steps(job, DDPReplica, MnistTask(job.config, None, *data), alone, watchdog)
     assert taken.steps == 5
@@ -407,7 +365,9 @@ def test_prove_fewest_steps_show_late_compression(data, monkeypatch, alone):
 def test_prove_first_step_may_take_as_long_as_a_launch(data, monkeypatch, alone, compiled, limit):
     monkeypatch.setattr("compare.worker.task.compile_in_place", lambda _: None)
     noted = []
-    job = SimpleNamespace(arm=parse_arm("manual"), config=a_config(compile=compiled), proof="brief")
+    job = SimpleNamespace(
+        arm=parse_arm("manual"), config=a_config("manual", ranks=1, seed=3, compile=compiled), proof="brief"
+    )
     watchdog = SimpleNamespace(
         stall_seconds=30.0, note=lambda *_, limit_seconds, **__: noted.append(limit_seconds)
     )
@@ -418,14 +378,12 @@ def test_prove_first_step_may_take_as_long_as_a_launch(data, monkeypatch, alone,
     assert len(noted) == in_first_step + 2 * (STEPS - 1)
 
 
-@pytest.mark.parametrize(("ranks", "samples"), [(1, 8), (2, 4), (3, 2), (100, 1)])
-def test_prove_takes_few_samples_of_all_ranks(data, ranks, samples):
-    task = a_task(data, ranks=ranks, steps=50).for_proof("float64")
+@pytest.mark.parametrize(
+    ("ranks", "batch", "samples"), [(1, 64, 8), (2, 64, 4), (3, 64, 2), (100, 64, 1), (1, 3, 3)]
+)
+def test_prove_takes_few_samples_of_all_ranks_and_no_more_than_the_run(data, ranks, batch, samples):
+    task = a_task(data, ranks=ranks, batch_size_per_rank=batch, steps=50).for_proof("float64")
     assert task.config.batch_size_per_rank == samples
-
-
-def test_prove_takes_no_more_samples_than_the_run(data):
-    assert proof(data, batch_size_per_rank=3).samples_per_rank == 3
 
 
 def test_prove_restores_what_the_training_needs(data):
@@ -438,26 +396,15 @@ def test_prove_restores_what_the_training_needs(data):
     assert (torch.get_default_dtype(), torch.get_num_threads()) == before[2:]
 
 
-class Noted(Pace):
-    """The passes and meetings that a proof notes, in their order."""
-
-    def __init__(self):
-        self.passes, self.met = [], []
-
-    def note(self, passes=1):
-        self.passes.append(passes)
-
-    def meet(self, passes=1):
-        self.met.append(passes)
-
-
 @pytest.mark.parametrize(("kind", "combined"), [("float64", [1]), ("float32", [])])
 def test_prove_notes_every_pass_and_meets_before_each_step_and_at_the_end(data, kind, combined):
-    noted = Noted()
-    proof(data, kind=kind, pace=noted)
+    pace, passes, met = Pace(), [], []
+    pace.note = lambda count=1: passes.append(count)
+    pace.meet = lambda count=1: met.append(count)
+    proof(data, kind=kind, pace=pace)
     begun, first = [0, 0], [1, *combined, 1]
-    assert noted.passes == [*begun, *first, *[1, 1] * (STEPS - 1)], "one of the reference and one of the arm"
-    assert noted.met == [1] * (STEPS + 1)
+    assert passes == [*begun, *first, *[1, 1] * (STEPS - 1)], "one of the reference and one of the arm"
+    assert met == [1] * (STEPS + 1)
 
 
 def test_largest_difference_is_the_worst_of_all_parameters():

@@ -79,10 +79,3 @@ def test_pattern_mean_of_many_ranks_fits_into_a_byte(ranks):
     mean = (total // ranks).to(torch.int8)
     assert mean.any()
     assert Pattern(exchange, ranks).count_wrong(mean, 0) == 0
-
-
-def test_pattern_no_number_is_wrong():
-    exchange = Exchange()
-    right = carried_out(exchange, 2, 0)
-    right[5] = float("nan")
-    assert Pattern(exchange, 2).count_wrong(right, 0) == 1

@@ -19,6 +19,7 @@ from tests.unit.factories import a_config
 
 CPU = torch.device("cpu")
 USUAL = """
+from contextlib import suppress
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -34,16 +35,39 @@ def mse(model, batch):
 def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
+class Stream(held.IterableDataset):
+    def __iter__(self): return iter([])
+    def __len__(self): return 64
+
+def spawns(rank, ranks, size):
+    return held.DataLoader(
+        ROWS, size, num_workers=1, multiprocessing_context='spawn', collate_fn=lambda rows: rows
+    )
+
+def asks(rank, ranks, size):
+    return held.DataLoader(ROWS, size, sampler=held.DistributedSampler(ROWS))
+
 def a_workload(**changes):
     usual = dict(model=nn.Linear(6, 1), data=ROWS, loss=mse, optimizer=sgd)
     return Workload(**usual | changes)
 """
+LIBRARY = """
+import torch.distributed as dist
+def everyone(x):
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(x)
+    return x
+"""
+"""It asks other ranks where a group is."""
 
 
 @pytest.fixture
 def try_out(tmp_path, monkeypatch):
     """Try a file with more code; return what the user reads."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "contrast.py").write_text(LIBRARY)
+    monkeypatch.setattr(sys, "path", [str(library), *sys.path])
     monkeypatch.setattr(torch, "set_num_threads", torch.set_num_threads)
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
 
@@ -97,13 +121,18 @@ class Sum(torch.autograd.Function):
         return g
 def make(): return a_workload(loss=lambda model, batch: Sum.apply(mse(model, batch)))
 """
+BY_A_LIBRARY = """
+import contrast
+def loss(model, batch):
+    contrast.everyone(batch[0])
+    return mse(model, batch)
+def make(): return a_workload(loss=loss)
+"""
 IN_THE_METRIC = """
 def metric(model, batch):
     found = model(batch[0]).mean()
-    try:
+    with suppress(RuntimeError):
         dist.all_reduce(found)
-    except RuntimeError:
-        pass
     return found
 def make(): return a_workload(metric=metric)
 """
@@ -115,6 +144,7 @@ def make(): return a_workload(metric=metric)
         (GATHERS, "the loss", "all_gather", "dist.all_gather(parts, model(batch[0]).detach().float())"),
         (ASKS, "the loss", "is_initialized", "scale = dist.get_world_size() if dist.is_initialized() else 1"),
         (ASKS_FOR_ITSELF, "the loss", "all_reduce", "add(g)"),
+        (BY_A_LIBRARY, "the loss", "all_reduce", "contrast.everyone(batch[0])"),
         (IN_THE_METRIC, "the test", "all_reduce", "dist.all_reduce(found)"),
     ],
 )
@@ -149,28 +179,6 @@ def test_preflight_of_a_loss_that_uses_mpi_names_its_line(try_out, monkeypatch):
     message, at = try_out("import sys\nCOMMUNICATOR = sys.modules['mpi4py.MPI'].Comm()" + MPI)
     assert "it calls mpi4py.MPI" in message
     assert at == "COMMUNICATOR.allreduce(1)"
-
-
-def test_preflight_finds_a_library_that_asks_other_ranks_where_a_group_is(try_out, tmp_path):
-    library = tmp_path / "site-packages"
-    library.mkdir()
-    (library / "contrast.py").write_text(
-        "import torch.distributed as dist\n"
-        "def everyone(x):\n"
-        "    if dist.is_initialized() and dist.get_world_size() > 1:\n"
-        "        dist.all_reduce(x)\n"
-        "    return x\n"
-    )
-    sys.path.insert(0, str(library))
-    message, at = try_out(
-        "import contrast\n"
-        "def loss(model, batch):\n"
-        "    contrast.everyone(batch[0])\n"
-        "    return mse(model, batch)\n"
-        "def make(): return a_workload(loss=loss)\n"
-    )
-    assert "it calls torch.distributed.all_reduce" in message
-    assert at == "contrast.everyone(batch[0])"
 
 
 PENALTY = """
@@ -260,60 +268,25 @@ def test_preflight_refuses_by_name_what_an_arm_cannot_average(try_out, code, bac
 
 
 @pytest.mark.parametrize(
-    ("code", "says"),
+    ("changes", "says"),
     [
-        ("def make(): return a_workload(model=nn.LazyLinear(1))", "lazy parameters have no shape"),
+        ("model=nn.LazyLinear(1)", "lazy parameters have no shape"),
+        ("model=nn.Linear(6, 1, device='meta')", "have no numbers: weight, bias"),
+        ("optimizer=torch.optim.LBFGS", "LBFGS calls the loss itself, by a closure"),
+        ("data=Stream()", "the workload's data is a stream (Stream)"),
+        ("loss=lambda m, b: m(b[0])", "the loss returned a tensor of shape (4, 1)"),
+        ("loss=lambda m, b: 1.0", "the loss returned float"),
         (
-            "def make(): return a_workload(model=nn.Linear(6, 1, device='meta'))",
-            "have no numbers: weight, bias",
-        ),
-        (
-            "def make(): return a_workload(optimizer=torch.optim.LBFGS)",
-            "LBFGS calls the loss itself, by a closure",
-        ),
-        (
-            (
-                "class Stream(held.IterableDataset):\n"
-                "    def __iter__(self): return iter([])\n    def __len__(self): return 64\n"
-                "def make(): return a_workload(data=Stream())"
-            ),
-            "the workload's data is a stream (Stream)",
-        ),
-        (
-            "def make(): return a_workload(loss=lambda m, b: m(b[0]))",
-            "the loss returned a tensor of shape (4, 1)",
-        ),
-        ("def make(): return a_workload(loss=lambda m, b: 1.0)", "the loss returned float"),
-        (
-            "def make(): return a_workload(loss=lambda m, b: m(b[0].float()).mean())",
+            "loss=lambda m, b: m(b[0].float()).mean()",
             "the proof computes in float64. Take dtypes from the parameters or the inputs",
         ),
-        (
-            "def make(): return a_workload(collate=lambda rows: 'none')",
-            "a batch is a str, in which no tensor",
-        ),
-        (
-            (
-                "def make():\n"
-                "    loader = lambda rank, ranks, size: held.DataLoader(ROWS, size, num_workers=1,\n"
-                "        multiprocessing_context='spawn', collate_fn=lambda rows: rows)\n"
-                "    return a_workload(loader=loader)"
-            ),
-            "The loader's workers start anew, and get its parts by pickle",
-        ),
-        (
-            (
-                "def make():\n"
-                "    loader = lambda rank, ranks, size: held.DataLoader(ROWS, size,\n"
-                "        sampler=held.DistributedSampler(ROWS))\n"
-                "    return a_workload(loader=loader)"
-            ),
-            "loader(rank, ranks, batch_size) is given who takes part",
-        ),
+        ("collate=lambda rows: 'none'", "a batch is a str, in which no tensor"),
+        ("loader=spawns", "The loader's workers start anew, and get its parts by pickle"),
+        ("loader=asks", "loader(rank, ranks, batch_size) is given who takes part"),
     ],
 )
-def test_preflight_of_a_workload_that_no_arm_can_train_says_what_to_do(try_out, code, says):
-    message, _ = try_out(code)
+def test_preflight_of_a_workload_that_no_arm_can_train_says_what_to_do(try_out, changes, says):
+    message, _ = try_out(f"def make(): return a_workload({changes})")
     assert says in message
     assert len(message.splitlines()) <= 8
 
@@ -351,36 +324,28 @@ def test_preflight_tells_the_error_of_a_worker_without_its_traceback(try_out):
         ("import os\nos._exit(0)", "your file ends the process: os._exit(0)."),
         ("dist.init_process_group('gloo')", "your file joins a group itself"),
         ("nn.parallel.DistributedDataParallel(nn.Linear(1, 1))", "your file asks for a group"),
+        ("def make(): return a_workload()\ntorch.set_num_threads(2)", "run with --threads 2"),
     ],
 )  # fmt: skip
-def test_file_that_is_a_script_is_refused_with_its_line(try_out, code, says):
+def test_file_that_acts_as_a_script_is_refused_with_its_line(try_out, code, says):
     message, line = try_out(code)
     assert says in message
     assert line == code.splitlines()[-1]
 
 
-def test_file_whose_arguments_have_defaults_sees_no_others(try_out):
-    code = "import sys\nassert len(sys.argv) == 1\ndef make(): return a_workload()"
-    assert isinstance(try_out(code), OwnTask)
+FORKS = """
+import os
+if not (child := os.fork()):
+    os._exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+"""
 
 
-def test_file_that_starts_processes_may_end_them(try_out):
-    code = (
-        "import os\n"
-        "if not (child := os.fork()):\n    os._exit(3)\n"
-        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3\n"
-        "def make(): return a_workload()"
-    )
+@pytest.mark.parametrize("code", [FORKS, "import sys\nassert len(sys.argv) == 1\n"])
+def test_file_may_end_its_own_processes_and_read_an_empty_command_line(try_out, code):
     before = os.getpid()
-    assert isinstance(try_out(code), OwnTask)
+    assert isinstance(try_out(f"{code}def make(): return a_workload()"), OwnTask)
     assert os.getpid() == before
-
-
-def test_file_that_sets_other_threads_than_the_run_is_refused(try_out):
-    threads = torch.get_num_threads() + 1
-    message, line = try_out(f"torch.set_num_threads({threads})\ndef make(): return a_workload()")
-    assert f"run with --threads {threads}" in message
-    assert line == f"torch.set_num_threads({threads})"
 
 
 def test_preflight_changes_no_state_of_the_run(try_out):

@@ -73,19 +73,15 @@ def test_time_size_right_sum_has_no_wrong_element():
     assert timing.sent_bytes is None, "on one host nothing is counted"
 
 
-def _drop(tensor):
-    tensor[10:13] = 0.5
-
-
-def _shift(tensor):
-    tensor.copy_(tensor.roll(1))
-
-
-def _no_number(tensor):
-    tensor[0] = float("nan")
-
-
-@pytest.mark.parametrize(("spoil", "least", "most"), [(_drop, 3, 3), (_shift, 900, 1000), (_no_number, 1, 1)])
+@pytest.mark.parametrize(
+    ("spoil", "least", "most"),
+    [
+        (lambda tensor: tensor[10:13].fill_(0.5), 3, 3),
+        (lambda tensor: tensor.copy_(tensor.roll(1)), 900, 1000),
+        (lambda tensor: tensor[0].fill_(float("nan")), 1, 1),
+    ],
+    ids=["some elements", "shifted", "no number"],
+)
 def test_time_size_wrong_sum_is_counted(spoil, least, most):
     assert least <= timed(_Group(spoil)).wrong <= most
 
@@ -112,11 +108,7 @@ class _Refusing(_Group):
     def prepare(self, _exchange):
         if self._at == "prepare":
             raise self._error
-
-        def call():
-            raise self._error
-
-        return call
+        return self.barrier
 
 
 @pytest.mark.parametrize("at", ["prepare", "call"])
@@ -182,21 +174,23 @@ def test_one_line_shortens_and_never_is_empty():
     assert one_line(KeyError()) == "KeyError"
 
 
-def test_time_sizes_records_progress_at_every_size():
+def timed_sizes(**changes):
+    """Return the timings, and the records of the watchdog: stage, number and expected time."""
     noted = []
-    watchdog = SimpleNamespace(note=lambda stage, number, expected_seconds: noted.append((stage, number)))
-    job = a_job(iterations=1)
-    timings = time_sizes(_Group(), job, watchdog)
+    watchdog = SimpleNamespace(note=lambda *what, expected_seconds: noted.append((*what, expected_seconds)))
+    return time_sizes(_Group(), a_job(iterations=1, **changes), watchdog), noted
+
+
+def test_time_sizes_records_progress_at_every_size():
+    timings, noted = timed_sizes()
     assert [timing.message_bytes for timing in timings] == [8, 16]
-    assert {stage for stage, _ in noted} == {"collectives"}
-    assert {number for _, number in noted} == {0, 1}
+    assert {what[:2] for what in noted} == {("collectives", 0), ("collectives", 1)}
 
 
 def test_time_sizes_large_first_size_has_a_limit_of_its_own():
     """A call on a slow link may take longer than the stall."""
-    expected = []
-    watchdog = SimpleNamespace(note=lambda stage, number, expected_seconds: expected.append(expected_seconds))
-    (timing,) = time_sizes(_Group(), a_job(iterations=1, begin_bytes=4 << 20, end_bytes=4 << 20), watchdog)
+    (timing,), noted = timed_sizes(begin_bytes=4 << 20, end_bytes=4 << 20)
     assert timing.message_bytes == 4 << 20, "the smaller size before it is no result"
+    expected = [seconds for _, _, seconds in noted]
     limited = next(seconds for seconds in expected if seconds)
     assert all(expected[expected.index(limited) :]), "every record after it has a limit"

@@ -27,12 +27,6 @@ witness.fork_witness(files, 3)
 {rank}
 """
 SLEEP = "time.sleep(60)"
-SIGNALS = {
-    "segfault": signal.SIGSEGV,
-    "abort": signal.SIGABRT,
-    "kill": signal.SIGKILL,
-    "user": signal.SIGUSR1,
-}
 
 
 class Started:
@@ -43,16 +37,13 @@ class Started:
         self.files.lease.touch()
         code = PROGRAM.format(rank=rank, before=before)
         self.process = subprocess.Popen([sys.executable, "-c", code, str(folder)])
-        wait_until(lambda: self.ready.exists() and self.ready.read_text())
-        self.rank_pid = int(self.ready.read_text())
+        ready = folder / "ready"
+        wait_until(lambda: ready.exists() and ready.read_text())
+        self.rank_pid = int(ready.read_text())
 
     @property
     def rank(self):
         return psutil.Process(self.rank_pid)
-
-    @property
-    def ready(self):
-        return self.files.directory / "ready"
 
     def record(self):
         """Return the exit code of the witness, and its record."""
@@ -81,17 +72,21 @@ def is_gone(pid):
         return True
 
 
-@pytest.mark.parametrize("status", [0, 1, 3, 255])
-def test_witness_of_a_rank_that_exits_records_its_status(start, status):
+IGNORES_CHILDREN = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+"""A parent may have ignored the signal, and a program inherits that."""
+
+
+@pytest.mark.parametrize(("status", "before"), [(0, ""), (1, ""), (3, ""), (255, ""), (4, IGNORES_CHILDREN)])
+def test_witness_of_a_rank_that_exits_records_its_status(start, status, before):
     began = time.time()
-    code, record = start(f"os._exit({status})").record()
+    code, record = start(f"os._exit({status})", before=before).record()
     assert code == status
     assert (record["status"], record["signal"]) == (status, None)
     assert (record["ended_by"], record["stopped"]) == ("", False)
     assert began < record["time"] < time.time()
 
 
-@pytest.mark.parametrize("number", SIGNALS.values(), ids=SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL, signal.SIGUSR1])
 def test_witness_of_a_rank_that_is_killed_records_the_signal(start, number):
     started = start(f"os.kill(os.getpid(), {int(number)})")
     code, record = started.record()
@@ -112,13 +107,17 @@ def test_witness_of_a_rank_that_dumps_core_dumps_none_itself(start, tmp_path):
     assert [path.name for path in tmp_path.glob("*core*")] == []
 
 
-def test_witness_writes_its_own_pid_at_the_start(start):
-    started = start()
-    wait_until(started.files.witness(3).exists)
-    assert int(started.files.witness(3).read_text()) == started.process.pid
-    assert started.rank.ppid() == started.process.pid
+def test_witness_writes_its_pid_and_reserves_room_for_its_record(start, tmp_path):
+    """On a full disk the exit is still recorded."""
+    started, reserved = start(), tmp_path / ".rank-3.exit"
+    wait_until(lambda: reserved.exists() and reserved.stat().st_size > 0)  # the rank may be ready before
+    room = reserved.stat().st_size
+    assert int(started.files.witness(3).read_text()) == started.process.pid == started.rank.ppid()
     memory = psutil.Process(started.process.pid).memory_full_info()
     assert memory.uss < 8 << 20, "it shares most of its memory with its rank"
+    started.rank.kill()
+    started.record()
+    assert len(started.files.exit(3).read_text().rstrip()) < room == started.files.exit(3).stat().st_size
 
 
 def test_witness_forwards_a_signal_that_ends_once(start, tmp_path):
@@ -185,39 +184,23 @@ def test_witness_kills_a_rank_that_ignores_sigterm(start):
     assert 2 <= time.monotonic() - began < 3
 
 
-def test_witness_wakes_a_stopped_rank_and_records_that_it_was_stopped(start):
+@pytest.mark.parametrize(
+    ("woken", "seconds", "recorded"),
+    [(False, 0.1, True), (True, 0.1, True), (True, KILL_SECONDS + 0.3, False)],
+)
+def test_witness_wakes_a_stopped_rank_and_records_a_stop_for_a_while(start, woken, seconds, recorded):
+    """A launcher may wake a stopped rank in order to end it."""
     started = start()
     started.rank.suspend()
     wait_until(lambda: started.rank.status() == psutil.STATUS_STOPPED)
-    time.sleep(0.1)
+    if woken:
+        started.rank.resume()
+    time.sleep(seconds)
     began = time.monotonic()
     started.process.terminate()
     code, record = started.record()
-    assert (code, record["signal"], record["stopped"]) == (-signal.SIGTERM, signal.SIGTERM, True)
+    assert (code, record["signal"], record["stopped"]) == (-signal.SIGTERM, signal.SIGTERM, recorded)
     assert time.monotonic() - began < 1.5
-
-
-@pytest.mark.parametrize(("seconds", "stopped"), [(0.1, True), (KILL_SECONDS + 0.3, False)])
-def test_witness_of_a_rank_that_was_woken_records_a_stop_for_a_while(start, seconds, stopped):
-    """A launcher wakes a stopped rank in order to end it."""
-    started = start()
-    started.rank.suspend()
-    wait_until(lambda: started.rank.status() == psutil.STATUS_STOPPED)
-    started.rank.resume()
-    time.sleep(seconds)
-    started.process.terminate()
-    assert started.record()[1]["stopped"] == stopped
-
-
-def test_witness_reserves_room_for_its_record_at_the_start(start, tmp_path):
-    """On a full disk the exit is still recorded."""
-    started = start()
-    reserved = tmp_path / ".rank-3.exit"
-    wait_until(lambda: reserved.exists() and reserved.stat().st_size > 0)  # the rank may be ready before
-    room = reserved.stat().st_size
-    started.rank.kill()
-    started.record()
-    assert len(started.files.exit(3).read_text().rstrip()) < room == started.files.exit(3).stat().st_size
 
 
 def test_rank_dies_with_its_witness(start):
@@ -255,18 +238,16 @@ def test_sigterm_to_the_rank_alone_is_its_own_death(start, both, ended_by):
     assert (code, record["ended_by"]) == (-signal.SIGTERM, ended_by)
 
 
-def test_witness_whose_lease_expires_ends_the_rank(start):
+HOLDS = "import ctypes; ctypes.PyDLL(None).sleep(60)"
+"""No thread of Python could check the lease there."""
+
+
+@pytest.mark.parametrize("rank", [SLEEP, HOLDS], ids=["waits", "waits in C"])
+def test_witness_whose_lease_expires_ends_the_rank(start, rank):
     began = time.monotonic()
-    code, record = start(before="witness.LEASE_SECONDS = 0.5").record()
+    code, record = start(rank, before="witness.LEASE_SECONDS = 0.5").record()
     assert (code, record["ended_by"]) == (-signal.SIGTERM, "lease")
     assert 0.5 <= time.monotonic() - began < 4
-
-
-def test_witness_whose_lease_expires_ends_a_rank_that_waits_in_c(start):
-    """No thread of Python could check the lease there."""
-    holds = "import ctypes; ctypes.PyDLL(None).sleep(60)"
-    code, record = start(holds, before="witness.LEASE_SECONDS = 0.5").record()
-    assert (code, record["ended_by"]) == (-signal.SIGTERM, "lease")
 
 
 def test_witness_of_a_renewed_lease_ends_nothing(start):
@@ -282,12 +263,6 @@ def test_witness_whose_folder_is_gone_exits_alike(start, tmp_path):
     started = start("time.sleep(0.5); os.rename(sys.argv[1], sys.argv[1] + '-gone'); os._exit(5)")
     assert started.process.wait(10) == 5
     Path(f"{tmp_path}-gone").rename(tmp_path)
-
-
-def test_witness_where_sigchld_is_ignored_records_the_exit(start):
-    """A parent may have ignored it, and a program inherits that."""
-    code, record = start("os._exit(4)", before="signal.signal(signal.SIGCHLD, signal.SIG_IGN)").record()
-    assert (code, record["status"]) == (4, 4)
 
 
 def test_rank_has_the_signal_mask_of_its_launcher(start):
