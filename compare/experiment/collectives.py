@@ -19,7 +19,8 @@ from compare.experiment.allocation import endings_named, require_time, time_of, 
 from compare.experiment.run import Watch, kept, open_hosts
 from compare.experiment.settle import LaunchRequest, choose_device, choose_threads, count_gpus
 from compare.experiment.turn_plan import START_SECONDS
-from compare.launch.arm import Observer, launch_sweep
+from compare.launch.alone import launch_sweep
+from compare.launch.arm import Observer
 from compare.launch.cluster import Cluster
 from compare.schema.collectives import (
     COLLECTIVES_FILE,

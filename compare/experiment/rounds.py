@@ -16,7 +16,8 @@ from compare.analysis.step_times import other_cpu_load
 from compare.errors import InterleaveError, LaunchError
 from compare.experiment.schedule import discard_noisy, next_cohort, next_launch
 from compare.experiment.turn_plan import plan_turns
-from compare.launch.arm import Observer, forget_launch, launch_arm
+from compare.launch.alone import launch_arm
+from compare.launch.arm import Observer, forget_launch
 from compare.launch.cluster import Cluster
 from compare.launch.cohort import Cohort
 from compare.launch.signals import Suspended, stop_until_continued, suspendable

@@ -16,7 +16,8 @@ from compare.experiment.allocation import endings_named, require_time, time_of, 
 from compare.experiment.run import Watch, begin, kept, open_hosts
 from compare.experiment.settle import UserRequest, settle
 from compare.experiment.turn_plan import START_SECONDS
-from compare.launch.arm import Observer, launch_arm
+from compare.launch.alone import launch_arm
+from compare.launch.arm import Observer
 from compare.launch.cluster import Cluster
 from compare.schema.config import RunConfig
 from compare.schema.job import Planned

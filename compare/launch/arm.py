@@ -1,14 +1,12 @@
-"""Launch one arm once, and take exactly one result from every rank."""
+"""Prepare the launch of one arm, and take exactly one result from every rank."""
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -17,18 +15,17 @@ import msgspec
 from backends.launchers import LAUNCHERS, find_launcher, where_it_is_not
 from backends.launchers.request import Command, Request
 from compare import PACKAGE_ROOT
-from compare.errors import BudgetError, LaunchError, OutputError, UnavailableError
+from compare.errors import OutputError, UnavailableError
 from compare.launch.circumstances import Circumstances
 from compare.launch.cluster import Cluster
 from compare.launch.monitor import Monitor, tail
 from compare.launch.place import LaunchPlace
 from compare.launch.processes import Ending
-from compare.launch.signals import Suspended, stop_until_continued, suspendable
 from compare.schema.arms import Arm
-from compare.schema.collectives import RankSweep, SweepConfig, SweepLaunch
+from compare.schema.collectives import RankSweep, SweepLaunch
 from compare.schema.config import LaunchConfig
 from compare.schema.environment import inherited, library_settings, settings
-from compare.schema.job import Job, LaunchJob, Planned, Progress, Proof, SweepJob, read_progress
+from compare.schema.job import LaunchJob, Planned, Progress, read_progress
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import Launch, RankResult, Run
 from compare.system.clock import unix_time
@@ -42,7 +39,6 @@ A name may have 255 bytes. The number of the launch makes it unique.
 
 PORT_TAKEN = "another process took its port before it could"
 """The only failure after which a launch is started a second time."""
-_SUSPENDED = "this program was suspended (Ctrl-Z)"
 _PORT_ERRORS = ("EADDRINUSE", "address already in use")
 
 T = TypeVar("T")
@@ -84,106 +80,11 @@ class Observer(Protocol):
         """Receive the run before its first launch and after every round."""
 
 
-def launch_arm(
-    run: Run,
-    planned: Planned,
-    directory: Path,
-    cluster: Cluster,
-    observer: Observer,
-    *,
-    proof: Proof = "brief",
-    budget_ends_at: float = math.inf,
-) -> Launch:
-    """Launch an arm, and once more if another process took its port.
-
-    ``proof`` is what every rank trains beside a single process, unless its training repeats a proven one. Its
-    outcome is part of what is returned; nothing is judged here. ``budget_ends_at`` is a Unix time.
-
-    Raises:
-        BudgetError: the run's budget was over before the launch was.
-        HostError: a host was lost.
-        LaunchError: a rank failed, died or stalled.
-        OutputError: the run's folder cannot be written.
-        UnavailableError: the launcher is not installed.
-    """
-    launch = partial(
-        _launch_once,
-        run.config,
-        planned,
-        cluster,
-        observer,
-        make_job=partial(Job, dataset=run.dataset, proof=proof, proven=run.proven(planned.arm)),
-        conclude=PreparedLaunch.conclude,
-        budget_ends_at=budget_ends_at,
-    )
-    return _launch_until_continued(launch, run.config, planned, directory, observer)
-
-
-def launch_sweep(
-    config: SweepConfig,
-    planned: Planned,
-    directory: Path,
-    cluster: Cluster,
-    observer: Observer,
-    *,
-    budget_ends_at: float = math.inf,
-) -> SweepLaunch:
-    """Launch a group, to time its collectives alone.
-
-    Raises:
-        BudgetError: ``budget_ends_at``, a Unix time, came before the launch was over.
-        HostError: a host was lost.
-        LaunchError: a rank failed, died or stalled.
-        OutputError: the run's folder cannot be written.
-        UnavailableError: the launcher is not installed.
-    """
-    interface = cluster.network.interface if len(cluster.hosts) > 1 else ""
-    launch = partial(
-        _launch_once,
-        config,
-        planned,
-        cluster,
-        observer,
-        make_job=partial(SweepJob, group=planned.group, interface=interface),
-        conclude=PreparedLaunch.conclude_sweep,
-        budget_ends_at=budget_ends_at,
-    )
-    return _launch_until_continued(launch, config, planned, directory, observer)
-
-
 def forget_launch(directory: Path, planned: Planned) -> None:
     """Remove the files of a launch that did not finish."""
     files = launch_files(directory, planned)
     for each in (files, files_again(files)):
         shutil.rmtree(each.directory, ignore_errors=True)
-
-
-def _launch_until_continued(
-    launch: Callable[..., T], config: LaunchConfig, planned: Planned, directory: Path, observer: Observer
-) -> T:
-    """Launch; at Ctrl-Z end the launch, stop, and launch again after ``fg``."""
-    while True:
-        try:
-            with suspendable():
-                return _launch_with_free_port(launch, config, planned, directory, observer)
-        except Suspended:
-            forget_launch(directory, planned)
-            stop_until_continued()
-            observer.launch_restarts(planned, _SUSPENDED)
-
-
-def _launch_with_free_port(
-    launch: Callable[..., T], config: LaunchConfig, planned: Planned, directory: Path, observer: Observer
-) -> T:
-    """Launch, and once more if another process took the port."""
-    files = launch_files(directory, planned)
-    try:
-        return launch(files)
-    except LaunchError:
-        if not port_was_taken(files, config):
-            raise
-    observer.launch_restarts(planned, PORT_TAKEN)
-    return launch(files_again(files), restarted_because=PORT_TAKEN)
 
 
 def commands_for(
@@ -332,36 +233,6 @@ class PreparedLaunch:
             "started_alone": self._started_alone,
             "restarted_because": self.restarted_because,
         }
-
-
-def _launch_once(
-    config: LaunchConfig,
-    planned: Planned,
-    cluster: Cluster,
-    observer: Observer,
-    files: LaunchFiles,
-    *,
-    make_job: MakeJob,
-    conclude: Callable[[PreparedLaunch, Ending], T],
-    budget_ends_at: float = math.inf,
-    restarted_because: str = "",
-) -> T:
-    budget_seconds = budget_ends_at - unix_time()
-    if budget_seconds <= 0:
-        raise BudgetError("The budget is over.")
-    launch = PreparedLaunch(config, planned, cluster, files, make_job, restarted_because=restarted_because)
-    observer.launch_starts(planned, launch.commands)
-
-    def tick() -> bool:
-        observer.rank_progressed(planned, launch.monitor.progress())
-        return launch.monitor.tick()
-
-    timeout = config.launch_timeout_seconds
-    deadline = min(timeout, budget_seconds)
-    ending = launch.place.carry_out(launch.commands, launch.job, deadline_seconds=deadline, on_tick=tick)
-    if ending.timed_out and deadline < timeout:
-        raise BudgetError("The budget is over.")
-    return conclude(launch, ending)
 
 
 def _make_directory(files: LaunchFiles) -> None:

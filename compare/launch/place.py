@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from backends import BACKENDS
 from backends.launchers import hydra
 from backends.launchers.request import Command
 from compare.errors import HostError, InterleaveError, RingsideError
-from compare.launch.agent.connection import ANSWER_SECONDS, Connection, LaunchLink, attend
+from compare.launch.agent.connection import Connection, LaunchLink, attend
 from compare.launch.agent.protocol import Start, Turns
 from compare.launch.processes import Ending, Segments, end_all
 from compare.launch.signals import uninterrupted
@@ -134,7 +134,7 @@ class LaunchPlace:
         mirrored = () if self.cluster.is_this_machine else (self._directory,)
         return (*mirrored, self._temporary, self._shared_memory, *filter(None, [self._programs]))
 
-    def begin(self, commands: Sequence[Command], job: LaunchJob, *, deadline_seconds: float) -> None:
+    def begin(self, commands: Sequence[Command], job: LaunchJob) -> None:
         """Make the folders on every host, and start the commands.
 
         A command without a host is for this machine's agent. Each host gets the job with its own CPUs, data
@@ -151,8 +151,8 @@ class LaunchPlace:
         own = {self.cluster.agent_for(command.host): command for command in commands}
         used = list(dict.fromkeys([*self.cluster.agents, *own]))  # each once, in the order of hosts
         # A launcher may start ranks on other hosts at once: the folders there come first.
-        self._begin([agent for agent in used if agent not in own], own, job, deadline_seconds)
-        self._begin(list(own), own, job, deadline_seconds)
+        self._begin([agent for agent in used if agent not in own], own, job)
+        self._begin(list(own), own, job)
 
     def is_waiting(self) -> bool:
         """Return whether all ranks wait for their next turn."""
@@ -239,34 +239,6 @@ class LaunchPlace:
             )
         return hosts[0] if hosts else None
 
-    def carry_out(
-        self,
-        commands: Sequence[Command],
-        job: LaunchJob,
-        *,
-        deadline_seconds: float,
-        on_tick: Callable[[], bool],
-    ) -> Ending:
-        """Execute the commands until they end or ``on_tick`` gives up.
-
-        Nothing of the launch is left on any host afterwards. ``on_tick`` is called twice a second, and at the
-        end; it returns whether the launch may go on.
-
-        Raises:
-            RingsideError: see ``begin``.
-        """
-        try:
-            self.begin(commands, job, deadline_seconds=deadline_seconds)
-            ending = self._watch(deadline_seconds, on_tick)
-        except BaseException:
-            self.end()
-            raise
-        lost = self.end()
-        if lost and ending.status != 0:
-            # Ranks report the peer whose host is lost: the host is the cause.
-            raise lost
-        return ending
-
     def host_of(self, rank: int) -> str:
         """Name a rank's host."""
         agent = self._agent_of[rank]
@@ -276,17 +248,11 @@ class LaunchPlace:
         """Return how far the clock of a rank's host is ahead."""
         return self._agent_of[rank].clock_ahead_seconds
 
-    @property
-    def _ended(self) -> int:
-        """Number of launchers that have ended."""
-        return sum(link.exited is not None for link in self._starters)
-
     def _begin(
         self,
         agents: Sequence[Connection],
         own: Mapping[Connection, Command],
         job: LaunchJob,
-        deadline_seconds: float,
     ) -> None:
         """Start the launch on some hosts, and wait for their folders."""
         mirrored = None if self.cluster.is_this_machine else self.files
@@ -298,12 +264,10 @@ class LaunchPlace:
             if agent in own:
                 self._starters.append(link)
             ranks = frozenset(rank for rank, its in enumerate(self._agent_of) if its is agent)
-            link.start(self._message(agent, own.get(agent), job, deadline_seconds), mirrored, ranks)
+            link.start(self._message(agent, own.get(agent), job), mirrored, ranks)
         self.cluster.wait(lambda: all(self._links[agent].started for agent in agents), agents)
 
-    def _message(
-        self, agent: Connection, command: Command | None, job: LaunchJob, deadline_seconds: float
-    ) -> Start:
+    def _message(self, agent: Connection, command: Command | None, job: LaunchJob) -> Start:
         cluster = self.cluster
         files = {str(self._exported): msgspec.json.encode(cluster.exported)}
         if agent in cluster.agents and not cluster.is_this_machine:
@@ -324,8 +288,6 @@ class LaunchPlace:
             folders=tuple(map(str, folders)),
             argv=command.argv if command else (),
             environment=environment,
-            # The deadline of this process comes first, because its message says more.
-            deadline_seconds=deadline_seconds + ANSWER_SECONDS,
             turns=self._turns_on(agent),
             segments=self._segments.pattern if self._segments else "",
         )
@@ -347,20 +309,6 @@ class LaunchPlace:
     @property
     def _with_ranks(self) -> list[LaunchLink]:
         return [self._links[agent] for agent in self.cluster.agents if self._ranks_on(agent)]
-
-    def _watch(self, deadline_seconds: float, on_tick: Callable[[], bool]) -> Ending:
-        """Wait for the launchers until one fails or ``on_tick`` gives up."""
-        began = time.monotonic()
-        while True:
-            ended = self._ended
-            self.cluster.attend(lambda: self._ended > ended, TICK_SECONDS)  # noqa: B023 -- called at once
-            seconds = time.monotonic() - began
-            # Before the statuses are read: it must see the last files of the ranks.
-            goes_on = on_tick()
-            if ending := self.ending():
-                return ending._replace(seconds=seconds)
-            if not goes_on or seconds > deadline_seconds:
-                return Ending(None, seconds, timed_out=seconds > deadline_seconds)
 
     def _end_here(self) -> None:
         """End the launch on this machine without its agent.

@@ -70,7 +70,6 @@ def supervise(
     *,
     name: str,
     log: Path,
-    deadline_seconds: float,
     on_tick: Callable[[], bool],
     wake: Sequence[int] = (),
     while_waiting: Callable[[], None] = lambda: None,
@@ -79,7 +78,7 @@ def supervise(
     """Execute a command until it ends or ``on_tick`` gives up.
 
     Nothing of the launch is left running on this machine afterwards. The command gets no shell and no input.
-    Without a command, another machine starts the ranks of this one; ``on_tick`` or the deadline ends them.
+    Without a command, another machine starts the ranks of this one; ``on_tick`` ends them.
     ``name`` marks every process that descends from the launch. ``on_tick`` is called twice a second, and at
     once when one of ``wake`` can be read. It returns whether the launch may go on. Processes may take seconds
     to exit; ``while_waiting`` is called meanwhile. ``segments`` is what its library may leave.
@@ -95,9 +94,8 @@ def supervise(
             with _open(log) as output:
                 process = _start(command, name, output)
         while process is None or process.poll() is None:
-            seconds = time.monotonic() - began
-            if seconds > deadline_seconds or not on_tick():
-                return Ending(None, seconds, timed_out=seconds > deadline_seconds)
+            if not on_tick():
+                return Ending(None, time.monotonic() - began)
             _wait(process, wake, _TICK_SECONDS)
         return Ending(process.returncode, time.monotonic() - began)
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import msgspec
@@ -94,12 +95,12 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks, short_folder):
         launch_marks.append(mark)
         try:
             (command,) = LAUNCHERS[launch.launcher].commands(request)
+            deadline = time.monotonic() + DEADLINE_SECONDS
             ending = supervise(
                 command,
                 name=mark,
                 log=directory / "launcher.log",
-                deadline_seconds=DEADLINE_SECONDS,
-                on_tick=lambda: True,
+                on_tick=lambda: time.monotonic() < deadline,
             )
         except RingsideError as error:
             return Outcome(directory, launch.processes, str(error))

@@ -58,7 +58,6 @@ def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
             Command(start.argv, start.environment) if start.argv else None,
             name=start.directory,
             log=launch.files.launcher_log,
-            deadline_seconds=start.deadline_seconds,
             on_tick=launch.tick,
             wake=launch.wakes(),
             while_waiting=launch.keep_alive,

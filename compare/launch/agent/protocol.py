@@ -80,7 +80,6 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The launcher; empty where another host has it."""
     environment: dict[str, str] = {}
     """Set for the launcher, over what it inherits from the host."""
-    deadline_seconds: float
     turns: Turns | None = None
     """How its ranks wait for their turns; None without turns."""
     segments: str = ""

@@ -80,7 +80,6 @@ def a_launch(mark, *rank, **changes):
         "files": {"job.json": b'{"seed": 1}'},
         "argv": argv,
         "environment": {"PYTHONPATH": str(RANK.parents[2]), "SECRET": "hunter2"},
-        "deadline_seconds": 60.0,
     }
     return Start(**defaults | changes)
 
@@ -200,13 +199,10 @@ def test_launch_whose_process_is_lost_is_named_and_ends_alone(agent, mark, tmp_p
     tick_until(made, lambda: other.exited)
 
 
-def test_agent_ends_a_launch_when_asked_or_at_its_deadline(busy, mark, files):
+def test_agent_ends_a_launch_when_asked(busy):
     busy.end()
     tick_until(busy, lambda: busy.exited)
     assert (busy.exited.status, busy.exited.abandoned) == (None, False)
-    busy.start(a_launch(mark, "0", "60", deadline_seconds=1.0), files, RANKS)
-    tick_until(busy, lambda: busy.exited)
-    assert busy.exited.status is None
 
 
 def test_agent_without_a_command_watches_ranks_started_elsewhere(agent, mark, files):
@@ -292,7 +288,7 @@ def test_launch_that_cannot_start_keeps_its_error_here_alone(
 def test_agent_in_place_whose_folder_vanishes_is_an_error_of_output(agent, mark):
     Path(mark).mkdir()
     agent.start(a_launch(mark, argv=("sleep", "60"), in_place=True), None, RANKS)
-    tick_until(agent, lambda: agent.started)
+    tick_until(agent, LaunchFiles(Path(mark)).launcher_log.exists)
     shutil.rmtree(mark)
     with pytest.raises(OutputError, match="can no longer be written"):
         tick_until(agent, lambda: agent.exited)
@@ -401,5 +397,5 @@ def test_wrong_message_does_not_break_off_a_clean_up(mark):
         yield
 
     pipe = SimpleNamespace(receive=receive, keep_alive=lambda: sent.append("alive"))
-    _Launch(Start(directory=mark, files={}, deadline_seconds=1.0), pipe).keep_alive()
+    _Launch(Start(directory=mark, files={}), pipe).keep_alive()
     assert sent == ["alive"]

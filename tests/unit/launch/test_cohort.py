@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from compare.errors import LaunchError, StalledError
-from compare.launch import cohort as cohorts
+from compare.launch import alive
 from compare.launch.cohort import Cohort
 from compare.launch.processes import Ending
 from compare.schema.job import Planned
@@ -71,7 +71,9 @@ class Nothing:
 @pytest.fixture
 def cohort(tmp_path):
     run = a_run(config={"launch_timeout_seconds": TIMEOUT})
-    return Cohort(run, tmp_path, SimpleNamespace(attend=wait), Nothing())
+    made = Cohort(run, tmp_path, SimpleNamespace(attend=wait), Nothing())
+    made.alive = made._launches.alive
+    return made
 
 
 def a_turn():
@@ -87,7 +89,7 @@ def take(cohort, launch, *, turns):
 def test_turns_of_a_launch_that_together_take_too_long_end_it(cohort, turn_seconds):
     """A short turn is over at the first look."""
     launch = ALaunch(turn_seconds)
-    cohort._alive.append(launch)
+    cohort.alive.append(launch)
     began = time.monotonic()
     with pytest.raises(StalledError):
         take(cohort, launch, turns=20)
@@ -97,7 +99,7 @@ def test_turns_of_a_launch_that_together_take_too_long_end_it(cohort, turn_secon
 
 def test_turns_of_other_launches_do_not_count(cohort):
     launches = [ALaunch(0.2), ALaunch(0.2)]
-    cohort._alive += launches
+    cohort.alive += launches
     for launch in launches * 2:
         cohort._take(launch, a_turn())
     assert [launch.ended_for for launch in launches] == [None, None]
@@ -162,8 +164,8 @@ def carry_out(tmp_path, monkeypatch):
             )
             return made[-1]
 
-        monkeypatch.setattr(cohorts, "PreparedLaunch", prepare)
-        monkeypatch.setattr(cohorts, "port_was_taken", lambda *_: True)
+        monkeypatch.setattr(alive, "PreparedLaunch", prepare)
+        monkeypatch.setattr(alive, "port_was_taken", lambda *_: True)
         run = msgspec.structs.replace(
             a_run({arm: [] for arm in ARMS}), launches=[a_launch()] if later else []
         )

@@ -1,18 +1,13 @@
 """The parent's conclusions from the files of a launch."""
 
-import os
-import signal
 import time
-from types import SimpleNamespace
 
 import pytest
 
 from compare.errors import LaunchError, StalledError
-from compare.launch import arm as launching
 from compare.launch.monitor import Monitor, tail
 from compare.launch.processes import Ending
 from compare.schema.job import (
-    Planned,
     Progress,
     RankExit,
     RankFailure,
@@ -23,7 +18,6 @@ from compare.schema.job import (
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import RankResult
 from compare.system.files import write_json
-from tests.unit.factories import a_run
 
 STACK = """
 Thread 0x0000000000000001 (most recent call first):
@@ -267,47 +261,6 @@ def test_no_rank_is_named_where_the_parent_was_suspended(monitor, files):
     exits(files, 0, **ENDED | {"ended_by": "lease"})
     with pytest.raises(LaunchError, match="this program sent no messages"):
         monitor.conclude("ddp, round 1", Ending(1, 1.0), RankResult)
-
-
-@pytest.mark.parametrize(("taken", "times"), [(True, 2), (False, 1)])
-def test_launch_whoseport_was_taken_is_repeated_once(tmp_path, monkeypatch, taken, times):
-    started = []
-
-    def fail(*_arguments, **options):
-        started.append(options.get("restarted_because", ""))
-        raise LaunchError("It failed.")
-
-    monkeypatch.setattr(launching, "_launch_once", fail)
-    monkeypatch.setattr(launching, "port_was_taken", lambda *_: taken)
-    run = a_run()
-    observer = SimpleNamespace(launch_restarts=lambda *_: None)
-    with pytest.raises(LaunchError, match="It failed"):
-        launching.launch_arm(run, Planned(1, 1, run.config.arms[0]), tmp_path, None, observer)
-    assert len(started) == times
-    assert not started[0]
-
-
-def test_launch_suspended_by_ctrl_z_starts_again_without_its_old_files(tmp_path, monkeypatch):
-    """It does so as often as Ctrl-Z comes."""
-    happened = []
-
-    def launch_once(_config, _planned, _cluster, _observer, files, **_options):
-        files.directory.mkdir(parents=True)
-        happened.append("starts")
-        if happened.count("starts") < 3:
-            os.kill(os.getpid(), signal.SIGTSTP)
-            time.sleep(10)
-        return "launched"
-
-    monkeypatch.setattr(launching, "_launch_once", launch_once)
-    monkeypatch.setattr(launching, "stop_until_continued", lambda: happened.append("stops"))
-    run = a_run()
-    observer = SimpleNamespace(launch_restarts=lambda _, why: happened.append(why))
-    planned = Planned(1, 1, run.config.arms[0])
-    assert launching.launch_arm(run, planned, tmp_path, None, observer) == "launched"
-    again = ["stops", "this program was suspended (Ctrl-Z)", "starts"]
-    assert happened == ["starts", *again, *again]
-    assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
 
 
 def test_tail_of_a_log_of_gigabytes_reads_its_end_alone(tmp_path):

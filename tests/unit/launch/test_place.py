@@ -15,8 +15,9 @@ import msgspec
 import pytest
 
 from backends.launchers.request import MARKER, Command
-from compare.errors import HostError, InterleaveError, OutputError
+from compare.errors import HostError, InterleaveError, LaunchError, OutputError
 from compare.launch.agent.protocol import Exited
+from compare.launch.alive import AliveLaunches
 from compare.launch.cluster import Cluster
 from compare.launch.engines.local import Local
 from compare.launch.engines.ssh import Ssh
@@ -65,8 +66,37 @@ def a_job():
     )
 
 
-def carry_out(place, *commands, deadline_seconds=30.0, on_tick=lambda: True):
-    return place.carry_out(commands, a_job(), deadline_seconds=deadline_seconds, on_tick=on_tick)
+class ALaunch:
+    """A launch at a place, whose monitor is a function."""
+
+    planned = None
+
+    def __init__(self, place, on_tick):
+        self.place, self.monitor, self.tick = place, self, on_tick
+        self.failed_by = None
+
+    def progress(self):
+        return None
+
+    def conclude(self, ending):
+        self.failed_by = ending
+        raise LaunchError("It failed.")
+
+
+def carry_out(place, *commands, job=None, timeout_seconds=30.0, on_tick=lambda: True):
+    """Carry out the commands at a place, and return how they ended."""
+    config = msgspec.structs.replace(a_config(), launch_timeout_seconds=timeout_seconds)
+    observer = SimpleNamespace(rank_progressed=lambda *_: None)
+    launches = AliveLaunches(config, place.files.directory, place.cluster, observer, make_job=None)
+    launch = ALaunch(place, on_tick)
+    launches.alive.append(launch)
+    try:
+        place.begin(commands, job or a_job())
+        return launches.finish(launch)
+    except LaunchError:
+        return launch.failed_by
+    finally:
+        launches.end_all()
 
 
 def one_for_each(cluster):
@@ -123,7 +153,7 @@ def test_programs_for_hosts_lie_where_they_can_be_executed(
     cluster = of([AnAgent(host=Host("n1", 1), status=0)], here, carrier=Ssh())
     monkeypatch.setattr("compare.launch.engines.ssh._program", lambda: "/usr/bin/ssh")
     place = LaunchPlace(cluster, files)
-    message = place._message(here, Command(("mpirun",), {"PATH": "/bin"}), a_job(), 30.0)
+    message = place._message(here, Command(("mpirun",), {"PATH": "/bin"}), a_job())
     (program,) = (Path(name) for name in message.programs if name.endswith("/ssh"))
     assert program.parents[2] == folders[found]
     assert message.environment["PATH"] == f"{program.parent}{os.pathsep}/bin"
@@ -154,16 +184,14 @@ def test_carry_out_one_process_has_its_rank_on_the_first_host(hosts, files):
     job = msgspec.structs.replace(a_job(), config=config.as_run_by(arm, slots=1), arm=arm)
     first, second = hosts.agents
     first.exit_at_once(0)
-    ending = LaunchPlace(hosts, files).carry_out(
-        one_for_each(hosts)[:1], job, deadline_seconds=30.0, on_tick=lambda: True
-    )
+    ending = carry_out(LaunchPlace(hosts, files), *one_for_each(hosts)[:1], job=job)
     assert ending.status == 0
     assert [bool(agent.begun[0].argv) for agent in (first, second)] == [True, False]
     assert [agent.told_to_end for agent in (first, second)] == [False, True]
 
 
 @pytest.mark.parametrize(
-    ("options", "timed_out"), [({"deadline_seconds": 0.0}, True), ({"on_tick": lambda: False}, False)]
+    ("options", "timed_out"), [({"timeout_seconds": 0.01}, True), ({"on_tick": lambda: False}, False)]
 )
 def test_carry_out_that_is_given_up_ends_every_host(hosts, files, options, timed_out):
     ending = carry_out(LaunchPlace(hosts, files), *one_for_each(hosts), **options)

@@ -57,12 +57,12 @@ class Launch:
     def pids(self):
         return [int(file.read_text()) for file in self.folder.glob("*.pid")]
 
-    def supervise(self, code, deadline=30.0, on_tick=lambda: None):
+    def supervise(self, code, on_tick=lambda: None):
         command = Command((sys.executable, "-c", code), {})
-        return self.supervise_command(command, deadline=deadline, on_tick=on_tick).status
+        return self.supervise_command(command, on_tick=on_tick).status
 
-    def supervise_command(self, command, deadline=30.0, on_tick=lambda: None, **more):
-        more |= {"name": self.name, "log": self.log, "deadline_seconds": deadline}
+    def supervise_command(self, command, on_tick=lambda: None, **more):
+        more |= {"name": self.name, "log": self.log}
         return module.supervise(command, on_tick=lambda: on_tick() is not False, **more)
 
     def is_gone(self):
@@ -130,13 +130,9 @@ def test_supervise_writes_stdout_and_stderr_to_the_log_and_ticks(launch):
 
 
 @pytest.mark.parametrize("command", [None, Command((sys.executable, "-c", SLEEP), {})])
-@pytest.mark.parametrize(
-    ("options", "timed_out"), [({"deadline": 0.5}, True), ({"on_tick": lambda: False}, False)]
-)
-def test_supervise_ends_at_the_deadline_or_when_the_tick_gives_up(launch, command, options, timed_out):
+def test_supervise_ends_when_the_tick_gives_up(launch, command):
     began = time.monotonic()
-    ending = launch.supervise_command(command, **options)
-    assert (ending.status, ending.timed_out) == (None, timed_out)
+    assert launch.supervise_command(command, on_tick=lambda: False).status is None
     assert time.monotonic() - began < 10
     assert launch.is_gone()
 
@@ -329,7 +325,7 @@ assert "FOO_TOKEN" not in os.environ
 assert os.read(0, 1) == b""
 """
     command = Command((sys.executable, "-c", code, words), {"OMP_NUM_THREADS": "3"})
-    assert launch.supervise_command(command, deadline=10).status == 0, launch.log.read_text()
+    assert launch.supervise_command(command).status == 0, launch.log.read_text()
 
 
 def test_supervise_command_that_cannot_be_executed_is_named(launch):
@@ -397,7 +393,7 @@ processes._GRACE_SECONDS = 1.0
 processes.adopt_orphans()
 command = Command((sys.executable, "-c", {code!r}), {{}})
 ending = processes.supervise(
-    command, name={launch.name!r}, log=Path({str(launch.log)!r}), deadline_seconds=30, on_tick=lambda: True
+    command, name={launch.name!r}, log=Path({str(launch.log)!r}), on_tick=lambda: True
 )
 raise SystemExit(ending.status)
 """
