@@ -10,20 +10,13 @@ from functools import partial
 
 import msgspec
 
-from compare.analysis.looks import FIRST_LOOK, Look, planned_looks
+from compare.analysis.estimate import binomial_interval
+from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.ranking import log_ratios
-from compare.analysis.simulate import SimulatedRate, binomial_interval, simulate_aa
-from compare.analysis.step_times import step_seconds
 from compare.analysis.uneven import withhold
 from compare.analysis.verdict import Verdict, judge
 from compare.schema.arms import Arm
 from compare.schema.results import Run
-
-EXPERIMENTS = 10_000
-_FEWEST_RECORDED = 30
-"""Fewest rounds to resample; fewer describe a few launches only."""
-_MOST_LOOKS = 20
-"""Most rounds of a simulated run under a budget."""
 
 
 class AAResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,10 +34,6 @@ class AAResult(msgspec.Struct, frozen=True, kw_only=True):
     low: float
     """Lower end of the rate's 95 % interval (Clopper & Pearson)."""
     high: float
-    fixed: SimulatedRate | None
-    """Simulated comparisons of the same length; None for too few rounds."""
-    sequential: SimulatedRate | None
-    """The same with the looks of a run of limited time, until it is settled."""
 
 
 def twins(arm: Arm) -> tuple[Arm, Arm]:
@@ -64,7 +53,6 @@ def assess(run: Run) -> AAResult | None:
     if not found:
         return None
     false = sum(verdict.kind in {"faster", "slower"} for verdict in found)
-    planned = min(_MOST_LOOKS, len(ratios))
     low, high = binomial_interval(false, len(found))
     return AAResult(
         arm=msgspec.structs.replace(first, twin=0).label,
@@ -75,8 +63,6 @@ def assess(run: Run) -> AAResult | None:
         rate=false / len(found),
         low=low,
         high=high,
-        fixed=_simulated(run, [Look(each, each)]),
-        sequential=_simulated(run, planned_looks(planned)),
     )
 
 
@@ -87,13 +73,3 @@ def _judge(run: Run, ratios: list[float], rounds: range) -> Verdict:
     own = {second.label: ratios[rounds.start : rounds.stop]}
     accept = partial(withhold, msgspec.structs.replace(run, launches=launches), first.label)
     return judge(own, fewest=FIRST_LOOK, accept=accept)[second.label]
-
-
-def _simulated(run: Run, looks: list[Look]) -> SimulatedRate | None:
-    both = [
-        [step_seconds(la) for la in run.launches if la.round == r] for r in range(1, run.config.rounds + 1)
-    ]
-    rounds = [times for times in both if len(times) == len(run.config.arms)]
-    if not looks or len(rounds) < max(_FEWEST_RECORDED, looks[-1].rounds):
-        return None
-    return simulate_aa(rounds, looks, experiments=EXPERIMENTS, seed=run.config.seed)

@@ -85,3 +85,21 @@ def t_quantile(freedom: int) -> float:
     from scipy.special import stdtrit  # importing scipy would slow down the start of the parent
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+
+
+def binomial_interval(successes: int, trials: int, *, level: float = 0.95) -> tuple[float, float]:
+    """Return the interval of a rate from counts.
+
+    By Clopper & Pearson, Biometrika 26 (1934); it is never too narrow.
+
+    Raises:
+        ValueError: there are no trials, or more successes than trials.
+    """
+    from scipy.special import betaincinv
+
+    if not 0 <= successes <= trials or trials < 1:
+        raise ValueError(f"{successes} of {trials} is no rate")
+    tail = (1 - level) / 2
+    low = float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
+    high = float(betaincinv(successes + 1, trials - successes, 1 - tail)) if successes < trials else 1.0
+    return low, high

@@ -15,13 +15,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from compare.analysis.estimate import binomial_interval
 from compare.analysis.gate import judge_gate
 from compare.analysis.looks import FIRST_LOOK, Look, planned_looks
-from compare.analysis.simulate import binomial_interval, simulate_gates
 from compare.analysis.step_times import other_cpu_load, step_seconds
 from compare.errors import SlowerError, TooNoisyError
 from compare.schema.store import read_run
 from compare.text import counted
+from tests.bench.simulate import simulate_gates
 from tests.comparing import ROOT, compare, find_mnist
 
 RECORD = ROOT / "docs" / "false-alarms.jsonl"

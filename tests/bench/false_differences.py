@@ -14,12 +14,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from compare.analysis.estimate import binomial_interval
 from compare.analysis.looks import FIRST_LOOK, Look, planned_looks
 from compare.analysis.ranking import log_ratios
-from compare.analysis.simulate import binomial_interval, simulate_aa
 from compare.analysis.step_times import other_cpu_load, step_seconds
 from compare.schema.store import read_run
 from tests.bench import loads
+from tests.bench.simulate import simulate_aa
 from tests.comparing import ROOT, compare, find_mnist
 
 RECORD = ROOT / "docs" / "false-differences.jsonl"

@@ -23,8 +23,8 @@ import msgspec
 import numpy as np
 
 from compare.analysis.budget import elapsed_seconds
+from compare.analysis.estimate import binomial_interval
 from compare.analysis.ranking import verdicts
-from compare.analysis.simulate import binomial_interval
 from compare.analysis.spread import cohorts, launch_variance, turn_spreads
 from compare.analysis.step_times import turn_seconds
 from compare.experiment import turn_plan

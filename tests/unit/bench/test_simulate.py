@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from compare.analysis import simulate
+from compare.analysis.estimate import binomial_interval
 from compare.analysis.looks import ALPHA, FIRST_LOOK, Look
-from compare.analysis.simulate import binomial_interval, simulate_aa, simulate_gates
 from compare.analysis.verdict import MARGIN, judge
+from tests.bench import simulate
+from tests.bench.simulate import simulate_aa, simulate_gates
 from tests.comparing import ROOT
 
 FIXED = [Look(5, 5)]

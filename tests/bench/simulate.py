@@ -1,4 +1,4 @@
-"""Simulate A/A tests on recorded launches: how many differences are false?
+"""Simulate A/A tests and gates on recorded launches: how many differences are false?
 
 The experiments use the same decisions as `judge`.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from compare.analysis.decision import Sample, Settled, decide
+from compare.analysis.estimate import binomial_interval
 from compare.analysis.looks import ALPHA, Look, levels
 from compare.analysis.verdict import MARGIN
 
@@ -33,24 +34,6 @@ class SimulatedRate(msgspec.Struct, frozen=True, kw_only=True):
     """Experiments in which all arms were called equivalent, which is the truth."""
     mean_rounds: float
     """Rounds until everything was settled, or until the last look."""
-
-
-def binomial_interval(successes: int, trials: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Return the interval of a rate from counts.
-
-    By Clopper & Pearson, Biometrika 26 (1934); it is never too narrow.
-
-    Raises:
-        ValueError: there are no trials, or more successes than trials.
-    """
-    from scipy.special import betaincinv
-
-    if not 0 <= successes <= trials or trials < 1:
-        raise ValueError(f"{successes} of {trials} is no rate")
-    tail = (1 - level) / 2
-    low = float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
-    high = float(betaincinv(successes + 1, trials - successes, 1 - tail)) if successes < trials else 1.0
-    return low, high
 
 
 def simulate_aa(
