@@ -1,7 +1,8 @@
 """Register every way of synchronising gradients that can be compared.
 
-The registry holds strings, so that reading it imports no library. A new backend is an entry of ``arms.py``,
-or of another package, found by ``ENTRY_POINT``. Its group or strategy is one file, if it is new.
+The registry names classes by strings, so that reading it imports no library. A new backend is a file in
+``arms/``, or an object in another package that declares the entry point ``ENTRY_POINT``. A new group or
+strategy is one more file.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["BACKENDS", "GROUPS", "UNREADABLE", "Backend", "GroupEntry", "Option", "Runtime", "load"]
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in ARMS}
-"""Our arms and those of other packages, by name."""
+"""All backends by name: those of ``arms/`` and those of other packages."""
 ENTRY_POINT = "ringside.backends"
-"""The group of entry points by which other packages add backends; each names an entry."""
+"""The group of entry points by which other packages add backends; each names a ``Backend``."""
 UNREADABLE: dict[str, str] = {}
-"""Entry points that add nothing, with the reasons."""
+"""Names of entry points that add no backend, each with the reason."""
 
 
 def _add_from_packages() -> None:
-    """Add the backends of other packages; the first of each name counts."""
+    """Add the backends of other packages; if several have one name, only the first is added."""
     for point in entry_points(group=ENTRY_POINT):
         try:
             backend = point.load()
@@ -59,15 +60,15 @@ GROUPS: dict[str, GroupEntry] = {
         one_host=True,
     ),
 }
-"""What ``compare collectives`` can compare, by name."""
+"""The groups that ``compare collectives`` can compare, by name."""
 
 
 def load_group(name: str) -> type[Group]:
-    """Import the group of an entry in ``GROUPS``.
+    """Import the ``Group`` class of an entry in ``GROUPS``.
 
     Raises:
         ImportError: its library is missing, or was built for another torch.
-        KeyError: there is no group of that name.
+        KeyError: ``GROUPS`` has no such name.
     """
     entry = GROUPS[name]
     group: type[Group] = _attribute(entry.group or BACKENDS[entry.backend].group)
@@ -75,11 +76,11 @@ def load_group(name: str) -> type[Group]:
 
 
 def load(name: str, options: Options) -> tuple[type[Group], type[Replica]]:
-    """Import a backend's group, and the strategy that the arm's options choose.
+    """Import the classes of a backend's group, and of the strategy that the arm's options choose.
 
     Raises:
         ImportError: its library is missing, or was built for another torch.
-        KeyError: there is no backend of that name.
+        KeyError: there is no backend of that name, or ``options`` lack one of its options.
     """
     backend = BACKENDS[name]
     strategy = backend.strategy

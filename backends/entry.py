@@ -124,6 +124,22 @@ class Backend:
     """
 
     @property
+    def claims(self) -> tuple[str, ...]:
+        """Return what the arm claims, in a few words each; all lists of arms show them."""
+        training = self.training.replace("same", "same training").replace("another", "another training")
+        return tuple(
+            claim
+            for claim, holds in (
+                (training if self.synchronises else "ranks train apart", True),
+                (f"{self.shards} in shards", self.shards != "nothing"),
+                ("one process with the global batch", self.one_process),
+                ("zero gradients for unused parameters", self.zeros_for_unused),
+                ("not in GPU memory", not self.cuda),
+            )
+            if holds
+        )
+
+    @property
     def communicates(self) -> bool:
         """Return whether the ranks exchange gradients or parameters."""
         return self.synchronises and not self.one_process

@@ -64,7 +64,7 @@ torchvision does it.
 OPTIONS = """\
 # Arms and their options
 
-`make reference` writes this page from the registry, `backends/arms.py`. `compare backends` lists what is
+`make reference` writes this page from the registry, `backends/arms/`. `compare backends` lists what is
 available on your machine. [Which arms there are](../arms.md) says what each is good for.
 
 An arm is a backend with options: `backend:option=value:option=value`. Commas stand between arms, and
@@ -260,18 +260,11 @@ def backend_facts(backend: Backend) -> Iterator[str]:
         yield f"Installed by `{backend.install}`."
     for option, value in backend.on_one_host.items():
         yield f"A plain `compare run` on one host's CPUs takes `{backend.name}:{option}={value}`, too."
-    if backend.shards != "nothing":
-        yield f"Each rank holds a part of the {backend.shards}."
-    if not backend.cuda:
-        yield "It cannot average tensors in GPU memory."
-    if backend.one_process:
-        yield "It is one process with the global batch, for any number of ranks."
+    yield f"What it claims: {', '.join(backend.claims)}."
     if backend.not_on_cpus:
         yield f"Not on CPUs: {backend.not_on_cpus}."
     if backend.own_step:
         yield "It needs [a step of your own](../own-model.md#your-own-distributed-step)."
-    if backend.zeros_for_unused:
-        yield "Parameters that take no part in the loss get zero gradients."
 
 
 def option_row(option: Option) -> tuple[str, ...]:

@@ -15,11 +15,6 @@ DEFAULT, SAME, OTHER = (
     "Arms that train the same, and run only if you name them",
     "Arms that train otherwise, and run only if you name them: read accuracy and loss",
 )
-_TRAINING = {
-    "same": "same training",
-    "same at period 1": "same training at period 1",
-    "another": "another training",
-}
 _ABOUT = "what it is, or why it is not here"
 _FEWEST_GPUS = 2
 _OPTION_CELLS = 42
@@ -44,8 +39,12 @@ class _Row(NamedTuple):
 
     @property
     def shown(self) -> Row:
-        """Return its name, whether it is here, and two lines about it."""
-        facts = (self.found.launcher, self.found.version, self.found.transport, _claim(self.backend))
+        """Return the row of the table: the arm's name, whether it can run, and two lines about it.
+
+        The row is marked as doubtful if the arm cannot run.
+        """
+        claims = ", ".join(self.backend.claims)
+        facts = (self.found.launcher, self.found.version, self.found.transport, claims)
         about = f"{self.problem or self.summary}\n{' · '.join(filter(None, facts))}"
         return Row((self.arm, "no" if self.problem else "yes", about), "doubtful" if self.problem else "")
 
@@ -81,6 +80,7 @@ def listing(survey: Survey) -> list[dict[str, Any]]:
             "launcher": row.found.launcher,
             "training": row.backend.training,
             "shards": row.backend.shards,
+            "claims": row.backend.claims,
             "by_default": group_of(row) == DEFAULT,
             "options": {option.name: option.default for option in row.backend.options},
         }
@@ -121,14 +121,6 @@ def _row(arm: str, backend: Backend, found: Availability, summary: str, gpus: in
     lacks_gpus = backend.not_on_cpus if gpus < _FEWEST_GPUS else ""
     problem = f"{found.problem}{remedy}" if found.problem else lacks_gpus
     return _Row(arm, backend, found, summary, problem)
-
-
-def _claim(backend: Backend) -> str:
-    """Return what an arm claims about its training and its shards."""
-    if not backend.synchronises:
-        return "ranks train apart"
-    shards = f", {backend.shards} in shards" if backend.shards != "nothing" else ""
-    return f"{_TRAINING[backend.training]}{shards}"
 
 
 def _table(title: str, rows: list[Row], *headings: str) -> Table:

@@ -105,7 +105,7 @@ def test_arm_options_default_and_delay_no_update_while_proven():
 
 def test_arm_synchronises_and_communicates_with_few_exceptions():
     assert [name for name in BACKENDS if not Arm(name).traits.synchronises] == ["none"]
-    one_process, in_layers = ["single", "dataparallel"], ["modelparallel", "pipeline"]
+    one_process, in_layers = ["dataparallel", "single"], ["modelparallel", "pipeline"]
     assert [name for name in BACKENDS if Arm(name).traits.one_process] == one_process
     assert [name for name in BACKENDS if Arm(name).traits.in_layers] == in_layers
     assert [name for name in BACKENDS if not Arm(name).traits.communicates] == ["none", *one_process]

@@ -1,0 +1,21 @@
+"""The arm lightning."""
+
+from __future__ import annotations
+
+from backends.arms._shared import BUCKET_CAP_MB, BUCKET_VIEW, FIND_UNUSED, PROCESS_GROUP
+from backends.entry import Backend
+
+ARM = Backend(
+    name="lightning",
+    summary="Lightning Fabric over DDP",
+    group="backends.groups.torch_group:TorchGroup",
+    strategy="backends.strategies.lightning:LightningReplica",
+    code=(
+        "backends.strategies.lightning:LightningReplica._wrap",
+        "backends.strategies.lightning:LightningReplica.backward",
+    ),
+    libraries=("lightning_fabric",),
+    install="pip install 'lightning-fabric>=2.6,<3'",
+    options=(PROCESS_GROUP, BUCKET_CAP_MB, BUCKET_VIEW, FIND_UNUSED),
+    only_named=True,
+)

@@ -1,0 +1,31 @@
+"""The arm localsgd."""
+
+from __future__ import annotations
+
+from backends.arms._shared import PROCESS_GROUP
+from backends.entry import Backend, Option
+
+ARM = Backend(
+    name="localsgd",
+    summary="each rank trains alone, and parameters are averaged every few steps",
+    group="backends.groups.torch_group:TorchGroup",
+    strategy="backends.strategies.local_sgd:LocalSGDReplica",
+    code=(
+        "backends.strategies.local_sgd:LocalSGDReplica.step",
+        "backends.strategies.local_sgd:LocalSGDReplica._means",
+    ),
+    options=(
+        PROCESS_GROUP,
+        Option("period", "count", 8, "steps between two averages", while_proven=1),
+        Option(
+            "outer",
+            "choice",
+            "none",
+            "nesterov is DiLoCo: SGD with momentum takes the averaged change for a gradient",
+            ("none", "nesterov"),
+            while_proven="none",
+        ),
+    ),
+    only_named=True,
+    training="same at period 1",
+)

@@ -1,0 +1,14 @@
+"""The arm none."""
+
+from __future__ import annotations
+
+from backends.entry import Backend
+
+ARM = Backend(
+    name="none",
+    summary="the control: the same ranks, no communication, no library",
+    group="backends.groups.none:NoGroup",
+    strategy="backends.strategies.local:LocalReplica",
+    code=("backends.strategies.local:LocalReplica.sync",),
+    synchronises=False,
+)

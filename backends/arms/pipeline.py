@@ -1,0 +1,27 @@
+"""The arm pipeline."""
+
+from __future__ import annotations
+
+from backends.arms._shared import PROCESS_GROUP
+from backends.entry import Backend, Option
+
+ARM = Backend(
+    name="pipeline",
+    summary="torch.distributed.pipelining: each rank holds some layers, microbatches pass through",
+    group="backends.groups.torch_group:TorchGroup",
+    strategy="backends.strategies.pipeline:PipelineReplica",
+    code=("backends.strategies.pipeline:_Pass.run",),
+    options=(
+        PROCESS_GROUP,
+        Option(
+            "schedule",
+            "choice",
+            "1f1b",
+            "a backward pass follows each forward pass, or all of them the last one",
+            ("1f1b", "gpipe"),
+        ),
+        Option("microbatches", "count", 4, "equal parts of a pass, each with its mean loss"),
+    ),
+    only_named=True,
+    shards="layers",
+)

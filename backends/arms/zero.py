@@ -1,0 +1,30 @@
+"""The arm zero."""
+
+from __future__ import annotations
+
+from backends.arms._shared import BUCKET_CAP_MB, BUCKET_VIEW, PROCESS_GROUP
+from backends.entry import Backend, Option
+
+ARM = Backend(
+    name="zero",
+    summary="ZeroRedundancyOptimizer over DDP: each rank updates and keeps state for a part",
+    group="backends.groups.torch_group:TorchGroup",
+    strategy="backends.strategies.zero:ZeroReplica",
+    code=(
+        "backends.strategies.ddp:DDPReplica._wrap",
+        "backends.strategies.zero:ZeroReplica.step",
+    ),
+    options=(
+        PROCESS_GROUP,
+        BUCKET_CAP_MB,
+        BUCKET_VIEW,
+        Option(
+            "parameters_as_bucket_view",
+            "switch",
+            default=False,
+            summary="one broadcast for each rank's parameters, not one for each parameter",
+        ),
+    ),
+    only_named=True,
+    shards="optimizer state",
+)
