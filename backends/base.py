@@ -22,41 +22,41 @@ if TYPE_CHECKING:
 
 MakeOptimizer: TypeAlias = "Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]"
 Batch: TypeAlias = "Any"
-"""Tensors of the samples of one pass, in tuples, lists or dictionaries."""
+"""The samples of one pass: a tensor, or tensors in tuples, lists or dictionaries."""
 Loss: TypeAlias = "Callable[[Callable[..., Any], Batch], torch.Tensor]"
-"""Map a model and a batch to the mean loss, a scalar."""
+"""A function of a model and a batch that returns the mean loss over the samples, a scalar tensor."""
 MakeStep: TypeAlias = "Callable[[nn.Module, MakeOptimizer], Callable[[Batch], object]]"
-"""Make a user's own step of a model.
+"""A function of a model and a ``MakeOptimizer`` that returns the user's own step, a function of a batch.
 
-It makes its optimizer by the second argument.
+It must make its optimizer with that second argument.
 """
 OptionValue: TypeAlias = "bool | int | float | str"
 Options: TypeAlias = "Mapping[str, OptionValue]"
 Facts: TypeAlias = "dict[str, Any]"
-"""Facts from a running library, ready for JSON, in the field's terms."""
+"""Facts that a running library reports, by name; all values can be written as JSON."""
 
 
 Trait: TypeAlias = Literal["sparse", "strided", "repeated", "unreached", "uncopied"]
-"""What a model may ask of a strategy; see ``Replica.cannot``."""
+"""A property of a model that some strategies do not support; see ``Replica.cannot``."""
 SPARSE: Trait = "sparse"
-"""Gradients without a place for every number."""
+"""Some gradients are sparse tensors."""
 STRIDED: Trait = "strided"
-"""Parameters that are not contiguous."""
+"""Some parameters are not contiguous."""
 REPEATED: Trait = "repeated"
-"""Gradients that arrive several times in one backward."""
+"""Some gradients arrive several times in one backward pass."""
 UNREACHED: Trait = "unreached"
-"""Parameters under the model's output that get no gradient."""
+"""Some parameters contribute to the model's output, but get no gradient from the loss."""
 UNCOPIED: Trait = "uncopied"
-"""A model that ``copy.deepcopy`` refuses."""
+"""``copy.deepcopy`` fails for the model."""
 
 
 class BackendError(RuntimeError):
-    """A request that a backend cannot fulfil here, with a remedy."""
+    """An error for a request that the backend cannot fulfil; most messages name a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The rank and host of this process, from its launcher."""
+    """The rank that the launcher gave this process, and the name of its host."""
 
     rank: int
     local_rank: int
@@ -70,37 +70,37 @@ class Work(ABC):
 
     @abstractmethod
     def wait(self) -> None:
-        """Return when the result is in the tensor."""
+        """Wait for the result; on a GPU, the device may wait for it instead of this process."""
 
 
 class Collectives(NamedTuple):
-    """The collectives of one step, without training."""
+    """The collectives of one training step, which can be repeated without the training."""
 
     message_bytes: tuple[int, ...]
-    """Bytes of each call."""
+    """Size of each collective in bytes; empty if a step has none."""
     run: Callable[[], None]
-    """Run them once on every rank, with separate buffers."""
+    """Function that runs all of them once on separate buffers; every rank must call it."""
 
 
 class Buffers(NamedTuple):
-    """One collective with the buffers of this rank, flat and contiguous."""
+    """One collective and this rank's buffers for it, which are flat and contiguous."""
 
     collective: str
     """Name of the collective.
 
     It is ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``broadcast``, ``reduce``, ``all_to_all``,
-    ``send_recv`` or ``barrier``. The fourth and the fifth have rank 0 as root. In ``send_recv`` each rank
-    sends to the next, and receives from the one before.
+    ``send_recv`` or ``barrier``. The root of ``broadcast`` and ``reduce`` is rank 0. In ``send_recv`` each
+    rank sends to the next rank and receives from the previous one.
     """
     source: torch.Tensor
-    """What this rank gives; ``reduce`` may spoil it."""
+    """Tensor that this rank contributes; ``reduce`` may overwrite it on every rank."""
     target: torch.Tensor
-    """What this rank gets; the source itself for ``all_reduce``, ``broadcast`` and ``reduce``."""
+    """Tensor for the result; it is ``source`` itself for ``all_reduce``, ``broadcast`` and ``reduce``."""
     operation: str = "sum"
-    """``sum``, ``prod``, ``min``, ``max`` or ``avg``; without meaning where data only moves."""
+    """``sum``, ``prod``, ``min``, ``max`` or ``avg``; without effect on collectives that only move data."""
 
     def by(self, collective: Callable[..., object], *arguments: object) -> Callable[[], torch.Tensor]:
-        """Return a call that fills the target by a library's function."""
+        """Return a function that calls ``collective`` with ``arguments`` and returns ``target``."""
 
         def call() -> torch.Tensor:
             collective(*arguments)
@@ -114,7 +114,7 @@ class Group(ABC):
 
     name: ClassVar[str]
     refuses: ClassVar[frozenset[str]] = frozenset()
-    """Dtypes that the library cannot add up."""
+    """Names of the dtypes that the library cannot add up, such as ``torch.bfloat16``."""
 
     def __init__(self, placement: Placement, device: torch.device) -> None:
         self.placement = placement
@@ -135,21 +135,21 @@ class Group(ABC):
     def join(
         cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float
     ) -> Self:
-        """Connect to the other processes.
+        """Connect to the other processes, and return the group.
 
         Args:
-            placement: the rank of this process.
-            device: the device of its tensors.
+            placement: the rank and host of this process.
+            device: the device of the tensors that the group will reduce and send.
             options: the arm's options; a group reads those that it knows.
             timeout_seconds: maximum time for a collective, if the library has such a limit.
 
         Raises:
-            BackendError: the library cannot do this on ``device``.
+            BackendError: the library does not support ``device`` or an option, or contradicts ``placement``.
         """
 
     @abstractmethod
     def barrier(self) -> None:
-        """Return when every rank has called it."""
+        """Wait until every rank has called this method."""
 
     @abstractmethod
     def all_reduce_(self, tensor: torch.Tensor) -> None:
@@ -157,16 +157,17 @@ class Group(ABC):
 
     @abstractmethod
     def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
-        """Start ``all_reduce_``; do not touch ``tensor`` before the work is done."""
+        """Start ``all_reduce_``; do not touch ``tensor`` until ``wait`` of the returned work is done."""
 
     def prepare(self, buffers: Buffers) -> Callable[[], torch.Tensor]:
-        """Return a call that carries out a collective on its buffers.
+        """Return a function that carries out the collective on ``buffers`` and returns the result.
 
-        The call is timed alone. It returns the result, which may take the place of the target. Every rank
-        prepares at the same point. The first call may raise as well.
+        The result may be a new tensor instead of ``buffers.target``. Every rank must call ``prepare`` at the
+        same point, because some groups communicate in it. Some libraries refuse a collective only at the
+        function's first call, with an error of their own.
 
         Raises:
-            BackendError: the library refuses it, on all ranks alike.
+            BackendError: the library lacks the collective or the operation; all ranks raise this together.
         """
         collectives = self._collectives(buffers)
         if buffers.collective not in collectives:
@@ -174,90 +175,94 @@ class Group(ABC):
         return collectives[buffers.collective]
 
     def _collectives(self, buffers: Buffers) -> Mapping[str, Callable[[], torch.Tensor]]:
-        """Return a call for each collective that the library has."""
+        """Return a function for each collective that the library has, by the collective's name."""
         del buffers
         return {}
 
     @abstractmethod
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
-        """Replace ``tensor`` by the one that rank ``root`` holds."""
+        """Overwrite ``tensor`` with the values that rank ``root`` holds."""
 
     @abstractmethod
     def attest(self) -> Facts:
-        """Return what really runs, read from the library: versions, transport, controller.
+        """Return what really runs, as the library and the kernel report it.
 
-        Every rank calls it at the same point, because some facts have to be measured.
+        Every group states ``library``, ``transport`` and ``versions``. All ranks must call this at the same
+        point, because some groups measure facts by a collective.
         """
 
     @abstractmethod
     def leave(self) -> None:
-        """Leave the group in an orderly way; the process may exit then."""
+        """Leave the group cleanly, so that this process may exit."""
 
 
 class Replica(ABC):
-    """One rank's trainable copy of the model.
+    """The model on one rank, with its optimizer and the synchronisation of its gradients.
 
-    A step is ``learn`` once for each pass, then ``sync``, then ``step``. The replica makes the optimizer,
-    because sharding strategies cannot train one that was made before them.
+    A step is ``learn`` once for each pass, then ``sync``, then ``step``. The replica makes the optimizer
+    itself, because a sharding strategy replaces the parameters that an earlier optimizer would hold.
     """
 
     model: nn.Module
-    """The module that trains; ``whole`` returns the plain whole model."""
+    """The module that this rank trains; it may hold only shards of parameters, or only some layers."""
     optimizer: torch.optim.Optimizer
-    """The optimizer of this rank's part; its settings are attested."""
+    """The optimizer of the parameters that this rank updates; its settings are attested."""
     shard: tuple[int, int]
-    """(index, count) of the data shard this replica trains on.
+    """The pair (index, count): the data shard that this replica trains on, and the number of shards.
 
-    Ranks that share a model, as in a pipeline, share a shard. Each batch is 1 / count of the global batch.
+    Ranks that hold parts of one model, as in a pipeline, train on the same shard. A shard's batch is
+    1 / count of the global batch.
     """
     phases: tuple[str, ...] = ("forward", "backward", "sync", "step")
-    """The phases that are timed separately.
+    """The phases of a step in which this strategy works.
 
-    A strategy that fuses forward and backward leaves out forward.
+    A strategy that cannot separate the forward from the backward pass leaves out ``forward``. One that
+    communicates in another phase leaves out ``sync``.
     """
     passes_per_step: int = 1
-    """Passes whose gradients add up before the average; set by ``accumulate``."""
+    """Passes whose gradients add up before they are averaged; ``accumulate`` sets this."""
     cycle: int = 1
-    """Steps in a cycle of communication; timed blocks are multiples of it."""
+    """Number of steps after which the communication repeats; timed blocks are multiples of this."""
     needs_every_gradient: bool = False
-    """Whether every parameter must take part in the loss on every rank."""
+    """Whether every trainable parameter must get a gradient on every rank."""
     broadcasts_buffers: bool = False
-    """Whether each step starts from the buffers of the first shard."""
+    """Whether every rank starts each step from the buffers of rank 0, such as running means."""
     takes_whole_step: bool = False
-    """Whether ``learn`` is the user's own step, with clipping, schedule and optimizer."""
+    """Whether ``learn`` runs a complete step of the user's, with clipping, schedule and optimizer."""
     averages_gradients: bool = True
-    """Whether a step uses averaged gradients, not a rank's own."""
+    """False if the strategy averages parameters, so that optimizer steps use a rank's own gradients."""
     parts_per_pass: int = 1
-    """Parts of a pass with a loss each, as a pipeline's microbatches."""
+    """Number of parts of a pass that have a loss each, such as a pipeline's microbatches."""
     first_layer: int | None = None
-    """Index of the first layer in ``model``; None if it has all."""
+    """Index in the whole model of the first layer in ``model``; None if ``model`` has all layers."""
 
     @abstractmethod
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
-        """Take the model, start from rank 0's parameters, and make the optimizer."""
+        """Take over the model, start it from rank 0's parameters, and make the optimizer."""
 
     @classmethod
     def cannot(cls, options: Options) -> frozenset[Trait]:
-        """Return what a model may not ask of this strategy."""
+        """Return the traits of models that this strategy cannot train with these options."""
         del options
         return frozenset()
 
     def accumulate(self, passes: int) -> None:
-        """Set the passes of a step before the first step.
+        """Set the number of passes in a step; to be called before the first step.
 
-        Only the last pass communicates. Gradients add up: ``learn`` divides the losses by ``passes``.
+        Only the last pass of a step averages gradients. They add up to a mean, because ``learn`` divides
+        each loss by ``passes``.
 
         Raises:
-            BackendError: the library cannot leave out communication in the other passes.
+            BackendError: the strategy does not support several passes.
         """
         self.passes_per_step = passes
 
     def compile(self, compile_calls: Callable[[nn.Module], None]) -> None:
-        """Compile calls of the model, in place, before the first step.
+        """Apply ``compile_calls`` to the model, in place; to be called before the first step.
 
-        A strategy that calls parts of the model compiles those.
+        A strategy that calls parts of the model one by one applies it to each of them instead.
         """
         compile_calls(self.model)
 
@@ -267,15 +272,15 @@ class Replica(ABC):
         loss: Loss,
         on_phase: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Compute forward, loss and backward of one pass.
+        """Run the forward pass, the loss and the backward pass on one batch.
 
-        A strategy that cannot separate forward from backward overrides it, and calls ``on_phase`` with
-        ``backward`` alone.
+        A strategy that cannot separate forward from backward overrides this method, and calls ``on_phase``
+        only with ``backward``.
 
         Args:
             batch: the samples of this pass.
             loss: maps ``module`` and the batch to a scalar.
-            on_phase: called with the name of every phase that has ended.
+            on_phase: called with the name of each phase when it has ended.
         """
         found = loss(self.module, batch)
         on_phase("forward")
@@ -284,41 +289,42 @@ class Replica(ABC):
         on_phase("backward")
 
     def parts(self, batch: Batch) -> list[Batch]:
-        """Cut the batch of a pass into its parts.
+        """Return the parts of a pass's batch for which this strategy computes separate losses.
 
-        Each part has a mean loss of its own, and the pass has the mean of these.
+        The loss of the pass is the mean of their losses.
         """
         return [batch]
 
     @property
     def module(self) -> Callable[..., Any]:
-        """Return what the loss calls: the model, or the library's wrapper."""
+        """Return what the loss gets as its model: ``model``, or the library's wrapper of it."""
         return self.model
 
     @abstractmethod
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute gradients of a scalar loss; communication may start here."""
+        """Compute the gradients of a scalar loss; a strategy may already average them meanwhile."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Return when every gradient is the mean over all shards."""
+        """Wait until every gradient is the mean over all shards, if the strategy averages gradients."""
 
     @abstractmethod
     def step(self) -> None:
-        """Apply the gradients and drop them."""
+        """Let the optimizer apply the gradients, and drop them."""
 
     def whole(self) -> nn.Module:
-        """Return the plain whole model as it is now.
+        """Return the plain model with all parameters, as they are now. Collective.
 
-        This is collective: every rank calls it at the same point. Hashes, the reference and the test use it.
-        It must not change the training.
+        The result may be the live model or a copy of it. Every rank must call this at the same point, because
+        some strategies gather parameters. Hashes, the proof against the reference and the evaluation on test
+        data use it, so the call must not change the training.
         """
         return self.model
 
     def held_bytes(self) -> Facts:
-        """Count this rank's bytes of parameters, gradients and optimizer state.
+        """Return the bytes of parameters, gradients and optimizer state that this rank holds now.
 
-        Gradients are there within a step alone.
+        Between steps there are no gradients. Optimizer state that is a single number does not count.
         """
         parameters = list(self.model.parameters())
         state = (value for held in self.optimizer.state.values() for value in held.values())
@@ -329,19 +335,24 @@ class Replica(ABC):
         }
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return the optimizers whose learning rates a schedule sets."""
+        """Return the optimizers whose settings a learning-rate schedule changes."""
         return [self.optimizer]
 
     @abstractmethod
     def attest(self) -> Facts:
-        """Return how gradients become the mean: reduce op, buckets, fusion."""
+        """Return facts of how the strategy averages, such as ``reduce_op`` and bucket sizes. Collective."""
 
     @abstractmethod
     def collectives(self) -> Collectives | None:
-        """Return one step's collectives; None if they cannot run alone."""
+        """Return the collectives of one step, to be timed without training.
+
+        None if they cannot be repeated without training, or if one bandwidth would not describe them. That is
+        so where a step mixes several kinds, as in ZeRO and FSDP, or where most steps have none. The result's
+        ``message_bytes`` are empty if no step communicates.
+        """
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Count the bytes of tensors; a ``DTensor`` has a local part."""
+    """Return the bytes of all tensors; a ``DTensor`` counts with its local part only."""
     local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
     return sum(tensor.numel() * tensor.element_size() for tensor in local)

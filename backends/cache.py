@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return the folder: under ``XDG_CACHE_HOME``, or ``~/.cache``."""
+    """Return ``ringside`` under ``XDG_CACHE_HOME``, or under ``~/.cache`` if that is unset or relative."""
     root = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification demands that a relative path is ignored.
     return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "ringside"

@@ -1,4 +1,4 @@
-"""Quote the lines that synchronise, without importing their libraries."""
+"""Quote the source lines by which an arm synchronises, without importing its libraries."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ _FOR_TOOLS = re.compile(r" +# (?:noqa|type:).*")
 
 
 class Quote(NamedTuple):
-    """The body of a function, as it stands in a file."""
+    """The body of a function, without docstring and comments for linters."""
 
     file: str
-    """Its path, with slashes, from the folder above ``backends``."""
+    """Path of the function's file, with slashes, relative to the folder that holds the package."""
     line: int
-    """Number of the first line that is quoted."""
+    """Number of the first quoted line in the file."""
     function: str
-    """Name of the function, with its class."""
+    """Name of the function, after that of its class if it is a method."""
     text: str
+    """The quoted lines, without their common indentation."""
 
 
 def summary_of(backend: str, options: Options) -> str:
-    """Return what an arm is, in a few words.
+    """Return what an arm is, in a few words; an option's choice may replace the backend's summary.
 
     Raises:
         KeyError: there is no such backend.
@@ -40,7 +41,7 @@ def summary_of(backend: str, options: Options) -> str:
 
 
 def code_of(backend: str, options: Options) -> list[Quote]:
-    """Quote what synchronises in an arm: its strategy, then its group.
+    """Return quotes of the functions by which an arm synchronises, in the order of the registry.
 
     Raises:
         KeyError: there is no such backend.
@@ -55,7 +56,7 @@ def quote(name: str) -> Quote:
     """Quote a function, given as ``module:Class.function``, without its docstring.
 
     Raises:
-        LookupError: there is no such module or function.
+        LookupError: there is no such module, or its source is missing.
     """
     module, _, function = name.partition(":")
     spec = find_spec(module)

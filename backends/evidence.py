@@ -1,7 +1,7 @@
-"""Find a process's real transports in the kernel's tables.
+"""Find the transports that this process really uses, in the kernel's tables.
 
-A library may use another transport than its settings ask for. The kernel's tables of sockets and memory
-maps show which connections are really open.
+A library may use another transport than its settings ask for. The kernel's tables of sockets and mapped
+memory show which connections are really open.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 ONE_RANK = "none (one rank)"
 
 _MPI_SEGMENT = re.compile(r".*vader|mpich_shm_")
-"""Segments of Open MPI and of MPICH."""
+"""Pattern of the names of shared-memory segments of Open MPI and of MPICH."""
 _SEGMENT = re.compile(r"/dev/shm/(\S+)")  # noqa: S108 -- only read
 
 
 def socket_interfaces(*, except_ports: tuple[int, ...] = ()) -> list[str]:
-    """Return the network interfaces of this process's open TCP connections.
+    """Return the sorted names of the network interfaces of this process's open TCP connections.
 
-    Connections to or from ``except_ports`` do not count: a rendezvous store is no transport.
+    A local address that belongs to no interface stands for itself. Connections to or from ``except_ports`` do
+    not count, because a rendezvous store carries no gradients.
     """
     owner = {a.address: name for name, addresses in psutil.net_if_addrs().items() for a in addresses}
     seen = set()
@@ -40,31 +41,32 @@ def socket_interfaces(*, except_ports: tuple[int, ...] = ()) -> list[str]:
 
 
 def shared_segments() -> list[str]:
-    """Return the POSIX shared-memory segments that this process maps."""
+    """Return the sorted names of the POSIX shared-memory segments that this process maps."""
     return sorted(set(_SEGMENT.findall(Path("/proc/self/maps").read_text())))
 
 
 def tcp_transport(world_size: int, *, except_ports: tuple[int, ...] = ()) -> str:
-    """Return the interfaces that a TCP library's messages use."""
+    """Return the transport of a library that uses TCP only, such as ``TCP over eth0``."""
     if world_size == 1:
         return ONE_RANK
     return _named(f"TCP over {name}" for name in socket_interfaces(except_ports=except_ports))
 
 
 def mpi_library(printed: str) -> str:
-    """Return name and version of an MPI from its ``MPI_Get_library_version``.
+    """Return name and version of an MPI, such as ``MPICH 5.0.2``.
 
-    They are "Open MPI v4.1.8, package: …" and "MPICH Version:      5.0.2", with more lines.
+    ``printed`` is the text of its ``MPI_Get_library_version``. It starts with "Open MPI v4.1.8, package: …"
+    or "MPICH Version:      5.0.2".
     """
     first = printed.strip("\x00 \n").splitlines()[0].split(",")[0]
     return " ".join(first.replace("Version:", " ").split())
 
 
 def mpi_transport(world_size: int) -> str:
-    """Return the transport of MPI's messages from this process.
+    """Return the transports of MPI's messages from this process, such as ``shared memory, TCP over eth0``.
 
-    Open MPI keeps one connection to its daemon on this host, which carries no messages. It uses the
-    loopback interface. So loopback counts only if nothing else is open. MPICH has no such connection.
+    Open MPI keeps a connection to its daemon on this host over the loopback interface, but sends no messages
+    through it. So loopback counts only if no other transport is found. MPICH has no such connection.
     """
     if world_size == 1:
         return ONE_RANK

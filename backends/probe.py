@@ -1,7 +1,8 @@
 """Load one library in a separate process: ``python -m backends.probe LIBRARY``.
 
-It prints the library's facts as one line of JSON, and ``null`` where it is not installed. A library that
-was built for another torch raises an error or crashes the process. Both are results, too.
+The program prints the library's facts as one line of JSON, or ``null`` if MPICH is not installed. Any other
+library that is missing, or was built for another torch, raises an error or crashes the process. The caller
+treats both as results.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def probe_torch() -> Facts:
-    """Return torch's process groups and devices, and whether ranks can share memory."""
+    """Return torch's version, process groups, GPUs and transport, and why ranks cannot share memory."""
     import torch
     import torch.distributed as dist
 
@@ -46,7 +47,10 @@ def probe_torch() -> Facts:
 
 
 def probe_torch_build() -> Facts:
-    """Return what a build against torch needs: CUDA, its toolkit, NCCL."""
+    """Return what a build against torch depends on: versions, folders of CUDA and NCCL, capabilities.
+
+    Without CUDA there are only ``version`` and a ``cuda`` of None.
+    """
     import torch
 
     facts: Facts = {"version": str(torch.__version__), "cuda": torch.version.cuda}
@@ -65,7 +69,7 @@ def probe_torch_build() -> Facts:
 
 
 def probe_horovod() -> Facts:
-    """Return the controllers and operations that Horovod was built with."""
+    """Return Horovod's version, and the controllers and transports that it was built with."""
     import horovod
     import horovod.torch as hvd
 
@@ -84,7 +88,7 @@ def probe_horovod() -> Facts:
 
 
 def probe_mpi4py() -> Facts:
-    """Return the MPI that mpi4py has loaded, without initialising it."""
+    """Return the versions of mpi4py and of the MPI that it loads, without initialising MPI."""
     import mpi4py
 
     mpi4py.rc.initialize = False
@@ -95,7 +99,11 @@ def probe_mpi4py() -> Facts:
 
 
 def probe_mpich() -> Facts | None:
-    """Return the version of MPICH in its prefix, as mpi4py loads it."""
+    """Return the versions of mpi4py and of MPICH; None if MPICH is not installed.
+
+    Raises:
+        ImportError: mpi4py loads another MPI.
+    """
     if not hydra.library().exists():
         return None
     os.environ["MPI4PY_LIBMPI"] = str(hydra.library())
@@ -106,7 +114,7 @@ def probe_mpich() -> Facts | None:
 
 
 def probe_lightning_fabric() -> Facts:
-    """Return the version of Fabric, which trains in torch's process group."""
+    """Return the version of Fabric, and the transport of torch's process group, which it uses."""
     import lightning_fabric
 
     return {"version": lightning_fabric.__version__, "transport": probe_torch()["transport"]}
@@ -123,11 +131,11 @@ PROBES = {
 
 
 def end_with_parent() -> None:
-    """Exit when the parent closes the other end of standard input.
+    """Arrange that this process ends when its parent closes the other end of standard input.
 
-    If standard input is no pipe, this does nothing. The system sends ``SIGIO``, which ends the process. A
-    reading thread would not do: a library that hangs while it loads may block all threads. If several
-    processes share the pipe, only one of them gets the signal.
+    If standard input is not a pipe, this does nothing. The system sends ``SIGIO``, which ends the process. A
+    thread that reads the pipe would not do, because a library that hangs while it loads may block all
+    threads. If several processes share the pipe, only one of them gets the signal.
     """
     if not stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
         return

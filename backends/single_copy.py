@@ -1,9 +1,11 @@
-"""Find how MPI copies large messages on a host, or is refused.
+"""Find how MPI copies large messages between ranks of a host, and whether the system refuses it.
 
 MPI saves a copy where the receiver may read the sender's memory (CMA, the call ``process_vm_readv``). Many
-containers refuse that call. Open MPI then fails at every large message and copies it in parts; MPICH raises.
+containers refuse that call. Open MPI then tries it for every large message before it copies the message in
+parts, but MPICH raises an error.
 
-As a program it prints why a process may not read its parent's memory, if so. Python alone suffices.
+Run as a program, this module prints why a process may not read its parent's memory, or nothing if it may. It
+then needs only the standard library.
 """
 
 from __future__ import annotations
@@ -22,16 +24,16 @@ if TYPE_CHECKING:
 
 NONE, UNKNOWN = "none", "unknown"
 REFUSED = "refused: "
-"""Marks the line that the program prints."""
+"""Start of the line that the program prints."""
 _VARIABLES = {
     "btl_vader_single_copy_mechanism": {0: "XPMEM", 1: "CMA", 2: "KNEM", 3: NONE, 4: NONE},  # Open MPI 4
     "MPIR_CVAR_CH4_CMA_ENABLE": {0: NONE, 1: "CMA"},
 }
-"""MPI's own variables that hold the mechanism, and what their values mean."""
+"""Variables of MPI libraries that hold the mechanism, and the meaning of their values."""
 _MPI = re.compile(r"/\S*/libmpi\.so\S*")
 _SECCOMP = re.compile(r"^Seccomp:\t2$", re.MULTILINE)
 _TO_READ = ctypes.create_string_buffer(b"ringside", 8)
-"""What a neighbour reads; it stays where it is."""
+"""The memory that a neighbour reads; its address never changes."""
 
 
 class _Vector(ctypes.Structure):
@@ -41,9 +43,10 @@ class _Vector(ctypes.Structure):
 
 
 def attest(group: Group, transport: str) -> Facts:
-    """Return how MPI copies large messages, and what refuses that. Collective.
+    """Return how MPI copies large messages, and why the system refuses it. Collective.
 
-    That is known for shared memory. Each rank reads the memory of the next one on its host, as MPI would.
+    Each rank tries to read the memory of the next rank on its host, as MPI would. The reason is empty if it
+    may. There are no facts if the rank is alone on its host, or if ``transport`` is not shared memory.
     """
     refused = _refusal_by_neighbour(group)
     if refused is None or "shared memory" not in transport:
@@ -52,7 +55,7 @@ def attest(group: Group, transport: str) -> Facts:
 
 
 def mechanism() -> str:
-    """Return the mechanism that the loaded MPI holds in its variables."""
+    """Return the mechanism that is set in the loaded MPI, such as ``CMA``, ``none`` or ``unknown``."""
     with suppress(OSError):
         loaded = _MPI.search(Path("/proc/self/maps").read_text())
         if loaded:
@@ -63,7 +66,7 @@ def mechanism() -> str:
 
 
 def refusal(pid: int, address: int) -> str:
-    """Return why this process may not read another's memory, or nothing."""
+    """Return why this process may not read another process's memory at ``address``; empty if it may."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
     if call is None:
         return "the C library has no process_vm_readv"
@@ -76,7 +79,7 @@ def refusal(pid: int, address: int) -> str:
 
 
 def _by_what() -> str:
-    """Name what refuses it here, as far as the kernel tells."""
+    """Return the setting that probably refuses the call, as the end of a reason; empty if unknown."""
     with suppress(OSError):
         scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
         if scope != "0":
@@ -88,7 +91,7 @@ def _by_what() -> str:
 
 
 def _refusal_by_neighbour(group: Group) -> str | None:
-    """Return why the next rank here cannot be read; None without one."""
+    """Return why this rank may not read the next one on its host; None if it has no neighbour."""
     import torch
 
     placement, ranks = group.placement, group.world_size
@@ -105,7 +108,7 @@ def _refusal_by_neighbour(group: Group) -> str | None:
 
 
 def _variable(library: ctypes.CDLL, name: str) -> int | None:
-    """Read a variable of MPI's tools interface; None where there is none."""
+    """Return a variable of MPI's tools interface; None if the library has no such variable."""
     index, count, value = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     handle = ctypes.c_void_p()
     begin = getattr(library, "MPI_T_init_thread", None)
@@ -123,7 +126,7 @@ def _variable(library: ctypes.CDLL, name: str) -> int | None:
 
 
 def main() -> None:
-    """Let a child try to read this process, and print the refusal."""
+    """Let a child process try to read this one's memory, and print the reason if it may not."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)

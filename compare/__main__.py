@@ -8,8 +8,8 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line, on Linux alone."""
-    # The modules below import what other systems lack, so they come after this check.
+    """Run the command line; on a system other than Linux, print an error and exit."""
+    # ``compare.cli.main`` imports modules that only Linux has, so this check comes first.
     if sys.platform != "linux":
         error = UnavailableError(
             "Ringside runs on Linux only.",

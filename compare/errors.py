@@ -31,7 +31,7 @@ class RingsideError(Exception):
 
 
 class UsageError(RingsideError):
-    """Wrong command line, hostfile or arms. Nothing was started."""
+    """The command line, a hostfile or an arm is wrong, so nothing was started."""
 
     exit_code = 2
 
@@ -43,7 +43,7 @@ class DataError(RingsideError):
 
 
 class UnavailableError(RingsideError):
-    """A requested library, launcher or device is missing. It is never substituted."""
+    """A requested library, launcher or device is missing. Ringside never takes another in its place."""
 
     exit_code = 4
 
@@ -55,7 +55,7 @@ class OutputError(RingsideError):
 
     @classmethod
     def unwritten(cls, path: object, error: OSError) -> OutputError:
-        """Return the error of a file or folder of results that the system does not let be written."""
+        """Return the error for a file or folder that cannot be written, with the system's reason."""
         return cls(
             f"{path} could not be written.",
             found=system_reason(error),
@@ -76,13 +76,13 @@ class StalledError(LaunchError):
 
 
 class ParityError(RingsideError):
-    """An arm does not train the model that a single process trains."""
+    """An arm trains another model than a single process does, or a collective returns wrong numbers."""
 
     exit_code = 8
 
 
 class HostError(RingsideError):
-    """A host that cannot be reached, or that cannot run a launch."""
+    """A host cannot be reached, or cannot run a launch."""
 
     exit_code = 9
 
@@ -94,19 +94,19 @@ class AllocationError(HostError):
 
 
 class ConditionsError(RingsideError):
-    """``--strict`` found arms measured under different conditions. Results are saved."""
+    """The arms or runs that are compared ran under different conditions. Their results are saved."""
 
     exit_code = 10
 
 
 class BudgetError(RingsideError):
-    """The run's time budget ended before its launch did."""
+    """``--budget``, or the time of the scheduler's job, ended before every arm had run once."""
 
     exit_code = 11
 
 
 class InterleaveError(RingsideError):
-    """The arms of a round cannot be alive side by side here."""
+    """The arms of a round cannot run in turns, because they do not fit side by side on these hosts."""
 
     exit_code = 12
 
@@ -118,17 +118,17 @@ class SlowerError(RingsideError):
 
 
 class TooNoisyError(RingsideError):
-    """Noise leaves open whether an arm is slower than allowed."""
+    """Noise, or too few rounds, leave open whether an arm is slower than a gate allows."""
 
     exit_code = 15
 
 
 class UnprovenError(RingsideError):
-    """No arm trains wrongly, but a proof would not have shown it."""
+    """No gate failed, but one proves nothing: a wrong step would pass, or one process takes no such step."""
 
     exit_code = 16
 
 
 def system_reason(error: OSError) -> str:
-    """Return the system's reason, without the error number and the path."""
+    """Return the system's reason without error number and path, or the text of an error that has none."""
     return error.strerror or str(error) or type(error).__name__

@@ -37,10 +37,10 @@ def duration(seconds: float) -> str:
 
 
 def seconds_of(written: str) -> float:
-    """Read a time in seconds, or with a unit: 90s, 5m, 1h.
+    """Return the seconds of a time that is written without a unit or with one: 90, 90s, 5m, 1h.
 
     Raises:
-        ValueError: it is neither; the message gives the remedy.
+        ValueError: the text is no time; the message states the right forms.
     """
     match = _TIME.fullmatch(written)
     try:
@@ -51,7 +51,7 @@ def seconds_of(written: str) -> float:
 
 
 def numbered(noun: str, numbers: Iterable[int]) -> str:
-    """Write a noun with rising numbers, ranges shortened: ``round 3``, ``rounds 1–3, 7``."""
+    """Write a noun with ascending numbers, consecutive ones as a range: ``round 3``, ``rounds 1–3, 7``."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
     spans = [f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
     one = len(runs) == 1 and len(runs[0]) == 1
@@ -59,18 +59,21 @@ def numbered(noun: str, numbers: Iterable[int]) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Join the first six names by commas: ``a, b and 3 more``."""
+    """Join the first six names with commas, and count the others: ``a, b, c, d, e, f and 3 more``."""
     shown = list(names)
     more = len(shown) - _LISTED_NAMES
     return ", ".join(shown[:_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def printable(text: str) -> str:
-    """Escape every character that could steer a terminal; lines stay."""
+    """Escape every character that is not printable, so that none controls a terminal; newlines stay."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def cut(text: str) -> str:
-    """Return the first five lines of another program's text, each cut short."""
+    """Return the first five non-blank lines of another program's text, and "…" if there are more.
+
+    Each line is cut after 300 characters.
+    """
     lines = [line[:_MOST_CHARACTERS].rstrip() for line in text.splitlines() if line.strip()]
     return "\n".join(lines[:_MOST_LINES] + ["…"] * (len(lines) > _MOST_LINES))

@@ -1,7 +1,7 @@
-"""Define what a file of your own hands over.
+"""Define the ``Workload`` that a file of your own returns, to be trained in place of a built-in model.
 
-``compare run --workload train.py:make`` calls ``make()`` in every rank, after the seed is set. It returns a
-``Workload``. No command imports your file; the ranks alone do. docs/own-model.md shows an example.
+``compare run --workload train.py:make`` calls ``make()`` in every rank, after the seed is set. Only the ranks
+import your file, never the command itself. docs/own-model.md shows an example.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ __all__ = ["Workload", "WorkloadError"]
 
 
 class WorkloadError(RuntimeError):
-    """A workload that cannot be trained, with what to change in it.
+    """The user's workload cannot be trained; the message states what to change.
 
-    ``where`` is the file:line of the user's that caused it; nothing, if that is where it was raised.
+    ``where`` is the "file:line" of the user's code that caused the error. It is empty where the traceback
+    shows that line, or where no single line is the cause.
     """
 
     def __init__(self, message: str, *, where: str = "") -> None:
@@ -33,60 +34,65 @@ class WorkloadError(RuntimeError):
 class Workload:
     """A model with its data, loss and optimizer.
 
-    A batch is what ``collate`` returns: tensors in tuples, lists or dictionaries. It is moved to the device
-    of the rank. Any backend then averages the gradients.
+    A batch is what ``collate`` returns: tensors in tuples, lists or dictionaries. The rank moves it to its
+    device. Any backend can then average the gradients.
 
-    The function that returns it is called several times: for the training, for its proof, and there for each
-    rank's part. So all that remembers, a model or a closure, must be made inside it. Only the data and the
-    loader are those of the first call.
+    The function that returns a ``Workload`` is called several times: for the training, for its proof, and in
+    the proof for each rank's shard. So make everything that keeps a state inside this function, such as the
+    model or a closure. Only the data and the loader of the first call are used throughout.
     """
 
     model: nn.Module
-    """It may have dropout, buffers, tied weights, and parameters of several dtypes."""
+    """The model, which may have dropout, buffers, tied weights, and parameters of several dtypes."""
     data: Sequence[Any] | torch.utils.data.Dataset[Any]
     """Training samples, with ``len()`` and an index.
 
-    Each epoch is a new permutation. Every rank takes its shard, with ``--batch-size`` samples. Random changes
-    of a sample may use the generators of torch, NumPy and ``random``. The ranks set their seeds.
+    Each epoch shuffles them anew, and every rank takes ``--batch-size`` samples of its shard in each pass.
+    Random changes of a sample may use torch, NumPy and ``random``, whose seeds the ranks set.
     """
     loss: Callable[[Callable[..., Any], Any], torch.Tensor]
-    """Map the model and a batch to the mean loss, a scalar.
+    """Map the model and a batch to the loss: a scalar tensor, the mean over the samples of the batch.
 
-    Call the model that is handed over, not your own: it may be DDP's wrapper.
+    Call the model that the function is given, not your own, because it may be DDP's wrapper.
     """
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     """Make the optimizer of the parameters that it is given, and of no others."""
     collate: Callable[[list[Any]], Any] | None = None
-    """Make a batch of samples; by default, as torch does."""
+    """Make a batch of a list of samples; by default torch's ``default_collate``."""
     test_data: Sequence[Any] | torch.utils.data.Dataset[Any] | None = None
     """Samples of the test; by default, the first 1000 training samples."""
     metric: Callable[[Callable[..., Any], Any], float | torch.Tensor] | None = None
-    """Map the model and a batch to a mean, such as accuracy."""
+    """Map the model and a batch of the test to a mean over its samples, such as the accuracy."""
     before_step: Callable[[list[nn.Parameter]], object] | None = None
-    """Change the averaged gradients before the optimizer's step: clip them, for example."""
-    schedule: Callable[[int], float] | None = None
-    """Map the steps so far to a factor of the learning rates."""
-    loader: Callable[[int, int, int], Iterable[Any]] | None = None
-    """Make your own loader of a shard: rank, ranks and batch size.
+    """Change the averaged gradients in place before the optimizer's step: clip them, for example.
 
-    It yields an epoch's batches each time. A smaller last batch is left out. The proof compares the ranks'
-    samples in its steps, and the length of an epoch.
+    It gets the parameters that have a gradient.
+    """
+    schedule: Callable[[int], float] | None = None
+    """Map the number of finished steps to a factor for the optimizer's initial learning rates."""
+    loader: Callable[[int, int, int], Iterable[Any]] | None = None
+    """Make your own loader of a shard, from the rank, the number of ranks and the batch size.
+
+    Each iteration over the loader yields the batches of one epoch, and a smaller last batch is skipped. The
+    proof compares the ranks' samples in its steps, and the length of an epoch.
     """
     own_step: Callable[[nn.Module, Callable[..., torch.optim.Optimizer]], Callable[[Any], object]] | None = (
         None
     )
     """Make your own distributed step, for ``own_torch``, ``own_horovod`` or ``own_mpi``.
 
-    It gets the model on its device, and ``make_optimizer(parameters)``. Wrap the model, and return
+    It gets the model on its device, and a function ``make_optimizer(parameters)``. Wrap the model, and return
     ``step(batch)``: forward, backward, synchronisation, clipping, schedule and optimizer. The library has
-    joined its group already. ``loss``, ``before_step`` and ``schedule`` say what one process trains.
+    joined its group already. ``loss``, ``before_step`` and ``schedule`` define what one process trains, with
+    which the proof compares your step.
     """
     reference_step: (
         Callable[[nn.Module, Callable[..., torch.optim.Optimizer]], Callable[[list[Any]], object]] | None
     ) = None
-    """Make the step of one process, if ``own_step`` is no plain step of one loss.
+    """Make the step of one process, if ``own_step`` is more than one backward pass and one optimizer step.
 
-    It is written as ``own_step`` is, without any communication. But its ``step`` takes a list with the batch
-    of each rank, and ends where all ranks together must end. Two optimizers, two backward passes or weights
-    that move between them can be proven by it alone. Random numbers belong into the data, not into the step.
+    Write it like ``own_step``, but without communication. Its ``step`` takes a list with the batch of each
+    rank, and changes the model as one step of all ranks must. Steps with two optimizers, two backward passes
+    or weights that move in between can be proven only with this field. Draw random numbers in the data, not
+    in the step.
     """

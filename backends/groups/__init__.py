@@ -1,1 +1,1 @@
-"""Join ranks and move bytes: each module has one library's Group."""
+"""Join ranks and move bytes: each module has the subclass of ``Group`` for one library."""

@@ -29,7 +29,7 @@ _AS_STRTOF = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
 class HorovodWork(Work):
-    """A tensor that the background thread reduces."""
+    """An all-reduce that Horovod's background thread carries out."""
 
     def __init__(self, handle: int, number: int, in_flight: set[int]) -> None:
         self._handle = handle
@@ -42,7 +42,7 @@ class HorovodWork(Work):
 
 
 class HorovodGroup(Group):
-    """Horovod's global process set."""
+    """All ranks, as Horovod's global process set."""
 
     name: ClassVar[str] = "horovod"
     refuses: ClassVar[frozenset[str]] = frozenset({"torch.bfloat16", "torch.complex64", "torch.complex128"})
@@ -95,7 +95,7 @@ class HorovodGroup(Group):
 
     def _collectives(self, buffers: Buffers) -> Mapping[str, Callable[[], torch.Tensor]]:
         source, target, operation = buffers.source, buffers.target, _OPERATIONS[buffers.operation]
-        # As in all_reduce_start_: a name saves the negotiation.
+        # As in all_reduce_start_, a name saves the negotiation.
         name = f"ringside.{buffers.collective}.{source.dtype}.{buffers.operation}.{source.numel()}"
         return {
             "all_reduce": buffers.by(partial(hvd.allreduce_, target, op=operation, name=name)),
@@ -134,16 +134,16 @@ class HorovodGroup(Group):
         return evidence.tcp_transport(self.world_size)
 
     def _nccl(self) -> Facts:
-        """Return the NCCL version that Horovod was compiled for.
-
-        A CPU does not use it.
-        """
+        """Return the NCCL version that Horovod was compiled for; empty on a CPU or without NCCL."""
         code = int(hvd.nccl_built()) if self.device.type == "cuda" else 0
         # NCCL_VERSION_CODE of nccl.h: 22809 is 2.28.9.
         return {"nccl": f"{code // 10_000}.{code // 100 % 100}.{code % 100}"} if code else {}
 
     def _observe_cycle(self) -> float:
-        """Measure the background thread's cycle: a single small tensor takes one."""
+        """Return the background thread's cycle in milliseconds. Collective.
+
+        It is the median time of all-reduces of one number, because each takes about one cycle.
+        """
         tensor = torch.zeros(1, device=self.device)
         paces = []
         for _ in range(_PROBES):
@@ -158,7 +158,7 @@ def _controller() -> str:
 
 
 def _settings() -> Facts:
-    """Read the variables as Horovod does, with its defaults (operations.cc, 0.28)."""
+    """Return the settings that Horovod reads from variables, with its defaults (operations.cc, 0.28)."""
     return {
         "fusion_bytes": int(_number("HOROVOD_FUSION_THRESHOLD", 128 << 20, _AS_STRTOL)),
         "cycle_milliseconds": _number("HOROVOD_CYCLE_TIME", 1.0, _AS_STRTOF),
@@ -167,7 +167,7 @@ def _settings() -> Facts:
 
 
 def _number(name: str, default: float, form: re.Pattern[str]) -> float:
-    """Read the number at the start of a variable; without one, 0."""
+    """Return the number at the start of a variable: ``default`` if it is unset, 0 if it has none."""
     text = os.environ.get(name)
     if text is None:
         return default

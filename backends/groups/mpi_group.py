@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _OPERATIONS = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}
 _NAMES = {"openmpi": "Open MPI", "mpich": "MPICH"}
-"""Choices of the option, and how the libraries call themselves."""
+"""Choices of the option ``library``, and the names by which the libraries report themselves."""
 
 
 class MPIWork(Work):
@@ -33,7 +33,7 @@ class MPIWork(Work):
 
 
 class MPIGroup(Group):
-    """MPI's world, checked against the launcher's rank and size."""
+    """The ranks of ``MPI.COMM_WORLD``, whose rank and size ``join`` checks against the launcher's."""
 
     name: ClassVar[str] = "mpi"
     refuses: ClassVar[frozenset[str]] = frozenset({"torch.bfloat16", "torch.float16"})

@@ -1,4 +1,4 @@
-"""Give the control its ranks without a communication library."""
+"""Join the ranks of the control without a communication library."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class NoGroup(Group):
-    """Ranks that wait for each other through the store of torchrun's agent.
+    """A group whose only collective is a barrier, through the store of torchrun's agent.
 
-    The store needs one socket and no thread, so a step is as fast as in a process alone.
+    The store needs one socket and no thread, so a step is as fast as in a process without a group.
     """
 
     name: ClassVar[str] = "none"
@@ -61,7 +61,7 @@ class NoGroup(Group):
         raise BackendError("this group has no collectives: its ranks do not communicate")
 
     def attest(self) -> Facts:
-        # Asked of the library, so that a control that started a process group cannot pass for one.
+        # torch answers this, so that a control that did start a process group is found out.
         started = torch.distributed.is_initialized()
         return {"library": "none", "transport": "none" if not started else "a process group", "versions": {}}
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class SharedMemoryGroup(TorchGroup):
-    """A process group whose ``prepare`` sums in shared memory.
+    """A process group whose ``prepare`` returns a sum in shared memory.
 
-    The process group agrees on the memory, and takes no part in the sum.
+    Ranks use the process group to set up the memory, but not for the sum.
     """
 
     name: ClassVar[str] = "shared memory"
@@ -32,7 +32,7 @@ class SharedMemoryGroup(TorchGroup):
             raise BackendError(f"Ringside's shared memory has no {buffers.collective}, only all_reduce")
         if buffers.operation != "sum":
             raise BackendError(f"Ringside's shared memory has no operation {buffers.operation}, only sum")
-        # A dtype that torch cannot add up fails here on all ranks. The call would fail on some alone.
+        # A dtype that torch cannot add up fails here on all ranks, but in the call only on some of them.
         buffers.target[:1].add_(buffers.target[:1])
         tensors = [buffers.target]
         self._last = shared = SharedSum([nn.Parameter(buffers.target, requires_grad=False)], self)

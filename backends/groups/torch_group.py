@@ -30,7 +30,7 @@ _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class TorchWork(Work):
-    """A collective in flight in the process group."""
+    """A collective that was started in the process group."""
 
     def __init__(self, work: dist.Work) -> None:
         self._work = work
@@ -40,7 +40,7 @@ class TorchWork(Work):
 
 
 class TorchGroup(Group):
-    """The default process group, from the environment that torchrun sets."""
+    """torch's default process group, which ranks join by the variables that torchrun sets."""
 
     name: ClassVar[str] = "torch.distributed"
 
@@ -68,7 +68,10 @@ class TorchGroup(Group):
     def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
         work = dist.all_reduce(tensor, async_op=True)
         if work is None:
-            raise BackendError("this process is not a member of its process group")
+            raise BackendError(
+                f"rank {self.rank} is not in torch's default process group. Do not replace that group in "
+                "your code."
+            )
         return TorchWork(work)
 
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
@@ -119,10 +122,10 @@ def _process_group() -> Any:
 
 
 def _choose(asked: str, device: torch.device) -> str:
-    """Choose the process group's backend; never substitute another one.
+    """Return the process group's backend, ``nccl`` or ``gloo``; ``auto`` chooses it by the device.
 
     Raises:
-        BackendError: the backend cannot be used here.
+        BackendError: NCCL is asked for on a CPU, or this build of torch has no NCCL.
     """
     backend = asked if asked != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     if backend == "nccl" and device.type != "cuda":

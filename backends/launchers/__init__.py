@@ -1,7 +1,7 @@
-"""Write launchers' commands and read their environment, one module each.
+"""Write the commands of launchers and read their variables, with one module for each launcher.
 
-``commands(request)`` returns the commands as data. ``placement(environ)`` reads a rank's place from the
-launcher's variables. Nothing here starts a process.
+``commands(request)`` returns the commands as data. ``placement(environ)`` reads a rank's placement from the
+launcher's environment variables. This package starts no process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Launcher(Protocol):
     EXECUTABLE: str
     """The program that must be installed."""
     REMEDY: str
-    """The command that installs it."""
+    """What to do if the program is missing, such as a command that installs it."""
 
     def commands(self, request: Request) -> list[Command]:
         """Return the commands that start every rank of ``request``."""
@@ -43,22 +43,24 @@ LAUNCHERS: dict[str, Launcher] = {
 
 
 def environment_bin() -> Path:
-    """Return the folder of this environment's executables."""
+    """Return the folder with the executables of this Python environment."""
     return Path(sys.executable).parent
 
 
 def where_it_is_not(launcher: str, python: Path = Path(sys.executable)) -> str:
-    """State where ``find_launcher`` looked for a launcher without success."""
+    """Return a clause that states where ``find_launcher`` looked for a missing launcher."""
     if launcher == hydra.EXECUTABLE:
         return f"{launcher} is not in {hydra.prefix() / 'bin'}"
     return f"{launcher} is neither beside {python} nor on PATH"
 
 
 def find_launcher(name: str, python: Path = Path(sys.executable)) -> Path | None:
-    """Find a launcher beside an interpreter or on PATH.
+    """Return the path of a launcher beside an interpreter or on PATH; None if it is missing.
 
-    The one beside the interpreter matches its libraries. MPICH's is in its prefix alone. torchrun is a module
-    of another interpreter: the script beside it may start the interpreter that it was copied from.
+    One beside the interpreter comes first, because it matches the interpreter's libraries. MPICH's launcher
+    is searched only in MPICH's own folder. For torchrun with another interpreter than this one, the
+    interpreter itself is returned, because torchrun then runs as its module. The script beside it might start
+    the interpreter that it was copied from.
     """
     if name == torchrun.EXECUTABLE and python != Path(sys.executable):
         return python

@@ -1,4 +1,4 @@
-"""Write horovodrun's command, for either of its controllers."""
+"""Write horovodrun's command for the Gloo or the MPI controller."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REMEDY = "compare install horovod"
 
 
 def commands(request: Request) -> list[Command]:
-    """Start all ranks with one horovodrun."""
+    """Return one horovodrun command, which starts all ranks."""
     controller = str(request.options["controller"])
     argv = (
         str(request.executable),
@@ -38,13 +38,13 @@ def commands(request: Request) -> list[Command]:
 
 
 def _mpi_flags(request: Request) -> tuple[str, ...]:
-    """Pass to the mpirun underneath the flags of the mpirun arms."""
+    """Return the flag with Open MPI's settings for the mpirun that horovodrun starts."""
     flags = (
         "--allow-run-as-root",
         *mpirun.mca("mpi_yield_when_idle", "1"),
         *mpirun.mca("oob_tcp_if_include", request.network or request.interface),
         *(("--prefix", shlex.quote(str(request.mpi_prefix))) if request.network else ()),
-        # horovodrun passes them to a shell.
+        # Quoted, because horovodrun passes the flags to a shell.
         *(
             flag
             for name, value in mpirun.remote_parameters(request)
@@ -55,7 +55,7 @@ def _mpi_flags(request: Request) -> tuple[str, ...]:
 
 
 def placement(environ: Mapping[str, str]) -> Placement:
-    """Read Horovod's variables under its Gloo controller, Open MPI's under the other."""
+    """Read this rank's placement from Horovod's variables, or Open MPI's under the MPI controller."""
     if "HOROVOD_RANK" not in environ:
         return mpirun.placement(environ)
     return Placement(

@@ -1,6 +1,6 @@
 """Write the command of MPICH's process manager, Hydra.
 
-MPICH has a prefix of its own: its wheel installs the same file names as Open MPI's.
+MPICH has a folder of its own, because its wheel installs files with the same names as Open MPI's.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ EXECUTABLE = "mpiexec.hydra"
 REMEDY = "compare install mpich"
 VERSION = "5.0.2"
 
-# Hydra takes a rank for failed if it exits before MPICH's exit handlers have run, as all ranks do. It then
-# sends SIGUSR1 to the process groups of the others. It kills them if a process dies of a signal, or the
-# launcher does. So each rank has a parent that is alone in its group. When Hydra kills that, the rank's
-# witness receives SIGTERM and leaves its record. When the witness is killed, this parent ends likewise, and
-# Hydra ends the launch.
+# Hydra treats a rank as failed if it exits before MPICH's exit handlers have run, and all our ranks do. It
+# then sends SIGUSR1 to the process groups of the others. It kills those groups if a process or the launcher
+# dies of a signal. So each rank has a parent that is alone in its group. When Hydra kills the parent, the
+# rank's witness receives SIGTERM and leaves its record. When the witness is killed, the parent kills itself,
+# and Hydra ends the launch.
 _PARENT = """\
 trap '' USR1
 setsid "$@"
@@ -32,17 +32,17 @@ exit "$status"
 
 
 def prefix() -> Path:
-    """Return the folder of MPICH, which ``compare install mpich`` makes."""
+    """Return MPICH's folder, which ``compare install mpich`` creates."""
     return cache_folder() / f"mpich-{VERSION}"
 
 
 def library() -> Path:
-    """Return MPICH's library in its prefix."""
+    """Return the path of MPICH's shared library, whether it is installed or not."""
     return prefix() / "lib" / "libmpi.so.12"
 
 
 def commands(request: Request) -> list[Command]:
-    """Start all ranks on this host with one mpiexec.hydra."""
+    """Return one mpiexec.hydra command, which starts all ranks on this host."""
     argv = (
         str(request.executable),
         "-n",
@@ -57,10 +57,10 @@ def commands(request: Request) -> list[Command]:
         # All arms must have the same affinity.
         "-bind-to",
         "none",
-        # Without this, it would kill where it now sends SIGUSR1.
+        # Without this flag, Hydra would kill the groups to which it now sends SIGUSR1.
         "-disable-auto-cleanup",
         *("sh", "-c", _PARENT, "sh"),
-        # After an uncaught exception in plain mpi4py the other ranks wait for ever. This runner aborts
+        # After an uncaught exception in plain mpi4py the other ranks wait for ever. mpi4py's runner aborts
         # the job.
         str(request.python),
         "-m",
@@ -69,13 +69,13 @@ def commands(request: Request) -> list[Command]:
         request.module,
         *request.arguments,
     )
-    # mpi4py's wheel loads the library that this variable names, in place of the environment's.
+    # mpi4py's wheel loads the library that MPI4PY_LIBMPI names, in place of the environment's.
     own = {"MPI4PY_LIBMPI": str(library()), "UCX_NET_DEVICES": request.interface}
     return [Command(argv, own | dict(request.environment))]
 
 
 def placement(environ: Mapping[str, str]) -> Placement:
-    """Read Hydra's variables."""
+    """Read this rank's placement from Hydra's variables."""
     return Placement(
         rank=int(environ["PMI_RANK"]),
         local_rank=int(environ["MPI_LOCALRANKID"]),

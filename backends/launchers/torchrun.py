@@ -15,7 +15,7 @@ REMEDY = "pip install --force-reinstall torch"
 def commands(request: Request) -> list[Command]:
     """Return one torchrun command for every host.
 
-    torchrun has no hostfile; its processes meet at the master's address.
+    torchrun starts no ranks on other hosts. Its agents meet at the address and port of the first host.
     """
     return [_command(request, number, host) for number, host in enumerate(request.hosts)]
 
@@ -40,7 +40,7 @@ def _command(request: Request, number: int, host: Host) -> Command:
 
 
 def placement(environ: Mapping[str, str]) -> Placement:
-    """Read the agent's variables."""
+    """Read this rank's placement from the variables of torchrun's agent."""
     return Placement(
         rank=int(environ["RANK"]),
         local_rank=int(environ["LOCAL_RANK"]),

@@ -1,1 +1,1 @@
-"""Average gradients in memory that all ranks of one host share."""
+"""Sum gradients in memory that all ranks of one host share."""

@@ -1,4 +1,4 @@
-"""A barrier for ranks of one host, by semaphores in shared memory."""
+"""Define a barrier for the ranks of one host, by semaphores in shared memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from backends.base import Group
 
 CHECKS_BEFORE_SLEEP = 500
-"""Checks take a few hundred microseconds; waking up takes tens of them."""
+"""Number of checks before sleeping, which take a few hundred microseconds; waking up takes some tens."""
 SLEEP_SECONDS = 0.1
-"""Maximum time for one sleep, after which Python handles signals."""
+"""Maximum time for one sleep; between two sleeps Python handles signals."""
 
 
 class Meeting:
-    """A barrier that makes every rank's earlier writes visible.
+    """A barrier that makes visible to all ranks what any rank wrote before it.
 
     Every ordered pair of ranks has one semaphore. POSIX requires that semaphore functions synchronise
     memory (IEEE 1003.1, 4.12), on every architecture. Plain flags would be loads and stores, whose order
@@ -49,16 +49,16 @@ class Meeting:
         group.barrier()
 
     def meet(self) -> None:
-        """Return when every rank has called it as often as this one."""
+        """Wait until every rank has called this method as often as this rank has."""
         for semaphore in self._to:
             self._libc.sem_post(semaphore)
         for semaphore in self._from:
             self._await(semaphore)
 
     def _await(self, semaphore: ctypes.c_void_p) -> None:
-        """Poll the semaphore, yielding the core, and then sleep on it.
+        """Wait for the semaphore: first poll it and yield the core, then sleep on it.
 
-        Only the rank's watchdog limits the wait. A rank that shares its core must be woken. With naps of
+        Only the rank's watchdog limits the wait. The other rank's post wakes a rank that sleeps. With naps of
         100 microseconds instead, three ranks on two cores took 15 % longer.
         """
         for _ in range(CHECKS_BEFORE_SLEEP):
@@ -76,5 +76,5 @@ class _Time(ctypes.Structure):
 
     @classmethod
     def after(cls, seconds: float) -> _Time:
-        """Return a later time of the system's clock, which semaphores use."""
+        """Return the time that many seconds from now, by the real-time clock that semaphores use."""
         return cls(*divmod(time.time_ns() + int(seconds * 1e9), 1_000_000_000))

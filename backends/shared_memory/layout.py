@@ -1,4 +1,4 @@
-"""Place semaphores, results and shares in the shared memory."""
+"""Compute where semaphores, results and shares are in the shared memory."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 RESULTS = 2
-"""Number of results: one is written while ranks still read the other."""
+"""Number of planes for results; one is written while ranks still read the other."""
 SEMAPHORE_BYTES = 64
-"""One cache line for each semaphore, so that writers do not collide."""
+"""Size of a cache line; each semaphore has one, so that writers do not collide."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The shared memory: semaphores, the results, and planes for further shares.
+    """The shared memory: a head with semaphores, planes for results, and planes for further shares.
 
-    A plane is as long as the gradients, in chunks of whole pages. So no cache line has two writers at a
-    time. A rank also reserves the memory of its own chunk. On a machine with several memory nodes, that
+    A plane has room for all gradients, in one chunk of whole pages per rank. So no cache line has two writers
+    at a time. Each rank reserves the memory of its own chunk. On a machine with several memory nodes, that
     memory is then near the rank.
     """
 
@@ -27,48 +27,50 @@ class Layout:
 
     @property
     def chunk_bytes(self) -> int:
-        """Size of a rank's chunk; the last chunk may be smaller."""
+        """Size in bytes of a rank's chunk; gradients may not fill the last chunks."""
         return _round_up(-(-self.elements * self.element_size // self.world), mmap.PAGESIZE)
 
     @property
     def chunk_elements(self) -> int:
-        """The same in elements."""
+        """Number of elements in a rank's chunk."""
         return self.chunk_bytes // self.element_size
 
     @property
     def head_bytes(self) -> int:
-        """Size of the part with the semaphores."""
+        """Size in bytes of the head, which has the semaphores."""
         return _round_up(SEMAPHORE_BYTES * self.world**2, mmap.PAGESIZE)
 
     @property
     def planes(self) -> int:
-        """Number of planes: the results, and the further shares of a chunk.
+        """Number of planes: those for results, and one for each further share of a chunk.
 
-        The rank that reduces a chunk needs no plane. The next rank's share is written into the result.
+        Two shares of a chunk need no plane of their own. The rank that reduces the chunk reads its share from
+        its gradients, and the next rank writes its share into the result.
         """
         return RESULTS + max(self.world - 2, 0)
 
     @property
     def nbytes(self) -> int:
-        """Size of the whole memory."""
+        """Size in bytes of the whole shared memory."""
         return self.plane(self.planes)
 
     def plane(self, index: int) -> int:
-        """Return the offset of a plane."""
+        """Return the offset of a plane in bytes."""
         return self.head_bytes + index * self.world * self.chunk_bytes
 
     def plane_for(self, rank: int, element: int) -> int | None:
-        """Return the plane for a rank's share of an element.
+        """Return the plane for a rank's share of an element; None if the rank reduces the element.
 
-        Plane 0 is the result. The rank after the one that reduces the element comes first. A rank that
-        reduces it needs no plane, unless it is alone. Then its share is the result.
+        Counting starts with the step's result as 0, and goes on with the planes for further shares. The
+        result takes the share of the rank after the one that reduces the element. A single rank writes its
+        share into the result.
         """
         owner = min(element // self.chunk_elements, self.world - 1)  # an empty end belongs to the last rank
         distance = (rank - owner - 1) % self.world
         return distance if distance < max(self.world - 1, 1) else None
 
     def reserved_by(self, rank: int) -> list[tuple[int, int]]:
-        """List offset and length of a rank's chunk in every plane."""
+        """Return offset and length in bytes of a rank's chunk in every plane, and of rank 0's head."""
         parts = [
             (self.plane(index) + rank * self.chunk_bytes, self.chunk_bytes) for index in range(self.planes)
         ]
@@ -76,10 +78,10 @@ class Layout:
 
 
 def cut(lengths: list[int], strides: list[int]) -> list[list[int]]:
-    """Cut parameters, laid end to end, at every multiple of a stride.
+    """Cut parameters of these lengths, laid end to end, at every multiple of each stride.
 
     Returns:
-        For each parameter the lengths of its pieces.
+        For each parameter the lengths of its pieces, in elements.
     """
     cuts = []
     start = 0

@@ -25,7 +25,7 @@ _CLOSE_ON_EXEC = 1
 
 
 class Trouble(IntEnum):
-    """Why a rank cannot take part."""
+    """Why a rank cannot map the shared memory."""
 
     NONE = 0
     OTHER_HOST = 1
@@ -34,13 +34,13 @@ class Trouble(IntEnum):
 
 
 def share(group: Group, layout: Layout) -> tuple[mmap.mmap, str]:
-    """Map one memory in every rank; return it with its kernel name.
+    """Map one memory in every rank; return it and its name in ``/proc/self/maps``. Collective.
 
-    It has no name in a file system, so the ranks leave nothing, however they end. The size of /dev/shm does
-    not limit it either. In a container that is 64 MB by default.
+    The memory is in no file system, so nothing remains of it, however the ranks end. The size of /dev/shm,
+    which is 64 MB by default in a container, does not limit it either.
 
     Raises:
-        BackendError: a rank cannot take part.
+        BackendError: a rank cannot map the memory; all ranks raise this.
     """
     name = f"ringside-gradients-{secrets.token_hex(8)}"
     created, opened, trouble, reason = -1, -1, Trouble.OTHER_HOST, ""
@@ -70,7 +70,7 @@ def share(group: Group, layout: Layout) -> tuple[mmap.mmap, str]:
 
 
 def problem_here() -> str:
-    """Return why ranks cannot share memory on this machine, or nothing."""
+    """Return why ranks cannot share memory on this machine; empty if they can."""
     name, descriptors = "ringside-probe", []
     try:
         descriptors.append(_create(name))
@@ -85,7 +85,7 @@ def problem_here() -> str:
 
 
 def mapped_bytes(name: str) -> int:
-    """Return how much of a named memory this process has mapped."""
+    """Return how many bytes of the memory with this name the process has mapped."""
     total = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
         if name in line:
@@ -95,9 +95,9 @@ def mapped_bytes(name: str) -> int:
 
 
 def _create(name: str) -> int:
-    """Make memory that is in no file system.
+    """Create memory that is in no file system, and return its descriptor.
 
-    It calls libc: Pythons built on an old libc lack the function.
+    This calls ``memfd_create`` in libc, because a Python that was built on an old libc lacks it.
     """
     try:
         create = ctypes.CDLL(None, use_errno=True).memfd_create
@@ -110,9 +110,13 @@ def _create(name: str) -> int:
 
 
 def _open(path: str, name: str) -> int:
-    """Open rank 0's memory by its descriptor.
+    """Open rank 0's memory by the path of its descriptor in ``/proc``, and return a new descriptor.
 
-    In another process namespace the number belongs to another process, and the name differs.
+    In another process namespace, rank 0's process number belongs to another process. The name then differs,
+    or there is no such path.
+
+    Raises:
+        OSError: the path is not that of the memory, or cannot be opened.
     """
     if str(Path(path).readlink()) != f"/memfd:{name} (deleted)":
         raise FileNotFoundError(errno.ENOENT, "its process number means another process here")
@@ -120,14 +124,14 @@ def _open(path: str, name: str) -> int:
 
 
 def _reserve(descriptor: int, layout: Layout, rank: int) -> None:
-    """Reserve this rank's chunk; without it, a lack is a fatal signal."""
+    """Reserve the memory of this rank's chunks, because a lack of it would later be a fatal signal."""
     os.ftruncate(descriptor, layout.nbytes)
     for offset, length in layout.reserved_by(rank):
         os.posix_fallocate(descriptor, offset, length)
 
 
 def _agree(group: Group, trouble: Trouble, layout: Layout, reason: str) -> None:
-    """Exchange the ranks' troubles, so that all stop for the same reason."""
+    """Exchange the ranks' troubles, so that all ranks raise an error if one has any."""
     troubles = torch.zeros(group.world_size, dtype=torch.int64)
     troubles[group.rank] = trouble
     group.all_reduce_(troubles)
@@ -157,7 +161,7 @@ def _message(trouble: Trouble, ranks: list[int], layout: Layout) -> str:
 
 
 def _boot_identity() -> str:
-    """Return an identity that all processes under one kernel share."""
+    """Return the identity of the kernel's boot, which is the same for all processes of a host."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -1,29 +1,29 @@
-"""Average gradients in memory that all ranks of one host map.
+"""Sum gradients in memory that all ranks of one host map.
 
-This shows what the machine itself could do. Every rank reduces one part in N of the gradients, its chunk.
-In a step each rank
+This shows how fast the machine itself could sum them. Each of N ranks reduces 1/N of the gradients, its
+chunk. In a step each rank
 
-1. writes its share of every other chunk into the shared memory,
+1. writes its gradients of every other chunk, its shares, into the shared memory,
 2. waits for the others, so that all shares are written,
 3. adds up its own chunk in the place of the next rank's share, which becomes the result,
 4. waits again, so that the whole result is written, and takes views of it as gradients.
 
 This is Rabenseifner's reduce-scatter and all-gather ("Optimization of Collective Reduction Operations",
 ICCS 2004). There is no gather: ranks read the result in place. One rank reduces each chunk and all ranks
-read it, so the ranks are bitwise equal by construction.
+read it, so the gradients are bitwise equal on all ranks by construction.
 
-For gradients of G bytes a rank moves (3 - 1/N) G. In step 1 it reads (N-1)/N and writes as much. In step 3
-it reads as much again, and reads and writes its own part. If every rank wrote and reduced everything, one
-wait would be saved, but (N + 3) G would move. For N = 2 that is 5 G instead of 2.5 G. The second wait
-follows at once, and takes at most one percent of the MLP's step.
+For gradients of G bytes a rank moves (3 - 1/N) G bytes. In item 1 it reads (N-1)/N G and writes as much. In
+item 3 it reads as much again, and reads and writes its own chunk. If every rank reduced everything, one wait
+would be saved, but each would move (N + 3) G. For N = 2 that is 5 G instead of 2.5 G. All ranks reach the
+second wait at almost the same time, so it takes at most one percent of a step of the MLP.
 
 **No rank writes what another still has to read.** There are two results, used in turns, and one plane for
-each further rank's shares. No rank leaves a wait before all have arrived.
+each further share. No rank leaves a wait before all have arrived.
 
-- Optimizers read a result from the second wait of its step on. It is written again after the second wait
-  of the next step. A rank arrives at the first wait of that step only when its optimizer is done. A rank
-  that writes into a result would change it for all ranks, so this is checked.
-- Ranks read the other planes between the two waits of a step. They write them again after the second.
+- Optimizers read a result after the second wait of its step. The result is written again only after the
+  second wait of the next step. No rank reaches the next step's waits before its optimizer is done. A rank
+  that writes into a result would change it for all ranks, so ``reduce`` raises an error on that rank.
+- Ranks read the other planes between the two waits of a step, and write them again after the second wait.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from backends.base import Facts, Group
 
 BLOCK_BYTES = 256 << 10
-"""Bytes added at a time, so that the sums stay in cache."""
+"""Bytes that each thread adds at a time, so that the sums stay in its cache."""
 
 
 class SharedSum:
     """The sum of gradients over the ranks of one host."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group) -> None:
-        """Map the shared memory; all ranks pass parameters of equal shapes.
+        """Map the shared memory. Collective: all ranks pass parameters of equal shapes.
 
         Raises:
             BackendError: the ranks are not on CPUs of one host, memory is short, or dtypes are mixed.
@@ -70,16 +70,16 @@ class SharedSum:
 
     @property
     def views(self) -> list[torch.Tensor]:
-        """The sums of the last ``reduce``, one tensor a parameter."""
+        """The sums of the last ``reduce``: one tensor per parameter, in the shared memory."""
         return self._turns[0].views
 
     def reduce(self, gradients: list[torch.Tensor]) -> None:
-        """Fill ``views`` with the sum of all ranks' gradients.
+        """Fill ``views`` with the sums of all ranks' gradients. Collective.
 
-        They hold it until the next call.
+        The views hold these sums until the next call, and must not be written to.
 
         Raises:
-            BackendError: ``views`` were written to since the last call.
+            BackendError: this rank wrote to the views of an earlier call.
         """
         self._require_untouched()
         self._turns.reverse()
@@ -97,11 +97,11 @@ class SharedSum:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of gradients that are averaged in a step."""
+        """Bytes of gradients that are summed in a step."""
         return self.layout.elements * self.layout.element_size
 
     def attest(self) -> Facts:
-        """Return the transport of gradients, as this process's memory map shows it."""
+        """Return the transport, and the bytes of shared memory in this process's memory map."""
         mapped = mapped_bytes(self._name)
         transport = "shared memory" if mapped else "none"
         return {
@@ -125,7 +125,7 @@ class SharedSum:
     def _turn(
         self, result: torch.Tensor, others: list[torch.Tensor], parameters: list[nn.Parameter]
     ) -> _Turn:
-        """Find every piece's place in a result and in the other planes."""
+        """Return a result with the places of all pieces in it and in the other planes."""
         places = [self._pieces_of(_views(plane, parameters)) for plane in (result, *others)]
         turn = _Turn(result, _views(result, parameters))
         start = 0
@@ -150,30 +150,30 @@ class SharedSum:
 
 @dataclass(slots=True)
 class _Batch:
-    """Pieces that are added together: at most a block, or one piece."""
+    """Successive pieces that are added in one call: at most a block in all, or one larger piece."""
 
     pieces: slice
     results: list[torch.Tensor]
     others: list[list[torch.Tensor]]
-    """The further shares: one list for each rank that has some."""
+    """The further shares: one list for each plane, in the order of ``results``."""
 
 
 @dataclass(slots=True)
 class _Turn:
-    """The places in which every second step adds."""
+    """One of the two results, which every second step uses, and the places of all pieces then."""
 
     result: torch.Tensor
     views: list[torch.Tensor]
     exported: list[int] = field(default_factory=list)
     """Indices of pieces that other ranks reduce."""
     places: list[torch.Tensor] = field(default_factory=list)
-    """The places for this rank's share of these pieces."""
+    """The places for this rank's shares of the exported pieces, in the same order."""
     reduced: list[_Batch] = field(default_factory=list)
-    """The pieces that this rank reduces."""
+    """The pieces that this rank reduces, in batches."""
     version: int = 0
 
     def reduce(self, index: int, places: list[torch.Tensor], block: int) -> None:
-        """Add a piece that this rank reduces, with its places."""
+        """Add a piece that this rank reduces to the last batch, or to a new one beyond ``block`` elements."""
         last = self.reduced[-1] if self.reduced else None
         if last and sum(map(torch.numel, last.results)) + places[0].numel() <= block:
             last.pieces = slice(last.pieces.start, index + 1)

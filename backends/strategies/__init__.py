@@ -1,1 +1,1 @@
-"""Turn gradients into their mean: each module has one strategy, a Replica."""
+"""Turn gradients into their mean: every strategy is a subclass of ``Replica``."""

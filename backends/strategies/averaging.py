@@ -1,7 +1,7 @@
 """Average gradients by hand over any group.
 
-There is one all-reduce per parameter, one for all, or one per bucket during backward. Ranks of one host can
-also average in memory that they share.
+The option ``mode`` chooses between one all-reduce per parameter, one for all, and one per bucket during the
+backward pass. Ranks of one host can also average in memory that they share.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 
 class AveragingReplica(LocalReplica):
-    """A replica that averages gradients over the group, as ``mode`` chooses."""
+    """A replica that averages gradients over the group by the reducer of its ``mode``."""
 
     needs_every_gradient = True
 
@@ -44,12 +44,12 @@ class AveragingReplica(LocalReplica):
 
     @classmethod
     def cannot(cls, options: Options) -> frozenset[Trait]:
-        # Of the libraries, torch.distributed alone adds up sparse tensors.
+        # Only torch.distributed adds up sparse tensors, and only the mode per_parameter sends them.
         adds_sparse = options["mode"] == "per_parameter" and "process_group" in options
         return frozenset({UNREACHED} if adds_sparse else {UNREACHED, SPARSE})
 
     def backward(self, loss: torch.Tensor) -> None:
-        # Gradients are then this rank's share of the mean, without another pass over memory.
+        # This makes each gradient the rank's share of the mean, without another pass over memory.
         if self._share is None:
             self._share = torch.full_like(loss, 1 / self.reducer.group.world_size)
         loss.backward(self._share)
@@ -71,9 +71,10 @@ class AveragingReplica(LocalReplica):
 
 
 class PerParameterReducer(Reducer):
-    """One blocking all-reduce per parameter, as in tutorials.
+    """One blocking all-reduce per parameter, as tutorials write it.
 
-    Tutorials divide after the sum. Latency makes this mode slow.
+    Tutorials divide the gradients after the sum, but this strategy divides in the backward pass. The latency
+    of many calls makes this mode slow.
     """
 
     def reduce(self) -> None:
@@ -89,7 +90,7 @@ class PerParameterReducer(Reducer):
 
 
 class FlatReducer(Reducer):
-    """One blocking all-reduce for each dtype, through persistent buffers."""
+    """One blocking all-reduce of all gradients of a dtype, which are copied into a persistent buffer."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         super().__init__(parameters, group, options)
@@ -111,10 +112,11 @@ _OTHER_PARTS = (
 
 
 class OverlapReducer(Reducer):
-    """Buckets whose all-reduce starts when backward has filled them.
+    """One all-reduce per bucket of gradients, which starts when the backward pass has filled the bucket.
 
-    The last layer comes first. The first step counts how often gradients arrive, and sends all at its end.
-    A parameter arrives several times in a step of several passes, and under re-entrant checkpoints.
+    Buckets are in the reverse order of the parameters, because the last layer's gradients arrive first. A
+    gradient arrives several times in a step of several passes, and under re-entrant checkpoints. So the first
+    step counts the arrivals of each bucket, and starts all its collectives after the backward pass.
     """
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
@@ -171,10 +173,7 @@ class OverlapReducer(Reducer):
 
 
 class SharedMemoryReducer(Reducer):
-    """One sum of all gradients in memory that all ranks map.
-
-    The group is used only for the set-up.
-    """
+    """One sum of all gradients in memory that all ranks map; only the set-up uses the group."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         super().__init__(parameters, group, options)
@@ -207,15 +206,15 @@ REDUCERS: dict[str, type[Reducer]] = {
 def _reducer(mode: str) -> type[Reducer]:
     if mode in REDUCERS:
         return REDUCERS[mode]
-    from backends.strategies.primitives import PrimitiveReducer  # over torch.distributed alone
+    from backends.strategies.primitives import PrimitiveReducer  # it needs torch.distributed
 
     return PrimitiveReducer
 
 
 def _fill_buckets(parameters: list[nn.Parameter], cap_bytes: int) -> list[list[nn.Parameter]]:
-    """Group parameters, in order, into buckets of at most ``cap_bytes``.
+    """Return the parameters, in order, in buckets of one dtype and at most ``cap_bytes``.
 
-    A larger parameter has its own bucket. So have neighbours of another dtype.
+    A parameter that is larger has a bucket of its own.
     """
     filled: list[list[nn.Parameter]] = []
     size = 0

@@ -46,8 +46,8 @@ class DataParallelReplica(SingleReplica):
         self._first_pass = False
         if any(not torch.equal(*states) for states in zip(before, after, strict=True)):
             raise BackendError(
-                "the model draws random numbers on several GPUs at once, in no order that one process could "
-                "repeat. Leave out dropout, or this arm."
+                "the model draws random numbers on several GPUs at once, so the reference on one GPU cannot "
+                "repeat them. Leave out dropout and other random layers, or this arm."
             )
 
     def parts(self, batch: Batch) -> list[Batch]:

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 DEFAULT_CAP_MB = 25
 _HOOKS = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16", "powerSGD_hook": "powersgd"}
-"""DDP's names of hooks, and the option's names."""
+"""DDP's names of communication hooks, and the choices of ``comm_hook`` that set them."""
 
 
 class DDPReplica(LocalReplica):
-    """A replica in DDP, where backward and communication are one phase."""
+    """A replica whose model is wrapped in DDP, which communicates during the backward pass."""
 
     phases = ("forward", "backward", "step")
     broadcasts_buffers = True
@@ -43,7 +43,7 @@ class DDPReplica(LocalReplica):
         self.group = group
 
     def _wrap(self, model: nn.Module, group: Group, options: Options) -> DistributedDataParallel:
-        """Wrap the model; DDP's constructor broadcasts rank 0's parameters."""
+        """Return the model wrapped in DDP, whose constructor broadcasts rank 0's parameters."""
         devices = [group.device] if group.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, **ddp_arguments(options))
 
@@ -67,7 +67,7 @@ class DDPReplica(LocalReplica):
         self._passes_done += 1
 
     def _in_pass(self) -> AbstractContextManager[None]:
-        """Let DDP communicate only in the last pass of a step."""
+        """Return a context for one pass, in which DDP communicates only if the pass is a step's last."""
         return nullcontext() if self._is_last_pass() else self.wrapped.no_sync()
 
     def _is_last_pass(self) -> bool:
@@ -120,10 +120,10 @@ def ddp_arguments(options: Options) -> dict[str, Any]:
 
 
 def _register_hook(wrapped: DistributedDataParallel, options: Options) -> PowerSGDState | None:
-    """Register the arm's hook, which sends other data than gradients.
+    """Register the arm's communication hook; return the state of PowerSGD, or None for another choice.
 
     Raises:
-        BackendError: torch refuses the hook here.
+        BackendError: torch does not support the hook on this machine.
     """
     kind = options["comm_hook"]
     if kind == "none":

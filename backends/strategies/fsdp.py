@@ -1,4 +1,4 @@
-"""Train through torch's ``fully_shard``, which shards all that a rank holds."""
+"""Train through torch's ``fully_shard``, which shards parameters, gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FSDPReplica(LocalReplica):
-    """A replica whose parameters are gathered for each pass, layer by layer."""
+    """A replica that holds shards of the parameters, and gathers them layer by layer in each pass."""
 
     phases = ("forward", "backward", "step")
 
@@ -39,7 +39,7 @@ class FSDPReplica(LocalReplica):
         return frozenset({SPARSE, STRIDED, UNCOPIED})
 
     def compile(self, compile_calls: Callable[[nn.Module], None]) -> None:
-        # Parameters are gathered between units, which cannot be compiled.
+        # torch gathers parameters between units, and cannot compile that.
         for unit in self._units:
             compile_calls(unit)  # type: ignore[arg-type]  # it is a module, too
 
@@ -68,11 +68,11 @@ class FSDPReplica(LocalReplica):
         }
 
     def collectives(self) -> Collectives | None:
-        return None  # it gathers parameters as well, so no one bandwidth tells its cost
+        return None  # it gathers parameters as well, so one bandwidth would not describe it
 
 
 def _shard(model: nn.Module) -> list[FSDPModule]:
-    """Shard each layer that shares no parameter with another, then the rest."""
+    """Shard each direct child that shares no parameter, then the rest; return the sharded modules."""
     layers = [layer for layer in model.children() if any(True for _ in layer.parameters())]
     uses = [id(parameter) for layer in layers for parameter in layer.parameters()]
     direct = {id(parameter) for parameter in model.parameters(recurse=False)}

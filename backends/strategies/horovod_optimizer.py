@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 
 class HorovodReplica(LocalReplica):
-    """A replica that waits for the background thread in ``sync``.
-
-    So waiting and stepping are timed separately.
-    """
+    """A replica that waits for the background thread in ``sync``, so that waiting is timed separately."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
@@ -50,7 +47,7 @@ class HorovodReplica(LocalReplica):
 
     def accumulate(self, passes: int) -> None:
         super().accumulate(passes)
-        # It adds gradients and divides by ranks, not by passes, as Replica defines it.
+        # Horovod adds up the passes' gradients, and divides only by ranks, as ``Replica`` defines it.
         self.distributed.set_backward_passes_per_step(passes)
 
     def sync(self) -> None:
@@ -74,10 +71,10 @@ class HorovodReplica(LocalReplica):
     def collectives(self) -> Collectives | None:
         if self.attest()["compression"] != "none":
             return None  # the optimizer's hooks make smaller tensors, which cannot be sent alone
-        gradients = [torch.zeros_like(p) for p in self.model.parameters()]
+        gradients = [torch.zeros_like(p) for p in self.model.parameters() if p.requires_grad]
 
         def run() -> None:
-            # One request a parameter, as its hooks make them. Horovod decides which of them it fuses.
+            # One request per parameter, as the optimizer's hooks make them. Horovod decides which it fuses.
             handles = [
                 hvd.allreduce_async_(gradient, name=f"alone.{index}", op=hvd.Average)
                 for index, gradient in enumerate(gradients)

@@ -1,4 +1,4 @@
-"""Train through Lightning Fabric, which wraps DDP and drives backward and step."""
+"""Train through Lightning Fabric, which wraps the model in DDP and runs backward pass and step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LightningReplica(DDPReplica):
-    """A replica that Fabric wraps in DDP, over this rank's process group."""
+    """A replica whose model Fabric wraps in DDP, over this rank's process group."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
@@ -60,10 +60,10 @@ class LightningReplica(DDPReplica):
 
 
 def _make_fabric(group: Group, options: Options) -> Fabric:
-    """Make a Fabric that takes over the process group of this rank.
+    """Return a launched Fabric that uses the existing process group of this rank.
 
     Raises:
-        BackendError: hosts have different numbers of ranks.
+        BackendError: the hosts have different numbers of ranks.
     """
     placement = group.placement
     hosts, rest = divmod(placement.world_size, placement.local_world_size)

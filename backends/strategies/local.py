@@ -1,4 +1,4 @@
-"""Train without synchronisation: the control, and the reference beside other arms."""
+"""Train without synchronisation, as the control and as the reference in other arms' processes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def start_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return what a model starts from, to be broadcast in place.
+    """Return the live tensors of a model's state by name, to be broadcast in place.
 
-    Horovod carries no bool tensors, so these are bytes.
+    A bool tensor is returned as a view of its bytes, because Horovod does not carry bool.
     """
     state = {name: held for name, held in model.state_dict().items() if hasattr(held, "dtype")}
     return {
@@ -29,7 +29,7 @@ def start_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def start_from_first_rank(model: nn.Module, group: Group) -> None:
-    """Give a model the parameters and buffers of rank 0. Collective."""
+    """Overwrite a model's parameters and buffers with those of rank 0. Collective."""
     with contiguous(start_of(model).values()) as sent:
         for tensor in sent:
             group.broadcast_(tensor)
@@ -37,9 +37,9 @@ def start_from_first_rank(model: nn.Module, group: Group) -> None:
 
 @contextmanager
 def contiguous(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yield tensors that every library carries, and take over what they become.
+    """Yield the tensors in contiguous form, and finally copy changes back into the originals.
 
-    Those with other strides are copied.
+    Contiguous tensors and sparse ones are yielded themselves.
     """
     held = list(tensors)
     sent = [t.contiguous() if t.layout == torch.strided else t for t in held]
@@ -50,10 +50,10 @@ def contiguous(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def require_carried(model: nn.Module, group: Group) -> None:
-    """Require that the group can add up gradients of every parameter.
+    """Require that the group can add up the gradients of every parameter.
 
     Raises:
-        BackendError: names the first whose dtype the library refuses.
+        BackendError: the library cannot add up the dtype of a parameter, which the message names.
     """
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or str(parameter.dtype) not in group.refuses:
@@ -70,10 +70,10 @@ def require_carried(model: nn.Module, group: Group) -> None:
 
 
 def require_one_dtype(model: nn.Module, arm: str) -> None:
-    """Require parameters of one dtype, where a library shards no others.
+    """Require that all parameters have the same dtype, because torch cannot shard a mixture.
 
     Raises:
-        BackendError: there are several.
+        BackendError: the parameters have several dtypes; the message begins with ``arm``.
     """
     found = sorted({str(parameter.dtype) for parameter in model.parameters()})
     if len(found) > 1:
@@ -84,7 +84,7 @@ def require_one_dtype(model: nn.Module, arm: str) -> None:
 
 
 def copy_with(model: nn.Module, replace: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
-    """Copy a model with other tensors; tied ones stay tied."""
+    """Return a copy of a model with ``replace(tensor)`` for each tensor; tied ones stay tied."""
     memo: dict[int, torch.Tensor] = {id(buffer): replace(buffer) for buffer in model.buffers()}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(replace(parameter), parameter.requires_grad)
@@ -92,7 +92,7 @@ def copy_with(model: nn.Module, replace: Callable[[torch.Tensor], torch.Tensor])
 
 
 class LocalReplica(Replica):
-    """A replica that trains alone on its shard; other strategies extend it."""
+    """A replica that trains on its shard without synchronisation; other strategies extend it."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
@@ -114,9 +114,9 @@ class LocalReplica(Replica):
         self.forget_gradients()
 
     def forget_gradients(self) -> None:
-        """Drop all gradients, without the cost of ``zero_grad``.
+        """Set all gradients to None, without the bookkeeping of ``zero_grad``.
 
-        Its bookkeeping takes two percent of the MLP's step.
+        That bookkeeping would take two percent of a step of the MLP.
         """
         for parameter in self.parameters:
             parameter.grad = None

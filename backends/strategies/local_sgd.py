@@ -1,7 +1,7 @@
-"""Train alone for some steps, then average the parameters.
+"""Train each rank alone for some steps, then average the parameters.
 
-This is local SGD, and with ``outer=nesterov`` DiLoCo. There the change since the last average is the gradient
-of an outer optimizer: SGD with Nesterov's momentum (https://arxiv.org/abs/2311.08105).
+This is local SGD, and with ``outer=nesterov`` it is DiLoCo (https://arxiv.org/abs/2311.08105). DiLoCo uses
+the averaged change of the parameters as the gradient of an outer optimizer: SGD with Nesterov's momentum.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from backends.base import Collectives, Facts, Group, MakeOptimizer, Options, Trait
 
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
-"""Learning rate and momentum of the outer optimizer, as DiLoCo has them."""
+"""Learning rate and momentum of the outer optimizer, as in the paper on DiLoCo."""
 
 
 class LocalSGDReplica(LocalReplica):
     """A replica that trains alone, and averages parameters every ``period`` steps.
 
-    The optimizer's state and the buffers stay on their rank.
+    The optimizer's state and the buffers are not averaged.
     """
 
     phases = ("forward", "backward", "step")
@@ -63,7 +63,10 @@ class LocalSGDReplica(LocalReplica):
             torch._foreach_copy_([*self._trained], self._move_on(means) if self._outer else means)
 
     def _means(self) -> list[torch.Tensor]:
-        """Average the parameters of all ranks, by one all-reduce per dtype."""
+        """Return each trained parameter's mean over all ranks, by one all-reduce per dtype.
+
+        The next call overwrites the means.
+        """
         means: dict[int, torch.Tensor] = {}
         for bucket in self._buckets:
             torch._foreach_copy_(bucket.views, [*bucket.parameters])
@@ -73,7 +76,7 @@ class LocalSGDReplica(LocalReplica):
         return [means[id(parameter)] for parameter in self._trained]
 
     def _move_on(self, means: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Take a step of the outer optimizer, and return its parameters."""
+        """Take a step of the outer optimizer towards the means, and return its parameters, not copied."""
         assert self._outer is not None  # noqa: S101 -- the caller asked
         kept: list[torch.Tensor] = self._outer.param_groups[0]["params"]
         for outer, mean in zip(kept, means, strict=True):
@@ -98,7 +101,7 @@ class LocalSGDReplica(LocalReplica):
         return super().held_bytes() | {"outer_bytes": outer}
 
     def attest(self) -> Facts:
-        # Averages of every step are those of gradients, where a step is linear in its gradient.
+        # With period 1, averaging parameters is averaging gradients if a step is linear in its gradient.
         linear = isinstance(self.optimizer, torch.optim.SGD)
         same = self.cycle == 1 and linear and not self._outer
         return {

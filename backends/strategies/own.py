@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class OwnReplica(LocalReplica):
-    """A replica whose step, with wrapper and synchronisation, is the user's."""
+    """A replica whose whole step is the user's, with wrapper, synchronisation and optimizer."""
 
     phases = ("backward",)
     takes_whole_step = True
@@ -31,10 +31,10 @@ class OwnReplica(LocalReplica):
         *,
         make_step: MakeStep,
     ) -> None:
-        """Take the model, and let the user wrap it.
+        """Take over the model, and let the user's ``make_step`` make a step from it.
 
         Raises:
-            BackendError: the user's optimizer is not made by ``make_optimizer``.
+            BackendError: ``make_step`` returned no function, or made no optimizer by its second argument.
         """
         del options
         made: list[torch.optim.Optimizer] = []

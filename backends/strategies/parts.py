@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 
 def cut(batch: Batch, count: int) -> list[Batch]:
-    """Cut every tensor of a batch into equal parts along its samples.
+    """Return ``count`` equal parts of a batch, cut along its samples.
 
-    What has no row for each sample is in every part.
+    Tensors with a row for each sample are cut, and the parts hold views of them. Anything else in the batch
+    is in every part.
 
     Raises:
-        BackendError: the samples do not divide into so many parts.
+        BackendError: the number of samples is not divisible by ``count``.
     """
     if count == 1:
         return [batch]

@@ -2,12 +2,14 @@
 
 With microbatches this is a pipeline, and without them model parallelism.
 
-``torch.distributed.pipelining`` sends activations forward, and their gradients back. All ranks have the
-global batch. They call the loss to find the model's inputs, and stop it there. The last rank then calls it
-for each microbatch, with a model that returns what the pipeline computed.
+``torch.distributed.pipelining`` sends activations to the next rank, and their gradients back. Every rank has
+the global batch. It calls the loss with a stand-in for the model, which takes the inputs and stops the loss.
+The last rank then calls the loss for each microbatch, with a stand-in that returns what the pipeline
+computed.
 
-The bubble is the time in which a rank waits. Of equal stages it is (n - 1) / (m + n - 1) of a pass, for n
-ranks and m microbatches. The strategy also measures how long ranks really wait, for messages too.
+The bubble is the share of a pass in which a rank waits for other stages. For n ranks with equal stages and m
+microbatches it is (n - 1) / (m + n - 1). On CPUs the strategy also measures the share in which ranks really
+wait, which includes the time for messages.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ SCHEDULES: dict[str, type[Schedule1F1B | ScheduleGPipe]] = {"1f1b": Schedule1F1B
 
 
 class PipelineReplica(LocalReplica):
-    """A replica that holds some layers, and trains them on every batch."""
+    """A replica that holds some of the layers, and trains them on the global batch."""
 
     phases = ("backward", "step")
 
@@ -113,7 +115,7 @@ class PipelineReplica(LocalReplica):
 
 
 class ModelParallelReplica(PipelineReplica):
-    """A replica that computes each batch at once, while other ranks wait."""
+    """A replica that computes its layers for a whole batch at once, while the other ranks wait."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
@@ -125,17 +127,17 @@ class ModelParallelReplica(PipelineReplica):
 
 
 class _Chain(nn.Sequential):
-    """Layers that may begin with several activations, as a stage gets them."""
+    """The layers of one rank; several inputs of a stage reach the first layer as one tuple."""
 
     def forward(self, *inputs: Any) -> Any:
         return super().forward(inputs[0] if len(inputs) == 1 else inputs)
 
 
 def _layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a chain, in order.
+    """Return the layers of an ``nn.Sequential``, in order.
 
     Raises:
-        BackendError: the model is no chain of layers.
+        BackendError: the model is of another class, or has a ``forward`` of its own.
     """
     if not isinstance(model, nn.Sequential) or type(model).forward not in {
         nn.Sequential.forward,
@@ -153,13 +155,13 @@ def _tensors_of(layer: nn.Module) -> list[torch.Tensor]:
 
 
 def divide(layers: Sequence[nn.Module], ranks: int) -> list[int]:
-    """Return the first layer of each rank.
+    """Divide consecutive layers among ranks, and return the index of each rank's first layer.
 
-    Every rank gets layers in a row, at least one of them with parameters. The rank with the most parameters
-    has as few as possible.
+    Every rank gets at least one layer with parameters. The largest number of parameters on a rank is as small
+    as possible.
 
     Raises:
-        BackendError: there are too few layers, or ranks would share a parameter.
+        BackendError: fewer layers than ranks have parameters, or two ranks would share a parameter.
     """
     sizes = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
     # A layer without parameters stays with the one before it.
@@ -174,7 +176,7 @@ def divide(layers: Sequence[nn.Module], ranks: int) -> list[int]:
 
     @cache
     def best(count: int, ranks: int) -> tuple[int, list[int]]:
-        """Divide the layers before a cut: the largest part, and the starts."""
+        """Divide the first ``ends[count]`` layers: return the most parameters on a rank, and the starts."""
         if ranks == 1:
             return sums[ends[count]], [0]
         return min(
@@ -204,7 +206,7 @@ def _require_apart(layers: Sequence[nn.Module], starts: list[int]) -> None:
 
 
 class _Pass:
-    """One forward and backward pass through all ranks."""
+    """This rank's part of the pipeline, which runs the forward and backward passes."""
 
     def __init__(
         self, model: nn.Module, group: Group, schedule: type[Schedule1F1B | ScheduleGPipe], parts: int
@@ -222,10 +224,10 @@ class _Pass:
         self._seconds = 0.0
 
     def prepare(self, batch: Batch, loss: Loss) -> None:
-        """Let the library find the shapes of all activations.
+        """Run one pass, in which the library learns the shapes of all activations.
 
-        It takes a pass for that. The layers are copies meanwhile, and the generators are restored, so that
-        nothing is trained.
+        The pass computes with copies of the layers, and the random generators are restored after it. So it
+        does not change the training.
         """
         device = self._group.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -236,7 +238,7 @@ class _Pass:
     def run(self, batch: Batch, loss: Loss, weight: float) -> None:
         """Add the gradients of a batch to those of this rank's layers.
 
-        ``weight`` is the factor of each microbatch's loss.
+        The loss of each microbatch is multiplied by ``weight``.
         """
         self._loss, self._weight, self._outside = loss, weight, _autocast(self._group.device)
         self._parts = cut(batch, len(self._numbers))
@@ -244,17 +246,21 @@ class _Pass:
         inputs = [called.inputs] if self._stage.is_first else []
         begun = perf_counter()
         with called.autocast:
-            # The library hands a part of the target to the loss: here the microbatch's number.
+            # The library gives each call of the loss a part of the target, which is the microbatch's number.
             self._pipeline.step(*inputs, target=self._numbers, return_outputs=False)
         self._seconds += perf_counter() - begun
 
     @property
     def waiting_share(self) -> float:
-        """Return the share of all passes without computation here."""
+        """Return the share of the passes' time, 0 to 1, in which this rank does not compute."""
         return 1 - self._stage.busy_seconds / self._seconds
 
     def _call_of(self, batch: Batch) -> _ModelCalled:
-        """Return how the loss calls the model."""
+        """Return how the loss calls the model: with which inputs, and under which autocast.
+
+        Raises:
+            BackendError: the loss does not call the model, or calls it with inputs of another shape.
+        """
         try:
             self._loss(_Divided(_stop), batch)
         except _ModelCalled as caught:
@@ -272,14 +278,14 @@ class _Pass:
 
     def _loss_of_part(self, output: Any, number: torch.Tensor) -> torch.Tensor:
         begun = perf_counter()
-        with self._outside:  # the loss sets its own
+        with self._outside:  # the loss sets its own autocast inside
             found = self._loss(_Divided(lambda _: output), self._parts[int(number)]) * self._weight
         self._stage.busy_seconds += perf_counter() - begun
         return found
 
 
 class _TimedStage(PipelineStage):
-    """A stage that counts the seconds in which it computes."""
+    """A stage that adds up the seconds in which it computes."""
 
     busy_seconds = 0.0
 
@@ -296,7 +302,7 @@ class _TimedStage(PipelineStage):
 
 
 class _Divided:
-    """What a loss calls in place of the divided model."""
+    """A stand-in for the divided model, which the loss may call once with one tensor."""
 
     def __init__(self, answer: Callable[[torch.Tensor], Any]) -> None:
         self._answer = answer
@@ -319,7 +325,7 @@ class _Divided:
 
 
 class _ModelCalled(BaseException):  # no error that a loss may catch
-    """The loss has called the model."""
+    """Raised where the loss calls the model; it holds the inputs, and the autocast then in effect."""
 
     def __init__(self, inputs: torch.Tensor) -> None:
         super().__init__()
@@ -328,7 +334,7 @@ class _ModelCalled(BaseException):  # no error that a loss may catch
 
 
 def _autocast(device: torch.device) -> torch.autocast:
-    """Return the autocast that is set here, to set it elsewhere."""
+    """Return a context that restores the autocast now in effect for this type of device."""
     kind = device.type
     return torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind))
 

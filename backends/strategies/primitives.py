@@ -1,12 +1,12 @@
-"""Sum gradients by the collectives that an all-reduce is made of.
+"""Sum gradients by the simpler collectives from which an all-reduce can be built.
 
-Every form ends with the same sum on all ranks. They differ in how often they send, and how much. For N ranks
-and S bytes, a rank sends:
+Every form ends with the same sum on all ranks, but they differ in how often and how much a rank sends. With
+N ranks and gradients of S bytes:
 
-- ``ring``: 2 (N - 1) messages of S / N, to its neighbour alone
-- ``reduce_broadcast``: to a root and back, as trees do
-- ``reduce_scatter``: S (N - 1) / N twice; each rank sums its part, then all gather the parts
-- ``all_gather``: S to every other rank, and each sums all by itself
+- ``ring``: 2 (N - 1) messages of S / N bytes, all to the right neighbour
+- ``reduce_broadcast``: a reduce of S bytes to rank 0, which then broadcasts the sum
+- ``reduce_scatter``: S (N - 1) / N bytes twice; each rank sums one part, and then all gather the parts
+- ``all_gather``: S bytes to every other rank; each rank sums all gradients itself
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 
 def ring(tensor: torch.Tensor, rank: int, world: int) -> None:
-    """Sum a flat tensor in place, by messages to the right neighbour.
+    """Sum a flat tensor over ``world`` ranks in place, by messages to the right neighbour.
 
-    First each part travels once around the ring, and every rank adds its own. Then the sums travel around.
+    First each part travels around the ring, and every rank adds its own values to it. Then the sums travel
+    around the ring.
     """
     parts = tensor.tensor_split(world)
     incoming = torch.empty_like(parts[0])  # no part is larger
@@ -43,7 +44,7 @@ def ring(tensor: torch.Tensor, rank: int, world: int) -> None:
 
 
 def _pass_on(sent: torch.Tensor, received: torch.Tensor, rank: int, world: int) -> None:
-    """Send to the right neighbour, and receive from the left one meanwhile."""
+    """Send to the right neighbour and receive from the left one, both at once, and wait for both."""
     right, left = (rank + 1) % world, (rank - 1) % world
     both = [dist.P2POp(dist.isend, sent, right), dist.P2POp(dist.irecv, received, left)]
     for work in dist.batch_isend_irecv(both):
@@ -51,14 +52,14 @@ def _pass_on(sent: torch.Tensor, received: torch.Tensor, rank: int, world: int) 
 
 
 def reduce_broadcast(tensor: torch.Tensor, rank: int, world: int) -> None:
-    """Sum on rank 0, which sends the sum to all."""
+    """Sum a tensor in place: reduce it to rank 0, which broadcasts the sum."""
     del rank, world
     dist.reduce(tensor, dst=0)
     dist.broadcast(tensor, src=0)
 
 
 def reduce_scatter(tensor: torch.Tensor, rank: int, world: int) -> None:
-    """Sum one of the equal parts on each rank, and gather all."""
+    """Sum a flat tensor in place: each rank sums one of ``world`` equal parts, and all gather them."""
     del rank
     own = torch.empty_like(tensor[: tensor.numel() // world])
     dist.reduce_scatter_tensor(own, tensor)
@@ -66,7 +67,7 @@ def reduce_scatter(tensor: torch.Tensor, rank: int, world: int) -> None:
 
 
 def all_gather(tensor: torch.Tensor, rank: int, world: int) -> None:
-    """Gather the tensors of all ranks, and sum them on each."""
+    """Sum a flat tensor in place: each rank gathers the tensors of all ranks, and adds them up."""
     del rank
     gathered = tensor.new_empty(world * tensor.numel())
     dist.all_gather_into_tensor(gathered, tensor)
@@ -82,7 +83,7 @@ FORMS: dict[str, Callable[[torch.Tensor, int, int], None]] = {
 
 
 class PrimitiveReducer(Reducer):
-    """One sum of all gradients by one of the forms."""
+    """One sum of all gradients of a dtype, by the function in ``FORMS`` that ``mode`` names."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         super().__init__(parameters, group, options)

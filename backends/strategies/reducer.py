@@ -1,4 +1,4 @@
-"""Sum the gradients of all ranks: what every mode of averaging by hand shares."""
+"""Define what all modes of averaging by hand share: the interface ``Reducer``, and buckets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Reducer(ABC):
-    """Replace every gradient by the sum over all ranks."""
+    """The interface of a mode: replace every gradient by its sum over all ranks."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         del options
@@ -27,14 +27,18 @@ class Reducer(ABC):
 
     @abstractmethod
     def reduce(self) -> None:
-        """Sum, over the ranks, the gradients since the last call."""
+        """Replace this step's gradients by their sums over all ranks.
+
+        Raises:
+            BackendError: a parameter received no gradient.
+        """
 
     @abstractmethod
     def messages(self) -> list[torch.Tensor]:
-        """Return tensors like those that one step reduces, one a call."""
+        """Return one tensor for each all-reduce of a step; only its shape and dtype matter."""
 
     def message_bytes(self) -> list[int]:
-        """Return the size of each all-reduce of one step."""
+        """Return the size in bytes of each all-reduce of one step."""
         return [message.numel() * message.element_size() for message in self.messages()]
 
     def alone(self) -> Callable[[], None]:
@@ -48,19 +52,19 @@ class Reducer(ABC):
         return run
 
     def attest(self) -> Facts:
-        """Return further facts of this mode.
+        """Return the facts of this mode that the replica adds to its own.
 
-        Its ``transport`` replaces the group's.
+        A ``transport`` among them replaces the group's.
         """
         return {}
 
 
 class Bucket:
-    """One persistent buffer for the gradients of some parameters, end to end.
+    """A persistent buffer that holds the gradients of some parameters end to end.
 
-    Collecting costs one pass over memory. Nothing is copied back: the parameters use the buffer's views as
-    their gradients, until the step forgets them. ``padded`` is the whole buffer, whose length is a
-    ``multiple``; ``flat`` is the part with gradients.
+    Collecting them costs one pass over memory. Nothing is copied back, because the parameters use the
+    buffer's views as their gradients until the step drops them. ``padded`` is the whole buffer, whose length
+    is divisible by ``multiple``; ``flat`` is its part with gradients.
     """
 
     def __init__(self, parameters: list[nn.Parameter], *, multiple: int = 1) -> None:
@@ -76,17 +80,17 @@ class Bucket:
         self.views = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
 
     def collect(self) -> None:
-        """Copy the gradients in, and use the buffer's views as gradients."""
+        """Copy the gradients into the buffer, and make its views the parameters' gradients."""
         torch._foreach_copy_(self.views, gradients_of(self.parameters))
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
 
 def gradients_of(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
-    """Return the gradients of all parameters.
+    """Return the gradients of all parameters, not copied, in the order of the parameters.
 
     Raises:
-        BackendError: names a parameter that received none.
+        BackendError: a parameter received no gradient.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     if len(gradients) < len(parameters):
@@ -99,7 +103,7 @@ def gradients_of(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
 
 
 def by_dtype(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Group parameters by their dtype, in order."""
+    """Return one list of parameters per dtype; lists and parameters keep their order."""
     groups: dict[torch.dtype, list[nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(parameter.dtype, []).append(parameter)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SingleReplica(LocalReplica):
-    """A replica without peers: its shard is the whole data set."""
+    """A replica of a launch with one process, which trains on the whole data set."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ZeroReplica(DDPReplica):
-    """A replica that updates and broadcasts its rank's part of the parameters."""
+    """A replica that updates its rank's part of the parameters, and broadcasts it to all ranks."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
@@ -52,4 +52,4 @@ class ZeroReplica(DDPReplica):
         return super().attest() | {"parameters_as_bucket_view": self.sharded.parameters_as_bucket_view}
 
     def collectives(self) -> Collectives | None:
-        return None  # all-reduces and broadcasts together have no one bandwidth
+        return None  # one bandwidth would not describe all-reduces and broadcasts together

@@ -1,7 +1,7 @@
 """Judge an A/A test: how often do two equal arms seem different?
 
-``compare aa`` runs one arm under two names, as any run. Its rounds are cut into comparisons, and each is
-judged like the verdicts of a run.
+``compare aa`` runs one arm under two names. The rounds are divided into comparisons of equal length, and each
+comparison is judged as if it were a run of its own.
 """
 
 from __future__ import annotations
@@ -20,30 +20,33 @@ from compare.schema.results import Run
 
 
 class AAResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of an A/A test."""
+    """Number and rate of the comparisons that call two equal arms different."""
 
     arm: str
     recorded: int
-    """Rounds that were launched."""
+    """Number of rounds in which both names have a launch that counts."""
     rounds_each: int
-    """Rounds of each comparison."""
+    """Number of rounds in each comparison."""
     verdicts: list[Verdict]
-    """One for each comparison."""
+    """One verdict for each complete comparison, in order of rounds."""
     false_differences: int
+    """Comparisons whose verdict is *faster* or *slower*."""
     rate: float
+    """False differences over comparisons."""
     low: float
     """Lower end of the rate's 95 % interval (Clopper & Pearson)."""
     high: float
+    """Upper end of the same interval."""
 
 
 def twins(arm: Arm) -> tuple[Arm, Arm]:
-    """Return one arm under two names."""
+    """Return two copies of an arm, whose field ``twin`` is 1 and 2."""
     first, second = (msgspec.structs.replace(arm, twin=twin) for twin in (1, 2))
     return first, second
 
 
 def assess(run: Run) -> AAResult | None:
-    """Judge the complete comparisons of an A/A test; None for another run."""
+    """Judge the complete comparisons of an A/A test; None for any other run, or before the first."""
     if run.config.comparisons is None:
         return None
     first, second = run.config.arms
@@ -67,7 +70,10 @@ def assess(run: Run) -> AAResult | None:
 
 
 def _judge(run: Run, ratios: list[float], rounds: range) -> Verdict:
-    """Judge rounds, counted from 0, as a run of their own."""
+    """Judge the second twin against the first as if a run had these rounds only.
+
+    ``ratios`` holds the log ratios of all rounds, and ``rounds`` the indices of the ones to judge, from 0.
+    """
     first, second = run.config.arms
     launches = [launch for launch in run.launches if launch.round - 1 in rounds]
     own = {second.label: ratios[rounds.start : rounds.stop]}

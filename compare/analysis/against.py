@@ -12,20 +12,20 @@ from compare.schema.link import Link
 from compare.schema.results import Run
 
 _ALIKE = ("model", "batch_size_per_rank", "accumulate", "precision", "compile", "threads_per_rank")
-"""Settings that no prediction changes."""
+"""Settings that must be equal in both runs, because no prediction takes them into account."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One arm's prediction beside its measurement."""
+    """The predicted and the measured step time of one arm."""
 
     arm: str
     hosts: int
     predicted_seconds: Estimate
     measured_seconds: Estimate
     error: float
-    """Predicted over measured, minus one."""
+    """Predicted time over measured time, minus one."""
     covered: bool
-    """The interval holds the measured time."""
+    """Whether the measured mean lies in the interval of the prediction."""
 
 
 class Against(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,18 +33,19 @@ class Against(msgspec.Struct, frozen=True, kw_only=True):
 
     comparisons: list[Comparison]
     left_out: dict[str, str]
-    """Reasons of the arms that are not compared."""
+    """Why arms are not compared, by label."""
     same_network: bool
-    """Hosts and link are the same, so the step is nearly given."""
+    """Whether ranks and link are those of the measured run, so that little is left to predict."""
 
 
 def compare_with(run: Run, other: Run, link: Link | None = None) -> Against:
-    """Predict another run's arms from a run, and compare.
+    """Predict the step times of ``other`` from ``run``, and compare them with the measured ones.
 
-    Its link is the recorded one, if it is a rehearsal.
+    ``link`` is the network of ``other``; the default is the link that ``other`` recorded as a rehearsal.
 
     Raises:
-        OutputError: the runs trained otherwise, nothing can be predicted, or no arm is in both.
+        OutputError: the settings of the runs differ, ``other`` has several ranks on a host, nothing can be
+            predicted, or no predicted arm was measured in ``other``.
     """
     _require_alike(run, other)
     link = link or other.network.rehearsed

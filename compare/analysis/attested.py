@@ -1,4 +1,4 @@
-"""List the items that are compared between arms, as ranks attest them.
+"""List the items that are compared between arms; every value is what a rank attests.
 
 An item has one of three roles:
 
@@ -27,42 +27,42 @@ _MEANS = {
 
 
 class Item(NamedTuple):
-    """An item to compare."""
+    """One item to compare between arms, and what may differ in it by declaration."""
 
     name: str
     role: Role
     read: Callable[[RankResult], Any]
-    """Read the value from one rank's result; None if it attests none."""
+    """Map a rank's result to the attested value; None if the rank attests none."""
     why: str = ""
-    """Meaning of a difference between arms."""
+    """What a difference between arms means; empty if there is nothing particular to say."""
     options: tuple[str, ...] = ()
-    """Options of arms that declare a difference."""
+    """Names of the arms' options that declare a difference."""
     by_library: bool = False
-    """Backends differ in it, and their names do not show it."""
+    """Whether backends differ in it by themselves, although their names do not show it."""
     in_control: bool = True
-    """The control has it; it does not communicate."""
+    """Whether arms that do not communicate, such as the control, are compared too."""
     by_rank: bool = False
-    """Ranks differ in it; each is compared with its counterparts."""
+    """Whether the ranks of an arm may differ, so that each is compared with the same rank of other arms."""
     by_host: str = ""
-    """Why ranks on different hosts may differ in it, or nothing."""
+    """Why ranks on different hosts may differ in it; empty if they may not."""
     optional: bool = False
-    """Arms without it count as the same."""
+    """Whether arms that attest no value are left out of the comparison."""
     by_process: bool = False
-    """An arm of one process differs in it by declaration."""
+    """Whether an arm that runs in one process may differ."""
     by_layers: bool = False
-    """Ranks that hold different layers differ in it by declaration."""
+    """Whether an arm may differ because its ranks hold different layers."""
     by_own_step: bool = False
-    """A step of the user's own does not show it."""
+    """Whether an arm may differ because a user's own step does not show the value."""
     by_training: bool = False
-    """An arm that declares another training differs in it by declaration."""
+    """Whether an arm that declares another training may differ."""
     by_interpreter: bool = False
-    """An arm under another interpreter differs in it by declaration."""
+    """Whether an arm under another interpreter may differ."""
     from_shell: bool = False
-    """Set in the user's shell; reported even if no arm reads it."""
+    """Whether it is an environment variable, which is reported even if no arm reads it."""
 
 
 def items_of(run: Run) -> list[Item]:
-    """Return every item to compare in a run, the controlled ones first."""
+    """Return every item to compare in a run, the fixed ones before those that depend on the run."""
     return [*_ITEMS, _malloc(run), *_versions(run), *_environment(run)]
 
 
@@ -80,7 +80,10 @@ def _attested(*path: str) -> Callable[[RankResult], Any]:
 
 
 def transport_of(rank: RankResult) -> Any:
-    """Return how gradients travelled: from the strategy, or else from its group."""
+    """Return the transport of a rank's gradients, which its strategy attests, or else its group.
+
+    It is None if neither attests one.
+    """
     return _attested("replica", "transport")(rank) or _attested("group", "transport")(rank)
 
 
@@ -96,7 +99,7 @@ def _compression(rank: RankResult) -> Any:
 
 
 def _switch(name: str) -> Callable[[RankResult], Any]:
-    """Read a switch of one backend; it is off in all others."""
+    """Return a reader of one backend's switch; it gives False for other backends, None without a replica."""
 
     def read(rank: RankResult) -> Any:
         replica = _attested("replica")(rank)
@@ -116,9 +119,10 @@ def _passes(rank: RankResult) -> Any:
 
 
 def _trained_steps(rank: RankResult) -> int | None:
-    """Count the timed steps; None with an own cycle, and in turns.
+    """Return the timed training steps; None if arms may differ in their number.
 
-    Turns have a length in seconds, and their blocks are averaged one by one.
+    Turns have a length in seconds and not in steps. An arm that communicates in cycles is timed in whole
+    cycles.
     """
     if (_attested("replica", "cycle")(rank) or 1) > 1 or any(block.turn for block in rank.blocks):
         return None
@@ -126,7 +130,7 @@ def _trained_steps(rank: RankResult) -> int | None:
 
 
 def _global_batch(rank: RankResult) -> Any:
-    """Return the samples of all shards in one pass."""
+    """Return the samples that all shards together take in one pass; None if the rank attests no batch."""
     samples, shard = _attested("batch", "samples")(rank), _attested("batch", "shard")(rank)
     return samples * shard[1] if samples and shard else samples
 
@@ -147,7 +151,7 @@ WHAT_IS_COMPARED = "this is what is compared"
 
 
 def _compared(name: str, read: Callable[[RankResult], Any], *options: str, **kinds: Any) -> Item:
-    """Describe an item that is part of the comparison."""
+    """Return an item of the role ``compared``, for the arms that communicate."""
     why = f"part of the backend: {WHAT_IS_COMPARED}"
     return Item(name, "compared", read, why, options, in_control=False, **kinds)
 
@@ -238,7 +242,7 @@ _ITEMS = (
 
 
 def _malloc(run: Run) -> Item:
-    """Compare the allocator's settings, except those that an arm sets."""
+    """Return the item of the allocator's settings, without the settings that an arm sets."""
     own = _set_by_arms(run)
 
     def read(rank: RankResult) -> Any:
@@ -249,7 +253,7 @@ def _malloc(run: Run) -> Item:
 
 
 def _versions(run: Run) -> list[Item]:
-    """Compare the version of every library among the arms that load it."""
+    """Return an item for the version of each library, compared among the arms that load the library."""
     names = {
         name
         for launch in run.launches
@@ -274,7 +278,10 @@ _ENV = "env."
 
 
 def _environment(run: Run) -> list[Item]:
-    """Compare settings of the user's shell, which some libraries may not read."""
+    """Return an item for each library setting of the user's shell, and for each variable that an arm sets.
+
+    A setting is compared among the arms whose libraries read it.
+    """
     inherited = {name: value for launch in run.launches for name, value in launch.inherited.items()}
     values = dict.fromkeys(sorted(_set_by_arms(run)), "") | inherited
     readers = {name: readers_of(name, value) for name, value in sorted(values.items())}
@@ -295,7 +302,10 @@ def _set_by_arms(run: Run) -> set[str]:
 
 
 def _setting(name: str, readers: tuple[str, ...]) -> Callable[[RankResult], Any]:
-    """Read a variable from a rank with a library that uses it."""
+    """Return a reader of an environment variable; it gives None if no library of the rank uses the variable.
+
+    ``readers`` are parts of the names of these libraries. If it is empty, every library uses the variable.
+    """
 
     def read(rank: RankResult) -> Any:
         group = rank.attestation.get("group", {})

@@ -1,7 +1,7 @@
-"""Compute what is left of the time and of the cores.
+"""Compute how much time and how many rounds a run has left, and whether threads outnumber cores.
 
-A budget is hard: it ends a launch that still runs. The time to settle verdicts only decides whether another
-round begins, and never before ``FIRST_LOOK`` rounds.
+A budget is hard, because it ends a launch that still runs. The time to settle verdicts only decides whether
+another round begins after the first ``FIRST_LOOK`` rounds.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from compare.schema.results import Launch, Run
 
 
 def looks(run: Run) -> list[Look]:
-    """Return the looks at the verdicts so far.
+    """Return the looks at the verdicts so far, in order; there is at least one.
 
-    A run of exactly so many rounds has one look, at its end. Otherwise there are few, at ``look_rounds`` and
-    at the end, because each one makes the others cost more. Time alone decides how many rounds are planned.
+    With a fixed number of rounds, the only look is at all rounds done. If time ends the run, looks come at
+    ``look_rounds`` and at the end. They are few, because each look leaves less of alpha for the others. Time
+    alone decides how many rounds are planned.
     """
     width = len(run.config.arms)
     done = rounds_done(run)
@@ -27,20 +28,23 @@ def looks(run: Run) -> list[Look]:
         Look(rounds, min(run.config.rounds, rounds + _rounds_left(run, end))) for rounds, end in ends.items()
     ]
     found = [look for look in found if not is_close_to_the_end(look)]
-    # Where the clock ends a run before or after its plan, the last look may spend the rest of alpha. Where
-    # figures end it, at a look, that look spends no more: they may not choose its share.
+    # If the clock ends a run before or after its plan, the last look may spend the rest of alpha. If figures
+    # end the run at a look, that look spends no more, because figures may not choose its share.
     if run.complete and (not found or found[-1].rounds < done):
         return [*found, Look(done, done)]
     return found or [Look(FIRST_LOOK - 1, FIRST_LOOK - 1)]  # which settles nothing
 
 
 def rounds_done(run: Run) -> int:
-    """Count the whole rounds that are not discarded."""
+    """Return the number of finished rounds, without discarded ones."""
     return len(run.launches) // len(run.config.arms)
 
 
 def planned_rounds(run: Run) -> int:
-    """Return the maximum number of rounds at the pace so far."""
+    """Return how many rounds the run will have at the pace so far, at most ``config.rounds``.
+
+    Without a budget, time never ends a run before ``FIRST_LOOK`` rounds.
+    """
     taken = [*run.launches, *run.discarded]
     if run.config.limit_seconds is None or not taken:
         return run.config.rounds
@@ -49,28 +53,30 @@ def planned_rounds(run: Run) -> int:
 
 
 def has_time_left(run: Run) -> bool:
-    """Return whether time allows another round at the pace so far."""
+    """Return whether the run has fewer rounds than `planned_rounds` allows."""
     return planned_rounds(run) > rounds_done(run)
 
 
 def expected_seconds(run: Run, rounds: int) -> float:
-    """Return the time of so many rounds at the pace so far."""
+    """Return the seconds from the first launch until ``rounds`` rounds are done, at the pace so far.
+
+    The run must have a launch. The time of discarded rounds is part of the pace.
+    """
     attempts = len([*run.launches, *run.discarded]) / len(run.config.arms)
     elapsed = elapsed_seconds(run)
     return elapsed + elapsed / attempts * max(0, rounds - rounds_done(run))
 
 
 def elapsed_seconds(run: Run) -> float:
-    """Return the time from the first launch to the last end."""
+    """Return the seconds from the first start of a launch to the last end; 0 without a launch."""
     taken = [*run.launches, *run.discarded]
     return _end(taken) - _start(taken) if taken else 0.0
 
 
 def seconds_left(run: Run, now: float) -> float:
-    """Return what is left of the budget at a Unix time.
+    """Return the seconds left of the budget at ``now``, a Unix time; infinity without a budget.
 
-    It is infinity without a budget. The budget starts with the first launch: what comes before is the same
-    for every run.
+    The budget starts with the first launch, because what comes before takes the same time in every run.
     """
     taken = [*run.launches, *run.discarded]
     start = _start(taken) if taken else now
@@ -78,14 +84,14 @@ def seconds_left(run: Run, now: float) -> float:
 
 
 def seconds_to_settle(run: Run) -> float:
-    """Return what is left of the time for rounds; infinity where none is given."""
+    """Return the seconds left in which rounds may begin; infinity for a fixed number of rounds."""
     return math.inf if run.config.limit_seconds is None else run.config.limit_seconds - elapsed_seconds(run)
 
 
 def fullest_host(run: Run) -> tuple[int, int]:
-    """Return ranks and cores of the most oversubscribed host.
+    """Return the ranks and the cores of the host with the most ranks per core.
 
-    The hosts of a rehearsal share the cores of one machine.
+    The hosts of a rehearsal share the cores of one machine, so they count as one host.
     """
     if run.network.rehearsed:
         return sum(host.slots for host in run.hosts), run.cores
@@ -101,9 +107,9 @@ def is_oversubscribed(run: Run) -> bool:
 
 
 def _rounds_left(run: Run, at: float) -> int:
-    """Return how many more rounds fit into the time.
+    """Return how many more rounds fit into the time after ``at``, a Unix time; 0 without a time limit.
 
-    Discarded rounds count for the pace: they took their time too.
+    The pace is that of all rounds until then. Discarded rounds are part of it, because they took time too.
     """
     taken = [*run.launches, *run.discarded]
     elapsed = at - _start(taken)

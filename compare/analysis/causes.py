@@ -1,8 +1,8 @@
 """Name the causes of the sync cost, each with its measured evidence.
 
 The interval of a cause must lie above zero, and its mean must make up ``MATTERS`` of a step.
-A sync cost below noise has no cause.
-Fewer than ``FEWEST_ROUNDS`` rounds have no useful interval, so they name oversubscription alone.
+A sync cost below noise has no cause. Fewer than ``FEWEST_ROUNDS`` rounds have no useful interval, so such a
+run can name no cause except oversubscription.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ Key = Literal[
 ]
 
 MATTERS = 0.05
-"""Minimum share of a step. A cause below it is not reported."""
+"""Smallest share of a step at which a cause is reported."""
 DOMINATES = 2 / 3
-"""Minimum share of a part that dominates: twice the other part."""
+"""Smallest share at which one of two parts dominates, because it is then twice the other."""
 FEWEST_ROUNDS = 3
-"""Fewest launches: the range of two misses every second time."""
+"""Fewest launches that name a cause; the range of two values misses the mean half of the time."""
 ALPHA = 0.05
-"""Probability of naming a straggler among even ranks."""
+"""Probability of naming a straggler although all ranks are equally fast."""
 _HALF = 0.5
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause, and the arm that has it."""
+    """One cause of a sync cost, with the arm that has it and the evidence."""
 
     key: Key
     arm: str
     """Label of the arm; empty for a cause of the whole run."""
     evidence: dict[str, Any]
-    """The figures that prove it, in seconds, bytes and bytes per second."""
+    """Figures and names that prove it: seconds, bytes, or bytes per second, as each key says."""
 
 
 def find_causes(run: Run, summary: Summary) -> list[Cause]:
-    """Name the causes of the sync cost of every arm.
+    """Return the causes of the sync cost of every arm, arm by arm; causes of the transport come last.
 
-    An oversubscribed run names nothing else: all other causes would be ranks that wait for a core.
+    An oversubscribed run has no other cause, because ranks that wait for a core would look like any of them.
     """
     if summary.oversubscribed:
         ranks, cores = fullest_host(run)
@@ -89,7 +89,7 @@ def _synchronising(run: Run, summary: Summary) -> Iterator[tuple[Arm, ArmSummary
 
 
 def _shows(estimate: Estimate | None, whole: float) -> bool:
-    """Return whether a cost is beyond noise, and large enough."""
+    """Return whether a cost is beyond noise, and at least ``MATTERS`` of ``whole``."""
     if estimate is None or estimate.n < FEWEST_ROUNDS:
         return False
     return estimate.low > 0 and estimate.mean >= MATTERS * whole
@@ -107,9 +107,9 @@ def _collectives_matter(own: ArmSummary) -> bool:
 
 
 def _little_compute(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cause]:
-    """Name an arm whose collectives alone take longer than a step's computation.
+    """Name an arm whose collectives without training take longer than a step's computation.
 
-    Not even perfect overlap hides them.
+    Not even perfect overlap could hide such collectives.
     """
     pairs = [
         (seconds, step_seconds(launch, "reference"))
@@ -162,8 +162,8 @@ def _background(own: ArmSummary) -> Iterator[Cause]:
 def _straggler(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cause]:
     """Name the rank that computes longest in every launch.
 
-    Noise makes any rank the slowest of a launch, and the largest of several times is above their mean.
-    So the rank must be the same in every launch, and the level is divided by the ranks (Bonferroni).
+    Noise can make any rank the slowest of a launch, and the largest of several times is above their mean.
+    So the rank must be the same in every launch. The level is divided by the number of ranks (Bonferroni).
     """
     referred = [launch for launch in launches if has_reference(launch)]
     times = [[rank_seconds(result, "reference") for result in launch.ranks] for launch in referred]
@@ -192,10 +192,10 @@ def _lower_end(values: Sequence[float], alpha: float) -> float:
 
 
 def _transports(run: Run, summary: Summary) -> Iterator[Cause]:
-    """Name arms that use TCP while another arm shares memory.
+    """Name arms that use TCP on one host while another arm uses shared memory.
 
-    The other arm must have more bandwidth and a shorter step: else the transport explains no cost. A run that
-    can rank nothing shows no shorter step.
+    The other arm must have more bandwidth and a shorter step, because otherwise the transport explains no
+    cost. A run whose noise hides every difference shows no shorter step, so it names none.
     """
     if len(run.hosts) > 1 or summary.noise_hides_all:
         return

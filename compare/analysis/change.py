@@ -1,9 +1,9 @@
-"""Judge how the arms of one state changed against another.
+"""Judge how arms changed between two environments or two runs.
 
 ``gate`` compares two interpreters within one run, and has a limit. An arm passes if a one-sided test shows
 that it is not slower by the limit. It fails if its two-sided interval excludes no change and its estimate
 exceeds the limit. An arm that does neither is unresolved, and never passes. ``diff`` describes how two
-runs differ, and passes nothing.
+runs differ, and has no limit.
 """
 
 from __future__ import annotations
@@ -22,34 +22,36 @@ Outcome = Literal["slower", "too noisy", "passed"]
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """How one arm changed, as new over old: above 1 is slower."""
+    """How one arm changed, in ratios of the new figure over the old: above 1 is slower."""
 
     arm: str
     kind: Literal["slower", "faster", "not slower", "unresolved"]
-    """What the change is, as the look says that settled it.
+    """Kind of the change, by the look that settled it.
 
-    - *slower* or *faster*: the interval excludes 1, and the estimate exceeds a gate's limit
+    - *slower* or *faster*: the interval excludes 1, and in a gate the estimate exceeds the limit
     - *not slower*: ``at_most`` is within the limit of a gate
     - *unresolved*: anything else
     """
     ratio: float | None
-    """None if a run has no round of it."""
+    """Geometric mean over the rounds; None if a run has no round of the arm."""
     low: float | None
-    """Lower end of the interval; None for a single round."""
+    """Lower end of the interval; None if a side has a single round."""
     high: float | None
+    """Upper end of the same interval."""
     level: float
-    """Confidence level of the interval alone, after Holm and spending."""
+    """Confidence level of this one interval, after Holm's correction and the shares of the looks."""
     rounds: tuple[int, int]
-    """Numbers of rounds, old and new."""
+    """Numbers of rounds of the old and of the new side."""
     at_most: float | None = None
-    """Upper end of the one-sided interval by which an arm of a gate passes."""
+    """Upper end of the one-sided interval by which an arm of a gate passes; None for ``diff``."""
     old: Estimate | None = None
-    """Old figure, in the unit of the comparison."""
+    """Old figure: seconds per step in a gate, step time over the reference arm's in ``diff``."""
     new: Estimate | None = None
+    """New figure, in the same unit."""
 
     @property
     def passed(self) -> bool:
-        """Return whether it is shown not to be slower by the limit."""
+        """Return whether the arm is shown not to be slower than the gate's limit allows."""
         return self.kind in {"faster", "not slower"}
 
 
@@ -62,29 +64,33 @@ class Differing(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
-    """All changes between two sides, for every format."""
+    """All changes between two sides, as every output format shows them."""
 
     command: Literal["diff", "gate"]
     old: str
     """Name of the old side."""
     new: str
+    """Name of the new side."""
     reference: str
-    """Arm that divides the times of ``diff``; empty for ``gate``."""
+    """Label of the arm whose step times divide those of ``diff``; empty for ``gate``."""
     changes: list[Change]
     limit: float | None = None
     """Largest slowdown that passes, as a fraction; None for ``diff``."""
     outcome: Outcome | None = None
     """What a gate concludes; None for ``diff``."""
     unlike: list[Differing] = []
-    """What differs and should not; ``--force`` allowed it."""
+    """Settings and hosts that should be equal and differ; ``--force`` allowed the comparison."""
     changed: list[Differing] = []
-    """Versions and transports that differ; they may be the reason."""
+    """Versions and transports that differ, and that may be the reason for a change."""
     notes: list[str] = []
-    """Warnings: noisy rounds, stopped runs, arms of one side."""
+    """Warnings: noisy rounds, stopped runs, arms that only one side has."""
 
 
 def outcome_of(changes: Sequence[Change]) -> Outcome:
-    """Conclude from all arms: a slower one decides, then an open one."""
+    """Return a gate's outcome: *slower* if any arm is slower, *passed* if all arms pass, else *too noisy*.
+
+    A gate without any arm is *too noisy*.
+    """
     if any(change.kind == "slower" for change in changes):
         return "slower"
     return "passed" if changes and all(change.passed for change in changes) else "too noisy"
@@ -93,9 +99,10 @@ def outcome_of(changes: Sequence[Change]) -> Outcome:
 def judge_between(
     old: Mapping[str, Sequence[float]], new: Mapping[str, Sequence[float]], *, alpha: float = ALPHA
 ) -> dict[str, Change]:
-    """Judge changes between independent runs, from the log costs of each round.
+    """Judge how each arm changed between two independent runs, and return the changes by arm.
 
-    With fewer rounds than `FIRST_LOOK` in either run, every arm is unresolved.
+    ``old`` and ``new`` have the same arms, each with ln(step time / the reference arm's) of every round. An
+    arm with fewer rounds than `FIRST_LOOK` in either run is unresolved.
     """
     arms = list(old)
     if not arms:
@@ -123,7 +130,7 @@ def judge_between(
 
 
 def from_verdict(arm: str, verdict: Verdict) -> Change:
-    """Turn a one-sided verdict on speed into one on time."""
+    """Return a gate's verdict on the speed of an arm as a change of its step time."""
     low, high = verdict.low, verdict.high
     return Change(
         arm=arm,

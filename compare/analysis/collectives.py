@@ -1,4 +1,4 @@
-"""Derive times and bandwidths of collectives alone."""
+"""Derive times and bandwidths of collectives that run without training."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from compare.analysis.forms import fitting
 from compare.schema.collectives import CollectivesRun, Exchange, SizeTiming, SweepLaunch
 
 _TOLERANCE = 0.05
-"""Of the data on the wire: negotiation beside the message."""
+"""Share of the data on the wire that may be negotiation and not the message."""
 _HEADER_BYTES = 66
-"""Of a packet: Ethernet 14, IPv4 20, TCP with time stamps 32."""
+"""Bytes of a packet's headers: Ethernet 14, IPv4 20, TCP with time stamps 32."""
 _NAMED_FROM_BYTES = 64 << 10
-"""Smaller messages tell no form, because of headers and negotiation."""
+"""Smallest message that tells a form; in smaller ones headers and negotiation weigh too much."""
 
 Status: TypeAlias = Literal["timed", "refused", "failed", "not run"]
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """The distribution of the iterations of all launches, in seconds per call."""
+    """Distribution of a call's seconds over the timed iterations of all launches."""
 
     median: float
     low: float
@@ -32,29 +32,30 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     """The third quartile."""
     minimum: float
     n: int
-    """Iterations of all launches."""
+    """Number of iterations, over all launches."""
 
     @property
     def share(self) -> float:
-        """Return half of the distance of the quartiles, relative to the median."""
+        """Return half of the distance between the quartiles, relative to the median."""
         return (self.high - self.low) / 2 / self.median
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of a call on the busiest host's interface, over the message.
+    """Bytes of a call on the interface of the busiest host, divided by the bytes of the message.
 
-    It is that of the launch in the middle.
+    Among several launches, the one with the median number of bytes is taken.
     """
 
     sent: float
     received: float
     sent_data: float
-    """Without the headers of packets."""
+    """Sent bytes without the headers of packets."""
     received_data: float
+    """Received bytes without the headers of packets."""
 
 
 class GroupAtSize(msgspec.Struct, frozen=True, kw_only=True):
-    """One group's collective of one size, as nccl-tests show it."""
+    """Figures of one group's collective at one size, by the conventions of nccl-tests."""
 
     group: str
     collective: str
@@ -64,29 +65,29 @@ class GroupAtSize(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     operation: str
     root: int
-    """-1 where there is none."""
+    """Rank of the root; -1 if the collective has none."""
     seconds: Spread | None
-    """Of the slowest rank; None if there is no time."""
+    """Times of the slowest rank in each iteration; None if nothing was timed."""
     algorithm_bandwidth: float | None
-    """Message bytes over the median, per second."""
+    """Message bytes over the median time, in bytes per second; None for a barrier or without times."""
     bus_bandwidth: float | None
-    """The same times ``bus_factor``."""
+    """Algorithm bandwidth times ``bus_factor``, in bytes per second."""
     wrong: int | None
-    """Wrong elements on all ranks, in all launches; None for a barrier."""
+    """Number of wrong elements on all ranks in all launches; None for a barrier or without times."""
     wire: Wire | None
-    """Over several hosts only."""
+    """Bytes on the busiest host's interface; None if no host counted any, and for a barrier."""
     forms: list[str]
-    """Algorithms whose bytes fit the wire; empty where nothing was counted."""
+    """Names of the algorithms whose bytes fit the wire; empty if bytes name no algorithm."""
     other_form: bool
-    """Whether the wire carried more than bus bandwidth supposes."""
+    """Whether the wire carried more data than ``bus_factor`` supposes."""
     status: Status
-    """``refused`` by the library at this size, or ``failed`` as a launch."""
+    """``refused``: the library refused this size; ``failed``: a launch of the group failed."""
     problem: str = ""
-    """Why there is no time; empty if there is one."""
+    """Why nothing was timed; empty if something was."""
 
 
 def summarise_sweeps(run: CollectivesRun) -> list[GroupAtSize]:
-    """Return each exchange of each group at each size, in order."""
+    """Return the figures of every group's exchanges, ordered by exchange, group and size."""
     measured = list(enumerate(run.config.measurements))
     return [
         _at_size(run, group, index, *measurement)
@@ -98,9 +99,10 @@ def summarise_sweeps(run: CollectivesRun) -> list[GroupAtSize]:
 
 
 def bus_factor(collective: str, ranks: int) -> float:
-    """Return busbw over algbw.
+    """Return the ratio of bus bandwidth to algorithm bandwidth.
 
-    It is what each rank sends in an optimal algorithm, over the message (PERFORMANCE.md of nccl-tests).
+    In an optimal algorithm, each rank sends so many bytes for each byte of the message (PERFORMANCE.md of
+    nccl-tests).
     """
     share = (ranks - 1) / ranks
     return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "all_to_all": share}.get(
@@ -109,7 +111,7 @@ def bus_factor(collective: str, ranks: int) -> float:
 
 
 def why_no_forms(run: CollectivesRun) -> str:
-    """Return why bytes name no form in this run, or nothing."""
+    """Return why counted bytes cannot name a form in this run; empty if they can."""
     if len(run.hosts) == 1:
         return "the ranks of one host exchange bytes without a network"
     if any(host.slots > 1 for host in run.hosts):
@@ -154,7 +156,7 @@ def _forms(collective: str, ranks: int, wire: Wire) -> list[str]:
 
 
 def _wire(launches: Sequence[SweepLaunch], index: int, nbytes: int, exchange: Exchange) -> Wire | None:
-    """Return the bytes of the busiest host, if hosts counted them."""
+    """Return the wire bytes of the busiest host; None if no host counted them, or for a barrier."""
     busiest = []
     for launch in launches:
         timings = [rank.timings[index] for rank in launch.ranks if rank.timings[index].sent_bytes is not None]
@@ -173,7 +175,10 @@ def _wire(launches: Sequence[SweepLaunch], index: int, nbytes: int, exchange: Ex
 
 
 def _busiest(timings: Sequence[SizeTiming], *, rooted: bool) -> SizeTiming:
-    """Return the busiest host's count; of equals the root's."""
+    """Return the timing of the host with the most bytes.
+
+    In a ``rooted`` collective, the root's timing is returned if it has as many bytes within `_TOLERANCE`.
+    """
     most = max(timings, key=_all_bytes)
     root = timings[0]
     return root if rooted and _all_bytes(root) >= (1 - _TOLERANCE) * _all_bytes(most) else most
@@ -184,7 +189,7 @@ def _all_bytes(timing: SizeTiming) -> float:
 
 
 def _slowest(launch: SweepLaunch, index: int) -> Iterator[float]:
-    """Return the slowest rank's seconds in each iteration of a size."""
+    """Yield the seconds of the slowest rank in each iteration of the measurement ``index``."""
     for ns in zip(*(rank.timings[index].ns for rank in launch.ranks), strict=True):
         yield max(ns) / 1e9
 

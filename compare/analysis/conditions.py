@@ -1,6 +1,6 @@
-"""Compare the conditions of the arms: over arms, ranks and rounds.
+"""Compare the conditions under which the arms ran, over arms, ranks and rounds.
 
-Every item is what the ranks attest, never what was configured. An item that no rank attests is not compared.
+Every value is what the ranks attest, never what was configured. An item that no rank attests is not compared.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from compare.schema.arms import Arm
 from compare.schema.results import Launch, Run
 
 ABSENT = "–"
-"""Stands for a value that an arm does not have."""
+"""Text in place of a value that an arm does not have."""
 Kind: TypeAlias = Literal["same", "declared", "different"]
-"""``declared``: it differs, and an option or the backend says so."""
+"""Result of comparing one item; ``declared``: it differs, and an option or the backend says so."""
 _ORDER = ("controlled", "confounder", "compared")
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """One item, compared over the whole run."""
+    """The result of comparing one item over the whole run."""
 
     item: str
     role: Role
     kind: Kind
     values: dict[str, str]
-    """Attested value of each arm, or of its ranks and rounds."""
+    """Attested value of each arm, by label; ranks or rounds are listed where they differ."""
     why: str
-    """Reason for the difference, or its effect; empty if there is none."""
+    """Reason for the difference, its effect, or why nothing was compared; else empty."""
     by_library: bool = False
-    """The backends differ in it, and no option asked for it."""
+    """Whether arms differ in it because of their backends and not because of options."""
 
 
 def compare_conditions(run: Run) -> list[Condition]:
-    """Compare every item that any rank attests, the controlled ones first."""
+    """Compare every item that any rank attests, in the order controlled, confounder, compared."""
     arms = [arm for arm in run.config.arms if run.of(arm)]
     found = [condition for item in items_of(run) if (condition := _compare(run, arms, item))]
     return sorted(found, key=lambda condition: _ORDER.index(condition.role))
@@ -81,7 +81,7 @@ def _is_one_value(seen: dict[str, list[list[str]]]) -> bool:
 
 
 def _exempt_by(arm: Arm, item: Item) -> str:
-    """Return by which declaration an arm may differ, or nothing."""
+    """Return the declaration by which an arm may differ in the item; empty without one."""
     if item.by_interpreter and arm.against:
         return BY_ANOTHER_INTERPRETER
     if item.by_process and arm.traits.one_process:
@@ -101,7 +101,7 @@ def _classify(
         return "different", f"ranks or rounds of {', '.join(uneven)} differ"
     first = {arm.label: _first_values(seen[arm.label], item, hosts[arm.label]) for arm in arms}
     if item.by_host:
-        # An arm of one process is on the first host alone, and agrees on the others.
+        # An arm of one process runs only on the first host, so it agrees with any value on the others.
         most = max(first.values(), key=len, default=[])
         first = {label: [*values, *most[len(values) :]] for label, values in first.items()}
     compared = [ranks for ranks in first.values() if not item.optional or set(ranks) != {ABSENT}]
@@ -121,9 +121,10 @@ def _classify(
 
 
 def _first_values(rounds: list[list[str]], item: Item, hosts: list[str]) -> list[str]:
-    """Return the values of the first round, without those that must agree.
+    """Return one value of the first round for each group of ranks that must agree.
 
-    Of ranks that must agree one stays, or one for each host. Arms may have different numbers of ranks.
+    The group is all ranks, the ranks of a host (``by_host``), or a single rank (``by_rank``). So arms with
+    different numbers of ranks can be compared.
     """
     if item.by_host:
         return list(dict(zip(hosts, rounds[0], strict=True)).values())
@@ -133,7 +134,7 @@ def _first_values(rounds: list[list[str]], item: Item, hosts: list[str]) -> list
 def _why_compared(
     arms: list[Arm], seen: dict[str, list[list[str]]], hosts: dict[str, list[str]], item: Item
 ) -> str:
-    """Name the options of the arms if nothing else makes them differ."""
+    """Name the options that cause a declared difference, or return the item's reason if others cause it."""
     given = [name for name in item.options if any(name in arm.given for arm in arms)]
     if item.role != "compared" or not given or _is_by_library(arms, seen, hosts, item):
         return item.why
@@ -143,7 +144,7 @@ def _why_compared(
 def _is_by_library(
     arms: list[Arm], seen: dict[str, list[list[str]]], hosts: dict[str, list[str]], item: Item
 ) -> bool:
-    """Return whether two arms differ by their backends and not by options."""
+    """Return whether any two arms differ because of their backends and not because of options."""
 
     def asked(arm: Arm) -> bool:
         return any(name in arm.given for name in item.options)
@@ -158,13 +159,13 @@ def _is_by_library(
 
 
 def _declaring(arm: Arm, ranks: list[str], item: Item) -> str | None:
-    """Return the option of the arm that every rank attests."""
+    """Return the first option of the arm whose value every rank attests; None without one."""
     given = (name for name in item.options if name in arm.given)
     return next((name for name in given if set(ranks) == {_spell(arm.given[name])}), None)
 
 
 def _contradicts(arm: Arm, ranks: list[str], item: Item) -> bool:
-    """Return whether a rank attests another value than the arm's option has."""
+    """Return whether a rank attests another value than the arm's options have, defaults included."""
     asked = [_spell(arm.options[name]) for name in item.options if name in arm.options]
     return bool(asked) and set(ranks) != set(asked)
 
@@ -191,7 +192,7 @@ def _spell(value: Any) -> str:
 
 
 def _describe(launches: list[Launch], rounds: list[list[str]]) -> str:
-    """Write the values of one arm, by round if its rounds differ."""
+    """Write the values of one arm on one line, round by round if its rounds differ."""
     if all(ranks == rounds[0] for ranks in rounds):
         return _describe_ranks(rounds[0])
     each = (f"round {la.round}: {_describe_ranks(ranks)}" for la, ranks in zip(launches, rounds, strict=True))

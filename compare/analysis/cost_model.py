@@ -1,4 +1,4 @@
-"""Model the time of collectives: latency, bandwidth, and their growth."""
+"""Model the time of collectives by latency and bandwidth, for other numbers of ranks and other links."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from compare.schema.results import Launch
 
 
 class Parts(NamedTuple):
-    """Time of a step's collectives alone, in two parts."""
+    """Time of a step's collectives without training, in two parts."""
 
     seconds: float
     fixed_seconds: float
-    """Independent of the messages' sizes; the rest grows with them."""
+    """The part that does not depend on the sizes of the messages; the rest grows with them."""
 
 
 def split_collectives(launch: Launch) -> Parts | None:
-    """Split the time of a step's collectives in two.
+    """Split the seconds of a step's collectives into a fixed and a growing part.
 
-    The sweep's curve has latency a and 1 / b seconds per byte. It expects n a + S / b of n calls with S bytes
-    together. The measured time is divided in that proportion. So a sweep that ran slower than the
+    The sweep's curve has latency a and 1 / b seconds per byte. By that curve, n calls with S bytes together
+    take n a + S / b. The measured time is divided in that proportion, so a sweep that ran slower than the
     collectives favours neither part. The fixed part is at most n a, because large messages may pass more
-    slowly than the sweep's. A library that fuses calls does not tell the number of messages: then there is
-    no answer.
+    slowly than the sweep's.
+
+    None if the collectives were not timed, or the sweep has fewer than two sizes. A library that fuses calls
+    does not tell how many messages it sends, so several calls of it give None too.
     """
     seconds, points, first = collective_seconds(launch), _sweep_points(launch), launch.ranks[0]
     sizes = first.message_bytes
@@ -42,7 +44,7 @@ def split_collectives(launch: Launch) -> Parts | None:
 
 
 def seconds_by_size(launches: Sequence[Launch]) -> list[tuple[int, float]]:
-    """Return bytes and seconds of a group's all-reduce alone, over its launches."""
+    """Return the sweep's sizes in bytes, rising, with the geometric mean over launches of the seconds."""
     times: dict[int, list[float]] = {}
     for launch in launches:
         for size, seconds in _sweep_points(launch):
@@ -51,7 +53,7 @@ def seconds_by_size(launches: Sequence[Launch]) -> list[tuple[int, float]]:
 
 
 def _sweep_points(launch: Launch) -> list[tuple[float, float]]:
-    """Return bytes and seconds of every size in the sweep."""
+    """Return bytes and seconds of every size in the sweep: the median over samples of the mean over ranks."""
     found = []
     for sizes in zip(*(rank.sweep for rank in launch.ranks), strict=True):
         samples = zip(*(sweep.ns for sweep in sizes), strict=True)
@@ -63,27 +65,28 @@ def _sweep_points(launch: Launch) -> list[tuple[float, float]]:
 
 
 class Curve(NamedTuple):
-    """The time of a call over message sizes, as measured."""
+    """The measured time of a call as a function of the message size."""
 
     points: tuple[tuple[float, float], ...]
-    """Bytes and seconds, with rising bytes; two or more."""
+    """Bytes and seconds of two sizes or more, with rising bytes."""
 
     @property
     def latency(self) -> float:
-        """Return a call's time at the minimum size, without that of bytes."""
+        """Return the seconds of the smallest message, without the time of its bytes."""
         size, seconds = self.points[0]
         return max(0.0, seconds - size * self.seconds_per_byte)
 
     @property
     def seconds_per_byte(self) -> float:
-        """Return one over the bandwidth, from the largest message."""
+        """Return the inverse of the bandwidth, by the slope from the smallest to the largest message."""
         (low, before), (high, after) = self.points[0], self.points[-1]
         return max(0.0, after - before) / (high - low)
 
     def seconds(self, nbytes: float) -> float:
-        """Return the time of a message.
+        """Return the seconds of a message of ``nbytes``.
 
-        Between two sizes it is interpolated on log scales. Beyond the largest, its bandwidth continues.
+        Between two measured sizes, the time is interpolated on log scales. Below the smallest size it is that
+        of the smallest, and beyond the largest it grows by `seconds_per_byte`.
         """
         size, seconds = self.points[0]
         if nbytes <= size:
@@ -98,10 +101,12 @@ class Curve(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The time of one call, in two parts."""
+    """The seconds of one call, or of several together, in two parts."""
 
     latency: float
+    """Part that does not depend on the bytes."""
     wire: float
+    """Part that grows with the bytes."""
 
     @property
     def seconds(self) -> float:
@@ -112,18 +117,19 @@ class Call(NamedTuple):
 class Network(NamedTuple):
     """How a predicted network differs from the measured one.
 
-    It is flat: each host has a link of its own, and all links are alike.
+    The network is flat: each host has one link of its own, and all links are alike.
     """
 
     ranks: int
+    """Number of ranks in the predicted network."""
     slowdown: float = 1.0
-    """Measured rate over the predicted rate."""
+    """Measured rate of a link over its predicted rate."""
     added_latency: float = 0.0
-    """Seconds that each round takes longer."""
+    """Seconds by which each round takes longer than measured."""
 
 
 def predict_call(curve: Curve, form: Form, ranks: int, nbytes: float, network: Network) -> Call:
-    """Predict an all-reduce on another network, measured among ``ranks``.
+    """Predict the time of an all-reduce on another network, from a curve measured among ``ranks``.
 
     Latency grows with the form's rounds, and the rest with the bytes of its busiest rank. TCP does not move
     all bytes in both directions at once, so sent and received bytes are added.
@@ -138,9 +144,9 @@ def _traffic(form: Form, ranks: int) -> float:
 
 
 def expected_maximum(residuals: Sequence[float], ranks: int) -> float:
-    """Return the mean of the largest of ``ranks`` resampled residuals.
+    """Return the expected largest of ``ranks`` residuals that are drawn with replacement.
 
-    It is the exact mean over all resamples with replacement.
+    The value is exact, because the distribution of the largest is known.
     """
     count = len(residuals)
     return sum(

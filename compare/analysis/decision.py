@@ -1,6 +1,7 @@
-"""The test of all arms of a run at one look, for arrays whose last axis is the arms.
+"""Test all arms of a run at one look, with arrays whose last axis is the arms.
 
-``docs/method.md`` has the design: paired t tests on log ratios, with Holm's correction over the arms.
+The tests are paired t tests on log ratios, with Holm's correction over the arms. ``docs/method.md`` explains
+the design.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TWO_ROUNDS = 2
-"""Fewer rounds have no spread."""
+"""Smallest number of rounds with a spread."""
 
 
 class Sample(NamedTuple):
-    """Mean and standard error of the log ratios of every arm."""
+    """Mean and standard error of the log ratios of every arm; the last axis is the arms."""
 
     mean: NDArray
+    """Mean over the rounds; NaN without a round."""
     error: NDArray
     """Standard error of the mean; NaN with fewer than two rounds."""
     n: NDArray
+    """One more than the degrees of freedom: the number of rounds, except for `between`."""
 
     @classmethod
     def of(cls, values: Sequence[Sequence[float]]) -> Sample:
-        """Take the values of every arm; their numbers of rounds may differ."""
+        """Summarise the log ratios of every arm; arms may have different numbers of rounds."""
         import numpy as np
 
         return cls(
@@ -36,7 +39,7 @@ class Sample(NamedTuple):
 
     @classmethod
     def over_rounds(cls, values: NDArray) -> Sample:
-        """Take an array (experiments, rounds, arms)."""
+        """Summarise log ratios of shape (experiments, rounds, arms) over the rounds."""
         import numpy as np
 
         mean, n = values.mean(1), values.shape[1]
@@ -45,12 +48,13 @@ class Sample(NamedTuple):
 
     @classmethod
     def between(cls, old: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> Sample:
-        """Take the difference, old minus new, of independent runs.
+        """Return the difference, old minus new, of the means of two independent runs.
 
-        Their spreads may differ: B. L. Welch, "The generalization of 'Student's' problem when several
-        different population variances are involved", Biometrika 34 (1947). Let a and b be s^2 / n of
-        the two runs. The error of the difference is sqrt(a + b). The degrees of freedom are
-        (a + b)^2 / (a^2 / (n - 1) + b^2 / (n - 1)). ``n`` is one more than these.
+        The spreads of the runs may differ: B. L. Welch, "The generalization of 'Student's' problem when
+        several different population variances are involved", Biometrika 34 (1947). Let a and b be s^2 / n of
+        the old and the new run. The error of the difference is sqrt(a + b), with
+        (a + b)^2 / (a^2 / (n_old - 1) + b^2 / (n_new - 1)) degrees of freedom. The returned ``n`` is one more
+        than the degrees of freedom.
         """
         import numpy as np
 
@@ -64,59 +68,69 @@ class Sample(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Arms that need no further round."""
+    """The arms that looks so far have settled, as boolean arrays."""
 
     different: NDArray
+    """Whether an arm is called faster or slower."""
     equivalent: NDArray
+    """Whether an arm is called equivalent."""
 
     @classmethod
     def none(cls, shape: tuple[int, ...]) -> Settled:
-        """Return the state before the first look."""
+        """Return the state before the first look, in which no arm is settled."""
         import numpy as np
 
         return cls(np.zeros(shape, bool), np.zeros(shape, bool))
 
     @property
     def all(self) -> NDArray:
-        """Return whether a run has nothing left to settle."""
+        """Return whether every arm is settled, as one boolean for each run."""
         return (self.different | self.equivalent).all(-1)
 
 
 class Decision(NamedTuple):
-    """Decision on every arm at one look."""
+    """The decision on every arm at one look."""
 
     settled: Settled
+    """The arms that this look or an earlier one settled."""
     p: NDArray
+    """Two-sided p of no difference; 0 or 1 for arms that an earlier look called different or equivalent."""
     p_adjusted: NDArray
+    """The same after Holm's correction."""
     alpha: NDArray
     """One minus the level of each arm's interval."""
     half_width: NDArray
+    """Half-width of each arm's interval, on the log scale."""
     least: NDArray | None = None
-    """Lower end of each one-sided interval at 1 - alpha of the look, if these decide."""
+    """Lower end of each one-sided interval, on the log scale; None for a two-sided decision."""
 
 
 def decide(
     sample: Sample, alpha: float, margin: float, before: Settled, *, one_sided: bool = False
 ) -> Decision:
-    """Decide on all arms at one look; ``margin`` is logarithmic.
+    """Decide which arms differ and which are equivalent at one look.
+
+    An arm is different if Holm's correction rejects equality and its mean lies beyond ``margin``, which is
+    logarithmic. It is equivalent if its whole interval lies within the margin. Arms that are settled in
+    ``before`` stay so.
 
     With ``one_sided``, an arm is equivalent if a one-sided test at alpha shows that it is not slower by the
-    margin. No correction is needed there, because a gate passes only if all of its arms do. Such an
+    margin. This test needs no correction, because a gate passes only if all of its arms do. Such an
     intersection-union test keeps alpha if each of its tests does: R. L. Berger, "Multiparameter hypothesis
     testing and acceptance sampling", Technometrics 24 (1982). No arm is both equivalent and slower, because
-    its estimate is within the margin.
+    the estimate of an equivalent arm is within the margin.
 
     Holm and the intervals agree:
 
-    - Holm rejects an arm at step k. Its interval has the level of that step, 1 - alpha / (K - k + 1), so it
-      excludes 1.
+    - The interval of an arm that Holm rejects at step k of K has the level of that step,
+      1 - alpha / (K - k + 1). So it excludes 1.
     - All other intervals have the level 1 - alpha / (K - d), with d arms called different. Holm rejects at
       least d arms, so no interval excludes 1 without a rejection.
     - An interval misses to one side with half its error, and K - d arms may still be called equivalent. In
-      simulations up to four arms differed by just the margin, and 3 of 100 runs called any equivalent.
+      simulations of up to four arms that differed by just the margin, 3 of 100 runs called one equivalent.
 
-    An arm that an earlier look called different stays rejected. Holm's proof allows it: with m equal arms, at
-    most K - m right rejections come before the first wrong one.
+    An arm that an earlier look called different stays rejected. Holm's proof allows that, because with m
+    equal arms at most K - m right rejections come before the first wrong one.
     """
     import numpy as np
 
@@ -142,9 +156,9 @@ def decide(
 
 
 def _p_value(sample: Sample) -> NDArray:
-    """Return the two-sided p of the paired t test.
+    """Return the two-sided p of the paired t test of every arm.
 
-    It is 1 with fewer than two rounds. Rounds without spread have an infinite t: p is 0, or 1 if the mean
+    With fewer than two rounds p is 1. Rounds without spread have an infinite t, so p is 0, or 1 if the mean
     is 0 too. Real launches always spread, because clocks count nanoseconds.
     """
     import numpy as np
@@ -157,12 +171,12 @@ def _p_value(sample: Sample) -> NDArray:
 
 
 def _quantile(n: NDArray, alpha: NDArray) -> NDArray:
-    """Return the half-width of the interval at 1 - alpha, in standard errors."""
+    """Return the half-width of the two-sided interval at level 1 - alpha, in standard errors."""
     import numpy as np
     from scipy.special import stdtrit
 
-    # Inverting Student's t takes most of the time, and many experiments share few levels. A complex number is
-    # a pair that numpy can sort.
+    # Inverting Student's t takes most of the time, and many experiments share few levels, so each pair of n
+    # and alpha is inverted once. A complex number is a pair that numpy can sort.
     both = np.asarray(n + 1j * alpha)
     pairs, back = np.unique(both, return_inverse=True)
     return -stdtrit(np.maximum(pairs.real - 1, 1), pairs.imag / 2)[back].reshape(both.shape)

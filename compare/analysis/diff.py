@@ -4,9 +4,9 @@ Machines change between two runs, so milliseconds say little. The cost of an arm
 the control in the same round: T_S / T_0. Without a control in both runs, the baseline takes its place. One
 round gives one value. The runs are independent, so `judge_between` compares their means.
 
-It describes and decides nothing, because two runs differ by more than what changed: the machine's state is
-in no interval. A slower computation slows the control as well, so a ratio does not show it. ``gate`` has
-neither flaw.
+``diff`` describes changes and decides nothing. Two runs differ by more than what changed, and no interval
+covers the state of the machine. A slower computation slows the control as well, so a ratio does not show it.
+``gate`` has neither flaw.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ FREE_SETTINGS = {
     *("arms", "baseline", "rounds", "interleave", "budget_seconds", "settle_seconds", "comparisons"),
     *("max_reruns", "seed", "launch_timeout_seconds", "stall_seconds", "against", "slower_limit"),
 }
-"""Settings that may differ: they decide no step time."""
+"""Settings that may differ between the runs, because they do not influence a step time."""
 ABSENT = "–"
 
 
 def diff(old: Run, new: Run, names: tuple[str, str], *, force: bool = False) -> Changes:
-    """Compare what synchronising costs in two runs.
+    """Compare what synchronising costs in two runs; ``names`` are those of the old and the new run.
+
+    With ``force``, unlike runs are compared too, and the result lists in which settings they differ. Every
+    change is unresolved if threads outnumber the cores in either run.
 
     Raises:
-        ConditionsError: the runs are unlike, and nothing forces the comparison.
-        OutputError: they have no arm in common.
+        ConditionsError: the runs are unlike, and ``force`` is not set.
+        OutputError: the runs share no arm to compare, or neither the control nor the baseline.
     """
     reference, arms = _in_common(old, new)
     unlike = [*_unlike(old, new), *_unlike_ranks(old, new, [reference, *arms])]
@@ -78,12 +81,16 @@ def diff(old: Run, new: Run, names: tuple[str, str], *, force: bool = False) -> 
 
 
 def _costs(run: Run, arm: Arm, reference: Arm) -> list[float]:
-    """Return ln(T_S / T_0) of every round."""
+    """Return ln(the arm's step time / the reference arm's) of every round that both have."""
     return [-ratio for ratio in log_ratios(run, arm, reference)]
 
 
 def _in_common(old: Run, new: Run) -> tuple[Arm, list[Arm]]:
-    """Return the arm that divides, and the arms to compare."""
+    """Return the reference arm, whose step times divide the others', and the arms to compare.
+
+    Raises:
+        OutputError: both runs do not share a reference arm and another arm that synchronises.
+    """
     there = {arm.label: arm for arm in old.config.arms if old.of(arm) and new.of(arm)}
     baseline = old.config.baseline if old.config.baseline == new.config.baseline else ""
     reference = there.get(CONTROL) or there.get(baseline)
@@ -110,7 +117,7 @@ def _labels(run: Run) -> str:
 
 
 def _unlike(old: Run, new: Run) -> Iterator[Differing]:
-    """List the settings and the hosts that differ."""
+    """List the settings and the facts about the hosts that must be equal and differ."""
     for name in old.config.__struct_fields__:
         if name not in FREE_SETTINGS:
             yield from _compare(name, getattr(old.config, name), getattr(new.config, name))
@@ -122,17 +129,20 @@ def _unlike(old: Run, new: Run) -> Iterator[Differing]:
 
 
 def slots_of(run: Run) -> list[int]:
-    """Return the ranks of each host."""
+    """Return the number of ranks on each host, in the run's order of hosts."""
     return [host.slots for host in run.hosts]
 
 
 def cores_of(run: Run) -> list[int]:
-    """Return the cores of each host that its ranks may use."""
+    """Return how many cores the ranks may use on each host, in the run's order of hosts."""
     return run.cores_by_host or [run.cores] * len(run.hosts)
 
 
 def _unlike_ranks(old: Run, new: Run, arms: Iterable[Arm]) -> Iterator[Differing]:
-    """List the devices and the variables of ranks that differ, each once."""
+    """List the devices and the library settings that differ, each once.
+
+    Each arm's first launches in the two runs are compared, by what rank 0 attests.
+    """
     found: dict[Differing, None] = {}
     for _, before, after in _first_ranks(old, new, arms):
         found |= dict.fromkeys(
@@ -145,14 +155,14 @@ def _unlike_ranks(old: Run, new: Run, arms: Iterable[Arm]) -> Iterator[Differing
 
 
 def _variables(rank: RankResult) -> dict[str, Any]:
-    """Return the settings of libraries that a rank attests."""
+    """Return the library settings that a rank attests, by name, with those of the allocator."""
     return library_settings(
         {**(rank.attestation.get("malloc") or {}), **(rank.attestation.get("environment") or {})}
     )
 
 
 def _changed(old: Run, new: Run, arms: Iterable[Arm]) -> Iterator[Differing]:
-    """List versions and transports that differ, each once."""
+    """List the versions, sources and transports that differ, each once."""
     yield from _compare("ringside", old.ringside_version, new.ringside_version)
     yield from _compare("sources of the workload", old.dataset.sha256, new.dataset.sha256)
     seen: set[Differing] = set()
@@ -188,7 +198,7 @@ def _spell(value: Any) -> str:
 
 
 def _notes(old: Run, new: Run, names: tuple[str, str], changes: list[Change]) -> Iterator[str]:
-    """Warn of what weakens the comparison."""
+    """Yield one sentence for each fact that weakens the comparison."""
     for run, name in ((old, names[0]), (new, names[1])):
         noisy = noisy_rounds(run)
         if noisy:

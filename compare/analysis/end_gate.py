@@ -1,4 +1,4 @@
-"""Check the step that the run's own replicas took after their training."""
+"""Check the one more step that each replica of the run took after its training."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from compare.schema.parity import EndStep
 from compare.schema.results import Gate, RankResult
 
 _FROM_ZERO = 1e9
-"""What the ranks write for a rate that should be zero, over the right one."""
+"""Ratio that the ranks record for a learning rate that should be zero and is not."""
 _SCHEDULED = 1e-4
 """Largest relative error of a learning rate."""
 
 
 def check_end(arm: Arm, ranks: list[RankResult]) -> Iterator[Gate]:
-    """Check the step that the run's own replicas took after their training."""
+    """Yield the gate ``end`` of one launch; nothing if no rank took a step after its training.
+
+    The gate is exempt, with the reason, if the ranks compared nothing, or if the gradients are too small to
+    tell a wrong step. A failed gate describes the first rank that is wrong.
+    """
     ends = {r.rank: r.end for r in ranks if r.end and not r.end.why_not}
     if not ends:
         yield from (Gate(name="end", outcome="exempt", what=r.end.why_not) for r in ranks[:1] if r.end)
@@ -45,14 +49,14 @@ def check_end(arm: Arm, ranks: list[RankResult]) -> Iterator[Gate]:
 
 
 def unseen_bend(end: EndStep) -> str:
-    """Name a bend of the schedule that no proven step shows; empty without one."""
+    """Describe the first bend of the schedule that no proven step shows; empty if there is none."""
     if not end.unseen_bend:
         return ""
     return f"the schedule bends at step {end.unseen_bend}, which no step of the proof takes"
 
 
 def _wrong_end(end: EndStep) -> str:
-    """Say what is wrong in the step after the training; empty if nothing is."""
+    """Describe what is wrong in the step after the training; empty if the step is right."""
     if end.optimizer_steps != 1:
         times = f"it calls optimizer.step() {end.optimizer_steps} times."
         return times if end.optimizer_steps else "its parameters do not move."

@@ -1,4 +1,4 @@
-"""Compare what arms ended with."""
+"""Compare the parameters with which arms ended."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from collections.abc import Iterable
 from compare.schema.results import Run
 
 ROUNDING_MAKES = 1e-3
-"""Largest distance of two ends that rounding is taken for, relative to how far they moved.
+"""Largest distance of two ends that still counts as rounding, relative to how far the arms moved.
 
-It lies ten thousand times above a rounding in float32, because a training makes small differences grow.
+It is ten thousand times the rounding of float32, because a training makes small differences grow.
 """
 
 
 def distance_of_ends(run: Run, names: Iterable[str]) -> float | None:
-    """Return how far the ends of arms lie apart, over how far they moved from the start.
+    """Return how far the named arms' ends lie apart, relative to how far they moved from the start.
 
-    It is the largest distance from the first launch, by the sketches of rank 0. None where one has none.
+    It is the largest distance of a launch from the first one over the largest movement, by rank 0's sketches.
+    None if a launch has no sketch, or if the arms have no launch.
     """
     chosen = set(names)
     sketches = [launch.ranks[0].sketch for launch in run.launches if launch.arm in chosen]

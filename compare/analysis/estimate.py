@@ -18,27 +18,29 @@ class Estimate(msgspec.Struct, frozen=True):
 
     mean: float
     low: float
+    """Lower end of the interval."""
     high: float
+    """Upper end of the interval."""
     n: int
     """Number of launches."""
     method: Literal["t", "range"]
     """Kind of interval.
 
-    ``t`` is Student's 95 % interval of the mean. ``range`` spans one or two values.
+    ``t`` is Student's 95 % interval of the mean. ``range`` spans the values if there are only one or two.
     """
 
     @classmethod
     def geometric(cls, values: Iterable[float]) -> Self:
-        """Estimate a geometric mean of positive values, on the log scale.
+        """Estimate the geometric mean of positive values, one for each launch, on the log scale.
 
-        A ratio and its inverse agree. The quotient of two means is the mean of the quotients. No end of the
-        interval is negative.
+        A ratio and its inverse then have inverse estimates, and the quotient of two means is the mean of the
+        quotients. No end of the interval is negative.
         """
         return cls.of(map(math.log, values)).exponential()
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self:
-        """Estimate from one value or more, one for each launch."""
+        """Estimate the arithmetic mean of one value or more, one for each launch."""
         values = list(values)
         mean = statistics.fmean(values)
         if len(values) < _FEWEST_FOR_T:
@@ -48,19 +50,19 @@ class Estimate(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_any(cls, values: Iterable[float | None]) -> Self | None:
-        """Estimate from the values that are there; None without any."""
+        """Estimate the arithmetic mean of the values that are not None; None if there are none."""
         there = [value for value in values if value is not None]
         return cls.of(there) if there else None
 
     def exponential(self) -> Self:
-        """Return the geometric mean, given that of the logarithms."""
+        """Return the geometric mean of the values, from this estimate of the mean of their logarithms."""
         return type(self)(math.exp(self.mean), math.exp(self.low), math.exp(self.high), self.n, self.method)
 
     def over(self, divisor: Estimate) -> Self:
-        """Return this over a positive estimate, both as if independent.
+        """Return the quotient of this estimate and a positive one, as if both were independent.
 
-        The half widths of this and of the divisor's inverse add up as squares do, on either side. If the
-        divisor may be zero, one side is infinite.
+        On either side, two squared half-widths add up: that of this estimate over the divisor, and that of
+        the divisor's inverse times this estimate. One end is infinite if the divisor may be zero.
         """
         ratio = self.mean / divisor.mean
         shorter = 1 - divisor.mean / divisor.high
@@ -71,7 +73,7 @@ class Estimate(msgspec.Struct, frozen=True):
         return type(self)(ratio, ratio - down, ratio + up, min(self.n, divisor.n), self.method)
 
     def rest(self) -> Self:
-        """Return one minus this share, with its interval."""
+        """Return one minus this share; the ends of the interval change places."""
         return type(self)(1 - self.mean, 1 - self.high, 1 - self.low, self.n, self.method)
 
     def scaled(self, factor: float) -> Self:
@@ -81,16 +83,16 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 def t_quantile(freedom: int) -> float:
-    """Return the two-sided 95 % quantile of Student's t."""
+    """Return the two-sided 95 % quantile of Student's t with so many degrees of freedom."""
     from scipy.special import stdtrit  # importing scipy would slow down the start of the parent
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 def binomial_interval(successes: int, trials: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Return the interval of a rate from counts.
+    """Return the two-sided interval of a success rate from counts.
 
-    By Clopper & Pearson, Biometrika 26 (1934); it is never too narrow.
+    It is the exact interval of Clopper & Pearson, Biometrika 26 (1934), which is never too narrow.
 
     Raises:
         ValueError: there are no trials, or more successes than trials.

@@ -1,7 +1,7 @@
 """Describe the forms of collectives by their rounds and bytes.
 
-A form is an algorithm that a library may use. The bytes of its busiest rank tell it from others, however slow
-or noisy the network is. All shares are of the message, by the size conventions of nccl-tests.
+A form is an algorithm that a library may use. The bytes of its busiest rank tell it from other forms, even if
+the network is slow or noisy. Bytes are relative to the message, with the size conventions of nccl-tests.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 OfRanks: TypeAlias = Callable[[int], float]
-"""A figure among n ranks, for n of 2 or more."""
+"""Maps a number of ranks, 2 or more, to a figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """An algorithm of a collective, with figures of its busiest rank.
 
-    The busiest rank is the one that sends and receives most bytes together.
+    The busiest rank is the one with the largest sum of sent and received bytes.
     """
 
     name: str
     rounds: OfRanks
-    """Messages that wait for each other, for a message in one piece."""
+    """Number of transfers that wait for each other, if the message is not divided into segments."""
     sent: OfRanks
-    """Bytes that the busiest rank sends, over the message."""
+    """Bytes that the busiest rank sends, over those of the message."""
     received: OfRanks
-    """Bytes that it receives, over the message."""
+    """Bytes that the busiest rank receives, over those of the message."""
     exists: Callable[[int], bool] = lambda n: n > 1
-    """Whether there is such an algorithm among n ranks."""
+    """Whether n ranks can use the algorithm."""
 
 
 def fitting(collective: str, n: int, sent: float, received: float, tolerance: float) -> list[Form]:
@@ -37,10 +37,10 @@ def fitting(collective: str, n: int, sent: float, received: float, tolerance: fl
 
     Args:
         collective: a key of ``FORMS``.
-        n: the ranks, one on each host.
-        sent: counted bytes that the busiest host sent, over the message.
-        received: likewise received.
-        tolerance: the largest difference in either direction, relative to the form's larger one.
+        n: the number of ranks, with one rank on each host.
+        sent: counted bytes that the busiest host sent, over those of the message.
+        received: counted bytes that the busiest host received, over those of the message.
+        tolerance: the largest difference of either count, relative to the larger of the form's two figures.
     """
     return [
         form
@@ -50,13 +50,13 @@ def fitting(collective: str, n: int, sent: float, received: float, tolerance: fl
 
 
 def _is_near(sent: float, received: float, counted_sent: float, counted_received: float, by: float) -> bool:
-    # The other direction carries acknowledgements, so its limit is not relative to itself.
+    # The quieter direction carries acknowledgements, so its limit is not relative to its own bytes.
     limit = by * max(sent, received)
     return abs(counted_sent - sent) <= limit and abs(counted_received - received) <= limit
 
 
 def halvings(n: int) -> int:
-    """Return log2 of the largest power of two within n."""
+    """Return log2 of the largest power of two that is at most n."""
     return n.bit_length() - 1
 
 
@@ -66,7 +66,7 @@ def doublings(n: int) -> int:
 
 
 def others(n: int) -> float:
-    """Return the share of the message that is not a rank's own."""
+    """Return the share of the message that belongs to the other ranks, (n - 1) / n."""
     return (n - 1) / n
 
 
@@ -79,17 +79,17 @@ def _is_even(n: int) -> bool:
 
 
 def _folds(n: int) -> int:
-    """Return 1 where ranks beyond a power of two fold into others."""
+    """Return 1 if n is no power of two, because the ranks beyond one then fold into others; else 0."""
     return 0 if _is_power_of_two(n) else 1
 
 
 def _halving(n: int) -> float:
-    """Return the share exchanged by halving within the largest power of two."""
+    """Return the share of the message that halving exchanges among the largest power of two of ranks."""
     return others(1 << halvings(n))
 
 
 def _bruck(n: int) -> float:
-    """Return the share that Bruck's all-to-all sends.
+    """Return the bytes that a rank sends in Bruck's all-to-all, over those of the message.
 
     Block i moves once for each bit that is set in i.
     """
@@ -97,7 +97,7 @@ def _bruck(n: int) -> float:
 
 
 def _beyond_two(n: int) -> int:
-    """Return 1 where some rank of a chain receives and sends."""
+    """Return 1 if a chain of n ranks has a rank that both receives and sends, else 0."""
     return 1 if n > 2 else 0  # noqa: PLR2004 -- the first and the last do not
 
 
@@ -157,4 +157,4 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "send_recv": (Form("direct", lambda _: 1, lambda _: 1, lambda _: 1),),
     "barrier": (Form("dissemination", doublings, lambda _: 0, lambda _: 0),),
 }
-"""The forms that are known, by collective."""
+"""The known forms of each collective, by its name."""

@@ -1,6 +1,6 @@
-"""Judge a gate: arms under two interpreters, alive in the same rounds.
+"""Judge a gate, in which arms run under two interpreters in the same rounds.
 
-Every arm is compared with its twin under the other interpreter, round by round. So it sees a slower
+Every arm is compared with its twin under the other interpreter, round by round. So a gate shows a slower
 computation as well as slower synchronising.
 """
 
@@ -26,12 +26,16 @@ from compare.schema.results import RankResult, Run
 
 
 def doubled(arms: Sequence[Arm], other: Interpreter) -> tuple[Arm, ...]:
-    """Return every arm twice: here, and under another interpreter."""
+    """Return each arm followed by its twin, which runs under the ``other`` interpreter."""
     return tuple(twin for arm in arms for twin in (arm, msgspec.structs.replace(arm, against=other)))
 
 
 def judge_gate(run: Run) -> Changes | None:
-    """Compare every arm with its twin; None without a gate."""
+    """Compare the step times of every arm with those of its twin; None if the run is no gate.
+
+    Each ratio is the step time in this environment over that in the other one. If an arm has no common round,
+    it is left out, and the outcome is *too noisy*. If threads outnumber cores, every change is unresolved.
+    """
     limit = run.config.slower_limit
     other = next((arm.against for arm in run.config.arms if arm.against), None)
     if limit is None or other is None:
@@ -78,18 +82,18 @@ def _judge(
 
 
 def describe(other: Interpreter) -> str:
-    """Name an interpreter, with whose worker runs under it."""
+    """Return a text with an interpreter's path, its torch version, and whose worker's code it runs."""
     code = "its own" if other.own_sources else "this package's, by PYTHONPATH"
     return f"{other.executable} (torch {other.torch}; worker's code: {code})"
 
 
 def check_interpreter(run: Run, arm: Arm, ranks: Sequence[RankResult], *, here: str) -> None:
-    """Require that ranks of a gate ran in their environment.
+    """Require that the ranks of a gate ran in the environment of their arm; other runs pass.
 
     ``here`` is the ``sys.prefix`` of this process.
 
     Raises:
-        ConditionsError: a rank attests another environment, or other sources.
+        ConditionsError: a rank attests another environment or other sources than its arm asks for.
     """
     if run.config.slower_limit is None:
         return
@@ -107,7 +111,7 @@ def check_interpreter(run: Run, arm: Arm, ranks: Sequence[RankResult], *, here: 
 
 
 def pairs_of(arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm]]:
-    """Pair each arm of this environment with its twin."""
+    """Yield each arm of this environment with its twin under the other interpreter, if there is one."""
     for new in arms:
         twin = next((a for a in arms if a.against and (a.backend, a.given) == (new.backend, new.given)), None)
         if new.against is None and twin:
@@ -115,7 +119,7 @@ def pairs_of(arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm]]:
 
 
 def _changed(run: Run, pairs: Sequence[tuple[Arm, Arm]]) -> Iterator[Differing]:
-    """List versions and transports that the twins attest differently, once."""
+    """List the versions, sources and transports that twins attest differently, each once."""
     seen = set()
     for new, old in pairs:
         before, after = (run.of(arm)[0].ranks[0] for arm in (old, new))

@@ -1,6 +1,6 @@
 """Follow every arm through many runs.
 
-Step times of unlike runs have no trend. So runs are grouped by what they trained, and where.
+Step times of unlike runs cannot be compared. So runs are grouped by what they trained, and on which machines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compare.schema.results import Run
 from compare.text import counted
 
 _NAMED = {"model", "ranks", "threads_per_rank", "device", "batch_size_per_rank"}
-"""Settings that the name of a group has in words."""
+"""Settings that a group's name always states, in words of their own."""
 
 
 class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,19 +27,19 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     started_at: str
     group: str
-    """What it trained, and where; runs of one group are alike."""
+    """What the run trained and on which machines, as text; runs with the same text are alike."""
     rounds: int
     state: str
     """``complete``, ``interrupted``, ``unfinished``, or the kind of its failure.
 
-    An unfinished run goes on, or its program was killed.
+    An unfinished run still goes on, or its process was killed.
     """
     noisy_rounds: int = 0
-    """How many of them are noisy."""
+    """Number of these rounds that are noisy."""
     noise_hides_all: bool = False
-    """The noise hides every difference between arms."""
+    """Whether noise hides every difference between arms."""
     step_seconds: dict[str, float]
-    """Of each arm: geometric mean over its launches."""
+    """Step time by label of the arm: the geometric mean over its launches."""
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,23 +48,23 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     arm: str
     step_seconds: list[float]
-    """In the order of time."""
+    """Step time in each run, in order of the runs' starts."""
     noisy: int
-    """How many of these runs are noisy."""
+    """Number of these runs that have noisy rounds, or whose noise hides every difference."""
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs of a folder, in the order of time."""
+    """All runs of a folder, in order of their starts."""
 
     runs: list[RunEntry]
     trends: list[Trend]
-    """Of the arms that two runs or more of a group have."""
+    """One trend for each arm that two or more runs of a group have."""
     unread: dict[str, str] = {}
-    """Reasons of runs that could not be read, by name."""
+    """Why runs could not be read, by their names."""
 
 
 def enter(name: str, run: Run) -> RunEntry:
-    """Return the line of one run."""
+    """Return the entry of one run in a history."""
     summary = summarise(run)
     return RunEntry(
         name=name,
@@ -90,7 +90,7 @@ def _state(run: Run) -> str:
 
 
 def follow_runs(entries: Iterable[RunEntry], unread: dict[str, str]) -> History:
-    """Sort the runs by time, and collect the trend of every arm."""
+    """Return the runs sorted by start, and the trend of each arm that two runs of a group have."""
     runs = sorted(entries, key=lambda entry: (entry.started_at, entry.name))
     found: dict[tuple[str, str], list[RunEntry]] = {}
     for entry in runs:
@@ -110,7 +110,7 @@ def follow_runs(entries: Iterable[RunEntry], unread: dict[str, str]) -> History:
 
 
 def _group(run: Run) -> str:
-    """Name what `diff` requires of two runs; usual settings are left out."""
+    """Return the name of a run's group, which leaves out most settings that have their default."""
     config = run.config
     hosts = f"{len(run.hosts)} hosts of {_each(slots_of(run), 'rank')}" if len(run.hosts) > 1 else ""
     parts = [
@@ -128,7 +128,7 @@ def _group(run: Run) -> str:
 
 
 def _unusual(run: Run) -> Iterator[str]:
-    """Name the other settings that decide a step time, if set."""
+    """Yield the other settings that influence a step time and do not have their default: ``name value``."""
     for field in msgspec.structs.fields(run.config):
         value = getattr(run.config, field.name)
         if field.name not in FREE_SETTINGS | _NAMED and value != field.default:
@@ -136,11 +136,11 @@ def _unusual(run: Run) -> Iterator[str]:
 
 
 def _device(run: Run) -> str:
-    """Return the names of the devices that the ranks attest."""
+    """Return the names of the devices that the ranks attest, joined, or else the configured device."""
     names = {str(rank.attestation.get("device")) for launch in run.launches for rank in launch.ranks}
     return ", ".join(sorted(names - {"None"})) or run.config.device
 
 
 def _each(numbers: Sequence[int], noun: str) -> str:
-    """Count a noun for each host, or once where all agree."""
+    """Write a number of things for each host, or once if all hosts agree: ``2+3 ranks``, ``2 ranks``."""
     return f"{'+'.join(map(str, numbers))} {noun}s" if len({*numbers}) > 1 else counted(numbers[0], noun)

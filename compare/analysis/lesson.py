@@ -1,4 +1,4 @@
-"""Take the figures of a lesson from a run."""
+"""Take from a run the figures of a lesson, which explains what each arm sends."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from compare.schema.arms import CONTROL, Arm
 from compare.schema.results import RankResult, Run
 
 FORM_FROM_BYTES = 64 << 10
-"""Minimum size of messages whose form is known."""
+"""Smallest size in bytes of a message whose form is known."""
 _PRIMITIVES = {"ring", "reduce_scatter", "all_gather"}
-"""Modes of manual whose own lines tell what a rank sends."""
+"""Modes of ``manual`` whose source shows what a rank sends."""
 _OTHERS = {*_PRIMITIVES, "shared_memory", "reduce_broadcast"}
-"""Modes whose calls are not the all-reduce that is timed over sizes."""
+"""Modes of ``manual`` whose calls are not the all-reduce that the sweep times."""
 
 
 class Lesson(msgspec.Struct, frozen=True, kw_only=True):
-    """What one arm sends in a step; None is not known."""
+    """What one arm sends in a step; a figure that is not known is None."""
 
     arm: Arm
     figures: ArmSummary
@@ -32,31 +32,32 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
     library: str
     gradient_tensors: int
     form: str
-    """Algorithm of its calls; empty if it is not known."""
+    """Algorithm of the arm's calls; empty if it is not known."""
     sent_bytes: float | None
-    """What a rank sends in a step by that algorithm; no count."""
+    """Bytes that the busiest rank sends in a step by that algorithm, calculated and not counted."""
     messages_in_a_row: float | None
-    """Messages of a call that wait for each other, by that algorithm."""
+    """Number of messages of a call that wait for each other, by that algorithm."""
     schedule: Schedule | None
+    """When the calls run; None if a step has no messages."""
     fixed_seconds: float | None
-    """Time of the calls alone that does not depend on their size."""
+    """Seconds of a step's calls that do not depend on their size, measured without training."""
     fusion_bytes: int
-    """Most that the library fuses into a message, or 0."""
+    """Most bytes that the library fuses into one message; 0 if it does not fuse."""
 
     @property
     def in_shared_memory(self) -> bool:
-        """Return whether ranks send nothing, and sum in memory that they map."""
+        """Return whether ranks send nothing, because they sum gradients in memory that all of them map."""
         return self.arm.options.get("mode") == "shared_memory"
 
     @property
     def compute_seconds(self) -> float | None:
-        """Return the time of a step in the same processes, without synchronisation."""
+        """Return the mean step time without synchronisation, in the same processes; None if not timed."""
         reference = self.figures.detail.reference_seconds
         return reference.mean if reference else None
 
 
 def control_seconds(summary: Summary) -> float | None:
-    """Return the step time of the control, if it ran."""
+    """Return the control's mean step time; None if the control did not run."""
     return next((arm.step_seconds.mean for arm in summary.arms if arm.arm == CONTROL), None)
 
 
@@ -95,14 +96,17 @@ def _facts(rank: RankResult, name: str) -> dict[str, Any]:
 
 
 def _form(rank: RankResult, replica: dict[str, Any], ranks: int) -> tuple[str, float | None, float | None]:
-    """Return an algorithm's name, bytes over the message, and rounds."""
+    """Return an algorithm's name, the bytes that a rank sends over those of the messages, and its rounds.
+
+    The name is empty, and the figures are None, if the algorithm is not known.
+    """
     mode = str(replica.get("mode", ""))
     if ranks < 2 or not rank.message_bytes:  # noqa: PLR2004 -- one rank sends nothing
         return "", None, None
     if mode in _PRIMITIVES:
         return mode, *_of_primitive(mode, ranks)
     known = form_of(rank)
-    # Horovod fuses its requests, so that messages are as large as they are together.
+    # Horovod fuses its requests, so its messages may be as large as all requests together.
     fuses = library_of(rank) == "Horovod"
     least = sum(rank.message_bytes) if fuses else min(rank.message_bytes)
     if not known or mode in _OTHERS or least < FORM_FROM_BYTES:
@@ -112,7 +116,7 @@ def _form(rank: RankResult, replica: dict[str, Any], ranks: int) -> tuple[str, f
 
 
 def _of_primitive(mode: str, ranks: int) -> tuple[float, float | None]:
-    """Return bytes over the message, and rounds, of a mode."""
+    """Return a rank's sent bytes over those of the messages, and the rounds if the mode is ``ring``."""
     others = ranks - 1
     if mode == "ring":
         return 2 * others / ranks, 2 * others

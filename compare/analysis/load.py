@@ -1,9 +1,10 @@
 """Find ratios that change with the load of the machine.
 
-An arm that polls may lead on a quiet machine and fall behind on a busy one. One mean ratio hides that. In
-turns, the control shows the load of each pass. Where other programs take its cores, its wall time grows and
-its CPU time does not. The ratio of every pass is regressed on wall time over CPU time, both on the log scale.
-The control's step time would show the load less well: it also changes with the speed of the machine.
+An arm that polls may lead on a quiet machine and fall behind on a busy one. One mean ratio hides that. If
+arms take turns, the control shows the load of each pass. Where other programs take the control's cores, its
+wall time grows and its CPU time does not. So the ratio of every pass is regressed on the control's wall time
+over its CPU time, both on the log scale. The control's step time would show the load less well, because it
+also changes with the speed of the machine.
 """
 
 from __future__ import annotations
@@ -23,48 +24,47 @@ from compare.schema.results import Launch, Run
 LEVEL = 0.001
 """Level of the test, for all arms together.
 
-It takes passes as independent. Those of one cohort are alike, so the true level is weaker.
+The test takes passes as independent. Passes of one cohort are alike, so the true level is weaker.
 """
 CHANGES = 0.25
-"""Minimum change of the ratio between quiet and busy passes."""
+"""Smallest relative change of the ratio between quiet and busy passes that is reported."""
 LOAD_CHANGES = 0.1
-"""Minimum change of the load between them; a quiet machine has less."""
+"""Smallest relative change of the load between these passes; on a quiet machine it is smaller."""
 _FEWEST_PASSES = 12
 _TENTH = 10
 
 
 class LoadDependence(msgspec.Struct, frozen=True, kw_only=True):
-    """A ratio that changes with the load."""
+    """An arm whose ratio to the baseline changes with the load."""
 
     arm: str
     quiet_cores: float
-    """CPU time over wall time of the control, in the quietest passes.
-
-    They are a tenth of all passes. It is the geometric mean.
-    """
+    """The control's CPU time over its wall time: geometric mean over the quietest tenth of all passes."""
     busy_cores: float
-    """The same of the busiest passes."""
+    """The same over the busiest tenth of all passes."""
     quiet_ratio: float
-    """Baseline's step time over the arm's at that load.
-
-    It is read from the fitted line.
-    """
+    """Baseline's step time over the arm's at the load of the quietest passes, by the fitted line."""
     busy_ratio: float
+    """The same at the load of the busiest passes."""
     p: float
-    """Two-sided p of no slope."""
+    """Two-sided p of the hypothesis that the ratio does not change with the load."""
 
 
 class _Pass(NamedTuple):
-    """Logarithms of one pass."""
+    """Two logarithms of one pass, which is one turn of every arm."""
 
     load: float
-    """Of wall time over CPU time of the control."""
+    """Logarithm of the control's wall time over its CPU time."""
     ratio: float
-    """Of the baseline's step time over the arm's."""
+    """Logarithm of the baseline's step time over the arm's."""
 
 
 def find_load_dependence(run: Run) -> list[LoadDependence]:
-    """Find the arms whose ratio to the baseline changes with the load."""
+    """Find the arms whose ratio to the baseline changes with the load.
+
+    The list is empty without turns, without a control, if the control is the baseline, and if threads
+    outnumber the cores. An arm with fewer than 12 passes is not tested.
+    """
     control, baseline = run.config.control, run.config.baseline
     if control is None or is_oversubscribed(run) or run.interleaved.mode != "blocks":
         return []
@@ -91,7 +91,7 @@ def find_load_dependence(run: Run) -> list[LoadDependence]:
 def _by_pass(
     run: Run, arm: Arm, figure: Callable[[Launch], dict[int, float]]
 ) -> dict[tuple[int, int], float]:
-    """Return a figure of the arm's turns, by round and turn."""
+    """Return a figure of each of the arm's turns, by (round, turn)."""
     return {(launch.round, turn): each for launch in run.of(arm) for turn, each in figure(launch).items()}
 
 
@@ -120,9 +120,9 @@ def _judge(arm: str, passes: Sequence[_Pass], *, level: float) -> list[LoadDepen
 
 
 def _p_of_no_slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the two-sided p of the t test of a regression's slope.
+    """Return the two-sided p of the t test that a regression's slope is zero.
 
-    Neither may be constant.
+    Neither ``x`` nor ``y`` may be constant.
     """
     from scipy.special import stdtr
 

@@ -1,15 +1,15 @@
-"""Choose when the verdicts of a run are looked at, and what each look may spend.
+"""Choose when the verdicts of a run are looked at, and how much of alpha each look may spend.
 
-Lan & DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70 (1983).
-Their spending function has its Pocock form: ln(1 + (e - 1) t) over the planned rounds. The level of a
-look is what it may spend (Bonferroni over looks). The sum of levels holds for any dependence between looks.
-The plan may change during a run, if time changes it and never the figures. Boundaries that use the
-dependence end a run 3 to 20 % earlier, but they need a z statistic. Few rounds give t with few degrees of
-freedom.
+The method is that of Lan & DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70
+(1983). Their spending function in Pocock's form is ln(1 + (e - 1) t), where t is the share of the planned
+rounds. The level of a look is what it may spend (Bonferroni over looks), so the sum of levels holds for any
+dependence between looks. The plan may change during a run if time changes it and never the figures.
+Boundaries that use the dependence end a run 3 to 20 % earlier. But they need a z statistic, while few rounds
+give t with few degrees of freedom.
 
 Few looks are better than many. Each one needs a share of alpha, and Student's t makes a small share costly
 while there are few rounds. With looks at 5, 8 and 14 rounds, the interval at the end is 27 % narrower than
-with one after every round.
+with a look after every round.
 """
 
 from __future__ import annotations
@@ -20,39 +20,40 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 ALPHA = 0.05
-"""Probability of any false difference in a run."""
+"""Largest probability that a run shows any false difference."""
 FIRST_LOOK = 5
-"""Rounds before the first of several looks.
+"""Number of rounds at the first of several looks.
 
 If launches are either quick or slow, a few rounds may all fall the same way with hardly any spread. Runs of
 four arms and 12 rounds were simulated. First looks at 3, 4 and 5 rounds gave 10, 3 and 1 % false differences.
 """
 _CLOSE = 1.25
-"""Planned rounds over those of a look that is left out before the end."""
+"""A look is left out if the planned rounds are fewer than so many times its own rounds."""
 _CLOSE_TO_FIRST = 1.6
-"""The same for the first look."""
+"""The same factor for the first look."""
 
 
 class Look(msgspec.Struct, frozen=True):
     """One look at the verdicts.
 
-    A run that the clock ends before its plan may look once more, with ``planned`` equal to ``rounds``. That
-    spends the rest of alpha.
+    A run that the clock ends before its plan may look once more, with ``planned`` equal to ``rounds``. Such a
+    look spends the rest of alpha.
     """
 
     rounds: int
-    """Rounds finished by then."""
+    """Number of rounds finished at the look."""
     planned: int
-    """Rounds expected at the end of the run, by the clock alone."""
+    """Number of rounds expected at the end of the run, by the clock alone."""
 
 
 def levels(looks: Sequence[Look], *, alpha: float = ALPHA) -> list[float]:
-    """Share alpha out among the looks.
+    """Return the level of each look, so that the looks together spend at most ``alpha``.
 
-    The sum is alpha if the last look has all planned rounds.
+    The levels add up to ``alpha`` if the last look has all planned rounds. A level is 0 if earlier looks have
+    already spent it.
 
     Raises:
-        ValueError: a look comes before the first round, or has fewer rounds than the one before.
+        ValueError: a look comes before the first round, plans none, or has fewer rounds than the look before.
     """
     shares, spent, rounds = [], 0.0, 1
     for look in looks:
@@ -66,7 +67,7 @@ def levels(looks: Sequence[Look], *, alpha: float = ALPHA) -> list[float]:
 
 
 def look_rounds(most: int) -> Iterator[int]:
-    """Yield the rounds with a look: 5, 8, 12, 18 and so on, each half as far again."""
+    """Yield the rounds up to ``most`` that have a look: 5, 8, 12, 18, each about 1.5 times the last."""
     rounds = next_look(0)
     while rounds <= most:
         yield rounds
@@ -74,7 +75,7 @@ def look_rounds(most: int) -> Iterator[int]:
 
 
 def next_look(done: int) -> int:
-    """Return the rounds of the first look after so many."""
+    """Return the number of rounds at the first look after ``done`` rounds."""
     rounds = FIRST_LOOK
     while rounds <= done:
         rounds += math.ceil(rounds / 2)
@@ -82,16 +83,16 @@ def next_look(done: int) -> int:
 
 
 def planned_looks(planned: int) -> list[Look]:
-    """Return the looks of a run that ends after so many rounds, as was planned from its start."""
+    """Return the looks of a run that ends after ``planned`` rounds, if that was planned from its start."""
     found = [Look(rounds, planned) for rounds in look_rounds(planned - 1)]
     return [*(look for look in found if not is_close_to_the_end(look)), Look(planned, planned)]
 
 
 def is_close_to_the_end(look: Look) -> bool:
-    """Return whether a look leaves its share of alpha to the one at the end, which has hardly more rounds.
+    """Return whether a look is left out because the look at the end has hardly more rounds.
 
-    With six or seven planned rounds that is the first look, too: after it little alpha would be left for the
-    end, and few rounds make a small share costly.
+    The look at the end then gets its share of alpha. With six or seven planned rounds the first look is left
+    out too. After it little alpha would be left for the end, and few rounds make a small share costly.
     """
     close = _CLOSE_TO_FIRST if look.rounds == FIRST_LOOK else _CLOSE
     return look.rounds < look.planned < close * look.rounds

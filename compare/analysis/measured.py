@@ -1,4 +1,4 @@
-"""Take what predictions need from a run, or name what is missing."""
+"""Take from a run what predictions need, or say what is missing."""
 
 from __future__ import annotations
 
@@ -17,68 +17,76 @@ from compare.schema.arms import Arm
 from compare.schema.results import Launch, RankResult, Run
 
 _FORMS = {"torch.distributed gloo": "ring", "torch.distributed nccl": "ring", "Open MPI": "Rabenseifner"}
-"""The form of each library at large messages, by counted bytes."""
+"""The form of each library's all-reduce of large messages, which counted bytes have shown."""
 
 _OTHER_MODES = {"shared_memory", "ring", "reduce_broadcast", "reduce_scatter", "all_gather"}
-"""Modes of manual that call no all-reduce."""
+"""Modes of ``manual`` that do not call an all-reduce."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What one launch tells about an arm, in seconds and bytes."""
+    """What a prediction needs from one launch of an arm; times are seconds, sizes bytes."""
 
     arm: str
     ranks: int
     library: str
     """Name of the group's library, without its version."""
     form: str
+    """Name of the form of the library's large all-reduces."""
     schedule: Schedule
     step_seconds: float
+    """Step time with synchronisation."""
     forward_seconds: float
+    """Forward pass of a step without synchronisation."""
     backward_seconds: float
+    """Backward pass of a step without synchronisation."""
     optimizer_seconds: float
+    """Optimizer's part of a step without synchronisation."""
     gradients: list[tuple[float, float]]
-    """Bytes, and seconds after the forward pass until it is ready."""
+    """Bytes of each gradient, and the seconds from the end of the forward pass until it is ready."""
     messages: list[float]
+    """Bytes of each call in a step."""
     points: list[tuple[float, float]]
-    """Bytes and seconds of the group's all-reduce alone."""
+    """Bytes and seconds of the group's all-reduce without training, with rising bytes."""
     residuals: list[float]
-    """Computing time of each step and rank, minus its rank's mean."""
+    """Seconds of computing in each step of each rank, minus the mean of that rank."""
     fusion_bytes: float = 0.0
+    """Most bytes that the library fuses into one message; 0 if it does not fuse."""
     bits_per_second: int | None = None
-    """The rate of the measured link, if it is known."""
+    """Rate of the measured link; None if it is not known."""
     latency_seconds: float = 0.0
+    """Latency of the measured link; 0 if it is not known."""
 
     @property
     def compute_seconds(self) -> float:
-        """Return the time of a step without synchronisation."""
+        """Return the seconds of a step without synchronisation."""
         return self.forward_seconds + self.backward_seconds + self.optimizer_seconds
 
     @property
     def curve(self) -> Curve:
-        """Return the measured times over sizes."""
+        """Return the measured time of an all-reduce as a function of its size."""
         return Curve(tuple(self.points))
 
     @property
     def all_reduce(self) -> Form:
-        """Return the form of its all-reduce."""
+        """Return the form of the library's large all-reduces."""
         return next(form for form in FORMS["all_reduce"] if form.name == self.form)
 
     @property
     def ready(self) -> list[Gradient]:
-        """Return its gradients, none of them later than backward."""
+        """Return the gradients, each ready by the end of the backward pass at the latest."""
         return [Gradient(nbytes, min(when, self.backward_seconds)) for nbytes, when in self.gradients]
 
 
 def measure(run: Run, arm: Arm) -> list[Measured]:
     """Take from each launch of an arm what predictions need.
 
-    ``why_not`` found no reason against it.
+    The arm must be one for which `why_not` returns an empty string.
     """
     return [_measure(run, launch) for launch in run.of(arm)]
 
 
 def why_not(run: Run, arm: Arm) -> str:
-    """Return why an arm cannot be predicted; empty if it can."""
+    """Return the first reason why an arm cannot be predicted; empty if it can."""
     launches = run.of(arm)
     return next(_reasons(run, launches), "") if launches else "it has no launch"
 
@@ -134,7 +142,7 @@ def library_of(rank: RankResult) -> str:
 
 
 def form_of(rank: RankResult) -> str:
-    """Return the form of the library's large all-reduces; empty if not known."""
+    """Return the name of the form of the library's large all-reduces; empty if it is not known."""
     library = library_of(rank)
     if library == "Horovod":
         return "Rabenseifner" if rank.attestation["group"].get("controller") == "mpi" else "ring"
@@ -142,11 +150,11 @@ def form_of(rank: RankResult) -> str:
 
 
 def schedule_of(rank: RankResult) -> Schedule:
-    """Return when the calls of a step run."""
+    """Return when the calls of a step run, by the strategy and the library that a rank attests."""
     replica = rank.attestation.get("replica", {})
     if replica.get("mode") == "optimizer":
         return "fused"
-    # MPI only moves on when it is called, so nothing overlaps.
+    # MPI makes progress only inside its calls, so nothing overlaps.
     overlaps = "bucket_bytes" in replica or replica.get("mode") == "overlap"
     return "overlap" if overlaps and library_of(rank) != "Open MPI" else "after"
 
@@ -197,7 +205,7 @@ def _residuals(launch: Launch) -> list[float]:
 
 
 def _gradients(launch: Launch) -> list[tuple[float, float]]:
-    """Return each gradient, with the mean over ranks of its median time."""
+    """Return the bytes of each gradient, with the mean over ranks of the median seconds until it is ready."""
     return [
         (its[0].gradient_bytes, statistics.fmean(statistics.median(one.ready_ns) for one in its) / 1e9)
         for its in zip(*(rank.gradients for rank in launch.ranks), strict=True)
@@ -205,9 +213,10 @@ def _gradients(launch: Launch) -> list[tuple[float, float]]:
 
 
 def _points(launch: Launch) -> list[tuple[float, float]]:
-    """Return the sweep: the minimum over samples of the mean over ranks.
+    """Return the sweep's bytes and seconds: the minimum over samples of the mean over ranks.
 
-    Other programs only make calls slower. A larger message never takes less time.
+    The minimum is taken because other programs only make calls slower. A point that is faster than a smaller
+    message gets the time of that message.
     """
     found: list[tuple[float, float]] = []
     for sizes in zip(*(rank.sweep for rank in launch.ranks), strict=True):

@@ -13,18 +13,21 @@ from compare.analysis.verdict import Verdict
 from compare.schema.results import Run
 
 NOISE_LIMIT = 0.25
-"""Largest half-width of an interval that still tells something."""
+"""Largest half-width of an interval that still tells something; 0.25 is a factor of 1.25 either way."""
 _FEWEST_ROUNDS = 3
-"""One or two rounds that are all noisy tell nothing."""
+"""Fewest rounds with which verdicts, and not noisy rounds, show whether noise hides all."""
 _BUDGET_STEP_SECONDS = 60
 
 
 def hides_all(run: Run, verdicts: Sequence[Verdict]) -> bool:
     """Return whether noise hides every difference between the arms.
 
-    Every verdict must be open, and its own interval contain 1 and be wider than the limit. A ratio that is
-    shown to depend on the load is a difference too. One or two rounds tell nothing if all of them are noisy.
-    An A/A test measures the noise itself, and oversubscribed arms are not ranked in any case.
+    It does if every verdict is unresolved after `FIRST_LOOK` rounds or more, with an interval that contains 1
+    and is wider than `NOISE_LIMIT`. A ratio that is shown to depend on the load is a difference too. In a run
+    of one or two rounds, noise hides all if every round is noisy.
+
+    The answer is False for an A/A test, which measures the noise itself. It is False too for a single arm,
+    and if threads outnumber the cores, because then no arm is ranked in any case.
     """
     if run.config.comparisons is not None or is_oversubscribed(run) or len(run.config.arms) == 1:
         return False
@@ -43,20 +46,21 @@ def _is_open_and_wide(verdict: Verdict) -> bool:
 
 
 def half_width(low: float, high: float) -> float:
-    """Return the factor by which an interval of ratios reaches either way."""
+    """Return the factor by which an interval of ratios reaches up or down from its geometric centre."""
     return math.sqrt(high / low)
 
 
 def narrowest(verdicts: Sequence[Verdict]) -> float | None:
-    """Return the smallest half-width of all intervals from the first look on; None without any."""
+    """Return the smallest half-width from `FIRST_LOOK` rounds on, as a factor; None without an interval."""
     judged = [verdict for verdict in verdicts if verdict.n >= FIRST_LOOK]
     return min((half_width(v.low, v.high) for v in judged if v.low and v.high), default=None)
 
 
 def budget_to_rank(run: Run, width: float) -> int:
-    """Return about how many seconds bring an interval of this half-width below the limit.
+    """Return about how many seconds a run takes until an interval's half-width is below the limit.
 
-    It falls with the square root of the rounds, at the pace so far. Twice the time is the least.
+    ``width`` is the half-width so far, as a factor. Its logarithm falls with the square root of the rounds,
+    which go on at the pace so far. The result is at least twice the time so far, in whole minutes.
     """
     factor = max(2.0, (math.log(width) / math.log1p(NOISE_LIMIT)) ** 2)
     return math.ceil(elapsed_seconds(run) * factor / _BUDGET_STEP_SECONDS) * _BUDGET_STEP_SECONDS

@@ -1,16 +1,16 @@
 """Check parity: do the ranks train what a single process trains?
 
-Five gates:
+There are five gates:
 
 - ``ranks``: all ranks start from one model, train, and end with the same parameters, bit for bit
-- ``float64``: each of twenty steps ends where that of a single process ends; a launch that repeats a proven
-  one, bit for bit, takes none of them
-- ``float32``: likewise; for ``compare verify``
-- ``end``: one more step after the training is given the mean of all gradients, at the right learning rate
-- ``samples``: ranks train on samples of their own; where the loader is the user's
+- ``float64``: each of up to twenty steps ends where the same step of a single process ends; a launch that
+  repeats a proven launch bit for bit skips these steps
+- ``float32``: the same in float32, only in ``compare verify``
+- ``end``: one more step after the training gets the mean of all gradients and the right learning rate
+- ``samples``: every rank trains on samples of its own, which is checked if the loader is the user's
 
-The limits leave room for rounding alone (``schema/parity.py``). A gate that a wrong step would pass as well
-proves nothing, and says so (``proof_gaps.py``).
+The limits leave room only for rounding (``schema/parity.py``). A gate that a wrong step would pass as well
+proves nothing, and its outcome says so (``proof_gaps.py``).
 """
 
 from __future__ import annotations
@@ -34,40 +34,45 @@ from compare.schema.parity import EPSILON, ParityPass, PassKind
 from compare.schema.results import Gate, RankResult, Run
 
 IN_SHARDS = "held in shards; proven by the reference alone"
-"""Reason why the hashes of an arm's ranks may differ."""
+"""Why the gate ``ranks`` does not compare the final hashes of an arm's ranks."""
 ANOTHER_TRAINING = "another training by declaration"
-"""Reason why an arm need not train what a single process trains."""
+"""Why an arm need not train what a single process trains."""
 AT_PERIOD_1 = "the same training at period 1"
-"""What is proven of an arm that averages less often."""
+"""What is proven of an arm that does not average in every step."""
 _LEAST_ALIKE = 2
-"""Arms that must fail before the workload is suspected."""
+"""Smallest number of arms whose failures point to the workload."""
 UNMOVED = "in no group of the optimizer, or frozen on purpose? These parameters end as they started"
 AT_THE_END = "shown by one step at the end alone"
 _WORTHLESS = "the speed of this arm means nothing."
 _ROUNDED = 0.05
-"""Largest error of the first update of an arm that rounds.
+"""Largest relative error of the first update of an arm that rounds.
 
-fp16 is 3e-4 away, a sum over two ranks 1. PowerSGD does not compress its first steps.
+The error of fp16 is 3e-4, and that of a sum over two ranks is 1. PowerSGD does not compress its first steps.
 """
 _AS_FAR_AS_UNTRAINED = 1.0
-"""Largest error of all updates of an arm that rounds or compresses.
+"""Largest error of all updates together, of an arm that rounds or compresses.
 
-It is relative to the single process's update, so 1 is no training at all. Models of 200 thousand to 6
-million parameters trained 5 and 20 steps. fp16 was up to 4e-4 away and PowerSGD of rank 1 0.7. If gradients
-were never reset, both were 1.2 to 14 away. The largest relative difference does not separate these cases.
+The error is relative to the single process's update, so 1 is no training at all. Models of 200 thousand to 6
+million parameters trained 5 and 20 steps. The error of fp16 was up to 4e-4, and that of PowerSGD of rank 1
+was 0.7. If gradients were never reset, both errors were 1.2 to 14. The largest relative difference of a step
+does not separate these cases.
 """
 
 
 def check_gates(arm: Arm, ranks: list[RankResult], proof: Proof = "brief") -> list[Gate]:
-    """Check the ranks of one launch at every gate of its proof.
+    """Return every gate of one launch's proof: samples, the passes, the end, and the ranks.
 
-    The control must only start from one model and train: its ranks never synchronise.
+    Of the control, whose ranks never synchronise, only the common start and the training are checked.
     """
     return [*check_samples(arm, ranks), *check_training(arm, ranks, proof), _check_ranks(arm, ranks)]
 
 
 def check_training(arm: Arm, ranks: list[RankResult], proof: Proof = "brief") -> list[Gate]:
-    """Check the ranks of one launch at the gates beside a single process alone."""
+    """Return the gates that compare one launch with a single process: its passes, and its end.
+
+    The end is not checked if a pass failed or is incomparable. If the end passes on several ranks, it also
+    proves a pass that showed nothing.
+    """
     kinds = [kind for kind in PASSES[proof] if kind in EPSILON]
     gates = [_check_pass(arm, ranks, kind) for kind in kinds]
     if any(gate.outcome in {"failed", "incomparable"} for gate in gates):
@@ -79,18 +84,18 @@ def check_training(arm: Arm, ranks: list[RankResult], proof: Proof = "brief") ->
 
 
 def _shown_at_the_end(gate: Gate) -> Gate:
-    """Let a pass that showed nothing be proven by the step after the training alone."""
+    """Return the gate of a pass that showed nothing as passed: the step after the training is its proof."""
     what = f"{AT_THE_END}: {gate.what}"
     return msgspec.structs.replace(gate, outcome="passed", what=what, remedy="")
 
 
 def check_launches(launches: Sequence[tuple[Arm, list[RankResult]]], run: Run) -> None:
-    """Refuse launches if one of them fails a gate.
+    """Require that launches pass every gate of the brief proof.
 
-    They may repeat launches of ``run``, which came before.
+    A launch without passes takes those of an earlier launch in ``run`` that it repeats bit for bit.
 
     Raises:
-        ParityError: a gate failed; it names the ranks, the difference, and its meaning if that is known.
+        ParityError: a gate failed; the error has the difference, and its likely cause if that is known.
     """
     proven = [(arm, with_passes(ranks, run.of(arm))) for arm, ranks in launches]
     failed = [
@@ -103,7 +108,11 @@ def check_launches(launches: Sequence[tuple[Arm, list[RankResult]]], run: Run) -
 
 
 def fail_alike(run: Run, failed: Sequence[tuple[Arm, str]]) -> str:
-    """Say that the workload is to be suspected; empty unless all arms fail beside one process."""
+    """Return the advice to suspect the workload; empty unless all arms of an own workload fail alike.
+
+    ``failed`` has the arm and the name of each failed gate. Only failures of ``float64`` count. Arms with a
+    step of the user's own are left out.
+    """
     if run.dataset.name != "own":  # the built-in models remember nothing
         return ""
     proven = [arm for arm in run.config.synchronising if not arm.traits.own_step]
@@ -191,7 +200,7 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
 
 
 def _check_wrong_steps(arm: Arm, passes: dict[int, ParityPass], name: GateName) -> Gate:
-    """Judge a pass with a wrong step: is a single process its measure, and what went wrong?"""
+    """Return the gate of a pass with a wrong step: failed, or incomparable with a single process."""
     figure, limit = _worst(passes[0])
     incomparable = why_incomparable(list(passes.items()), own_step=arm.traits.own_step)
     if incomparable:
@@ -211,7 +220,7 @@ def _check_wrong_steps(arm: Arm, passes: dict[int, ParityPass], name: GateName) 
 
 
 def _check_what_shows(arm: Arm, ranks: int, first: ParityPass, name: GateName) -> Gate:
-    """Judge a pass without a wrong step by what it would have shown of one."""
+    """Return the gate of a pass without a wrong step: passed, or *nothing* if a wrong step would pass too."""
     figure, limit = _worst(first)
     empty = nothing_proven(arm, ranks, first)
     if empty:
@@ -226,9 +235,10 @@ def _check_what_shows(arm: Arm, ranks: int, first: ParityPass, name: GateName) -
 
 
 def _check_end_of_lossy(arm: Arm, first: ParityPass, name: GateName) -> Gate:
-    """Check an arm that rounds or compresses after its first update.
+    """Return the gate of an arm that rounds or compresses, and whose first update is right.
 
-    The first update is right. The difference is reported, and must only be smaller than without any training.
+    It is exempt, with the difference as its figure. It fails if the error of all updates together is larger
+    than without any training.
     """
     figure, error = _worst(first)[0], first.error_of_whole_update
     if _is_within(error, _AS_FAR_AS_UNTRAINED):
@@ -248,9 +258,9 @@ def _check_end_of_lossy(arm: Arm, first: ParityPass, name: GateName) -> Gate:
 
 
 def _worst(taken: ParityPass) -> tuple[float | None, float]:
-    """Return the difference that is furthest beyond its limit, and that limit.
+    """Return the step's difference that is largest relative to its limit, and that limit.
 
-    The difference is None if it is not a number.
+    A difference that is not a number counts as the largest, and is None.
     """
     compared = list(zip(taken.differences, taken.limits, strict=True))
     return max(compared, key=lambda pair: math.inf if pair[0] is None else pair[0] / pair[1])

@@ -1,4 +1,4 @@
-"""Find the passes of a rank, or those of the launch that it repeats."""
+"""Find the parity passes of ranks, or those of a launch that they repeat bit for bit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from compare.schema.results import Launch, RankResult
 
 
 def pass_of(rank: RankResult, kind: PassKind) -> ParityPass | None:
-    """Return a rank's pass of one kind, if there is one."""
+    """Return a rank's pass of one kind; None without one."""
     return next((taken for taken in rank.parity if taken.kind == kind), None)
 
 
 def with_passes(ranks: list[RankResult], launches: Iterable[Launch]) -> list[RankResult]:
-    """Give ranks without passes those of a launch that they repeat.
+    """Return ranks with the passes of a launch that they repeat, unless they have passes of their own.
 
-    All ranks of both began and ended alike, bit for bit. So they computed the same. Ranks that repeat none of
-    the ``launches`` stay without.
+    Ranks repeat a launch if each began and ended as the same rank of that launch did, bit for bit, because
+    then both computed the same. Ranks that have passes, or repeat none of ``launches``, are returned as they
+    are.
     """
     found = [rank.fingerprint for rank in ranks]
     if None in found or any(rank.parity for rank in ranks):

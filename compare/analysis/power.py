@@ -4,7 +4,7 @@ Power is the probability that a true difference is found. Its usual value is 0.8
 power analysis for the behavioral sciences", 2nd ed., 1988). The t statistic of n paired rounds follows the
 noncentral t distribution. Its noncentrality is difference * sqrt(n) / spread (N. L. Johnson and B. L. Welch,
 "Applications of the non-central t-distribution", Biometrika 31, 1940). At one noncentrality, t exceeds its
-critical value with that probability. The difference is this noncentrality times spread / sqrt(n).
+critical value with a probability of 0.8. The difference is this noncentrality times spread / sqrt(n).
 
 The sum of two central quantiles, t(1 - a / 2) + t(0.8), approximates the noncentrality. At five rounds and
 a = 0.0125 it is 5 % too small.
@@ -25,9 +25,9 @@ _LARGEST_LOG = 700.0
 def would_have_seen(verdict: Verdict) -> float | None:
     """Return the smallest relative difference that a verdict finds with a probability of `POWER`.
 
-    It follows from the arm's own interval, so from its spread, its rounds and its level at the last look.
-    Earlier looks may find it too, so the probability is a little higher. It is None before `FIRST_LOOK`
-    rounds, which settle nothing, and for a verdict that uneven load withholds.
+    The difference follows from the spread, the number of rounds and the level of the arm's own interval.
+    Earlier looks may find such a difference too, so the true probability is a little higher. None before
+    `FIRST_LOOK` rounds, which settle nothing, and for a verdict that uneven load may explain.
     """
     from scipy.special import stdtrit
 
@@ -42,14 +42,14 @@ def would_have_seen(verdict: Verdict) -> float | None:
 def smallest_difference(error: float, rounds: int, *, alpha: float, margin: float = MARGIN) -> float:
     """Return the smallest relative difference that one test finds with a probability of `POWER`.
 
-    A difference also needs an estimate beyond the margin. Where that is as hard as the test, the probability
-    is as low as 0.7.
+    To be found, a difference also needs an estimate beyond the margin. If that is as hard to reach as
+    significance, the true probability is as low as 0.7.
 
     Args:
         error: standard error of the mean log ratio of an arm.
         rounds: number of paired rounds.
         alpha: two-sided level of the test.
-        margin: see `judge`.
+        margin: largest relative difference that does not matter, as in `judge`.
     """
     from scipy.special import nctdtrinc, ndtri, stdtrit
 

@@ -1,7 +1,8 @@
 """Predict step times with other hosts, links and buckets.
 
-step = forward + max(backward, end of the last call) + optimizer + rest + skew. The rest is what the measured
-step took beyond its own timeline: copies, and what communication takes from computing. It grows with nothing.
+step = forward + max(backward, end of the last call) + optimizer + rest + skew. The rest is the time that the
+measured step took beyond its own timeline: copies, and what communication takes from computing. The rest does
+not grow with hosts or links.
 """
 
 from __future__ import annotations
@@ -35,18 +36,19 @@ Limit: TypeAlias = Literal["computing", "bandwidth", "latency", "skew", "copies"
 GOODPUT = {"ring": 0.94, "Rabenseifner": 0.64}
 """Share of a link's rate that the lab's all-reduces reached, by form.
 
-It stands in where the rate of the measured link is not known.
+If the rate of the measured link is not known, it is estimated with this share.
 """
 PAYS = 0.5
-"""Share of the growth in hosts that throughput must gain."""
+"""Smallest growth of throughput that pays, as a share of the growth in hosts."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What a prediction is for; None keeps what was measured."""
+    """The hosts, link and buckets of a prediction; None keeps what was measured."""
 
     hosts: int
     link: Link | None = None
     bucket_cap_mb: float | None = None
+    """Cap of DDP's buckets in MiB."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,68 +57,82 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     compute_seconds: float
     latency_seconds: float
+    """Part of the calls that does not depend on their bytes."""
     wire_seconds: float
+    """Part of the calls that grows with their bytes."""
     skew_seconds: float
+    """Expected wait for the slowest rank."""
     rest_seconds: float
+    """Time of the measured step beyond its own timeline, as it applies to this step."""
     calls: int
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """One arm with one number of hosts."""
+    """The prediction of one arm with one number of hosts."""
 
     arm: str
+    """Label of the arm, with the cap of its buckets if that was changed."""
     hosts: int
     step_seconds: Estimate
-    """Its interval is never narrower than ``error``."""
+    """Geometric mean over the measured launches; its interval is never narrower than ``error``."""
     sync_share: float
+    """Share of the step that is sync cost: 1 minus the efficiency."""
     efficiency: float
-    """Step time without synchronisation over this one."""
+    """Step time without synchronisation over the predicted step time."""
     limit: Limit
+    """Largest part of the predicted step."""
     error: float
-    """Relative error of cells like it; the largest without any."""
+    """Relative error of validated cells like this one; the largest of all cells if none is like it."""
     regime: Regime
-    """``other``: no such cells were validated."""
+    """``wire``: bytes dominate the step, as in the validated cells; ``other``: no cell is like that."""
     times_hosts: float
-    """Hosts over the measured ones."""
+    """Predicted number of hosts over the measured number of ranks."""
     times_rate: float
-    """Rate over the measured one; 1 without another."""
+    """Predicted rate of the link over the measured rate; 1 if the link is the measured one."""
     beyond_validation: bool
-    """No cell is like its arm, hosts, rate, or run."""
+    """Whether the arm, the hosts, the link or the measured run is unlike every validated cell."""
 
 
 class Knee(msgspec.Struct, frozen=True, kw_only=True):
-    """Where adding hosts stops paying."""
+    """The number of hosts after which adding more stops paying for an arm."""
 
     arm: str
     hosts: int | None
-    """The last count that paid; None if all did."""
+    """The last number of hosts before an addition that does not pay; None if all additions pay."""
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """All predictions of a run."""
+    """All predictions from one run."""
 
     measured_hosts: int
+    """Number of ranks of the measured run, which all count as hosts."""
     predictions: list[Prediction]
     refused: dict[str, str]
-    """Reasons of the arms that cannot be predicted."""
+    """Why arms cannot be predicted, by label."""
     knees: list[Knee]
     worth_measuring: dict[int, str]
-    """Counts of hosts, each with the reason."""
+    """Why a measurement would settle a question, by number of hosts."""
     assumed_goodput: bool
-    """The measured rate is not known, so ``GOODPUT`` is assumed."""
+    """Whether the measured rate is not known, so that it was estimated with ``GOODPUT``."""
     added_latency: bool
-    """The link's latency is added to a measured one that is unknown."""
+    """Whether the link's latency was added to a measured latency that is not known."""
     steps: int
-    """Steps whose residuals were resampled."""
+    """Number of residuals that were resampled: one for each step of each rank in one launch."""
 
 
 def forecast(
     run: Run, hosts: Sequence[int], link: Link | None = None, bucket_caps: Sequence[float] = ()
 ) -> Forecast:
-    """Predict every arm with every number of hosts.
+    """Predict every arm that synchronises, with every number of hosts.
+
+    Args:
+        run: the measured run.
+        hosts: numbers of hosts, with one rank on each.
+        link: the link of the predicted hosts; None keeps the measured one.
+        bucket_caps: further caps of DDP's buckets in MiB, which apply to the arm ``ddp`` alone.
 
     Raises:
-        OutputError: nothing was measured that could tell.
+        OutputError: no arm of the run can be predicted.
     """
     refused = {arm.label: reason for arm in _communicating(run) if (reason := _reason(run, arm, link))}
     arms = [arm for arm in _communicating(run) if arm.label not in refused]
@@ -150,7 +166,7 @@ def forecast(
 
 
 def with_measured_link(run: Run, link: Link) -> Run:
-    """Return the run with the link that it was measured on."""
+    """Return a copy of the run that records ``link`` as the one it was measured on."""
     return msgspec.structs.replace(run, network=msgspec.structs.replace(run.network, rehearsed=link))
 
 
@@ -172,7 +188,10 @@ def _reason(run: Run, arm: Arm, link: Link | None) -> str:
 
 
 def predict_step(measured: Measured, target: Target) -> Step:
-    """Predict one step from one launch."""
+    """Predict one step of an arm from one measured launch.
+
+    The step is never shorter than its computing time.
+    """
     own = _timeline(measured, Network(measured.ranks), measured.messages)
     messages = measured.messages
     if target.bucket_cap_mb is not None:
@@ -193,23 +212,27 @@ def predict_step(measured: Measured, target: Target) -> Step:
 
 
 def _rest(measured: Measured, own: float, end: float) -> float:
-    """Return what the timeline misses of a step.
+    """Return the seconds that the predicted step takes beyond its timeline.
 
-    The timeline ends after ``end``, and after ``own`` for the measured step. Calls that took less time in the
-    step than alone make the rest negative. It shrinks with what calls add to the step, and never grows.
+    The timeline of the measured step takes ``own`` seconds, and that of the predicted step takes ``end``. The
+    rest is negative if calls took less time in the measured step than without training. A negative rest is
+    scaled down with the time that calls add to the step, and never scaled up.
     """
     rest, added = measured.step_seconds - own, own - measured.compute_seconds
     return rest * min(1.0, (end - measured.compute_seconds) / added) if rest < 0 < added else rest
 
 
 def predict_all_reduce(measured: Measured, nbytes: float, target: Target) -> Call:
-    """Predict one all-reduce alone."""
+    """Predict one all-reduce of ``nbytes`` without training."""
     network = network_of(measured, target)
     return predict_call(measured.curve, measured.all_reduce, measured.ranks, nbytes, network)
 
 
 def network_of(measured: Measured, target: Target) -> Network:
-    """Return how the target's network differs from the measured one."""
+    """Return how the target's network differs from the measured one.
+
+    Without a link, or with one that has no rate, only the number of hosts differs.
+    """
     if target.link is None or target.link.bits_per_second is None:
         return Network(target.hosts)
     rate = measured.bits_per_second or _estimated_rate(measured)
@@ -218,14 +241,14 @@ def network_of(measured: Measured, target: Target) -> Network:
 
 
 def _estimated_rate(measured: Measured) -> float:
-    """Estimate the link's bits per second from the largest message."""
+    """Estimate the bits per second of the measured link from the largest message and ``GOODPUT``."""
     nbytes, seconds = measured.points[-1]
     traffic = measured.all_reduce.sent(measured.ranks)
     return 8 * nbytes * traffic / (seconds - measured.curve.latency or seconds) / GOODPUT[measured.form]
 
 
 def _timeline(measured: Measured, network: Network, messages: Sequence[float]) -> tuple[float, Call]:
-    """Return a step's seconds without rest and skew, and its calls."""
+    """Return a step's seconds without rest and skew, and the time of all its calls together."""
 
     def call(nbytes: float) -> Call:
         return predict_call(measured.curve, measured.all_reduce, measured.ranks, nbytes, network)
@@ -270,7 +293,7 @@ def _predict(name: str, launches: Sequence[Measured], target: Target, *, like_ce
 
 
 def _is_beyond(launches: Sequence[Measured], target: Target, times_rate: float) -> bool:
-    """Return whether no cell has such an arm, hosts, link and rounds."""
+    """Return whether the target or the measured run is outside the range of the validated cells."""
     first = launches[0]
     slowest, fastest = VALIDATED_RATES
     link = target.link or Link()
@@ -284,7 +307,7 @@ def _is_beyond(launches: Sequence[Measured], target: Target, times_rate: float) 
 
 
 def _widened(estimate: Estimate, error: float) -> Estimate:
-    """Add the error of validation to an interval, as independent parts."""
+    """Return an estimate whose interval includes the error of validation, added as an independent part."""
     least = math.log1p(error)
     low = math.hypot(math.log(estimate.mean / estimate.low), least)
     high = math.hypot(math.log(estimate.high / estimate.mean), least)
@@ -305,7 +328,7 @@ def _limit(step: Step) -> Limit:
 
 
 def _knees(predictions: Sequence[Prediction]) -> list[Knee]:
-    """Find each arm's last count before hosts pay too little."""
+    """Find for each arm the last number of hosts before an addition that does not pay."""
     knees = []
     for arm in dict.fromkeys(prediction.arm for prediction in predictions):
         own = sorted((p for p in predictions if p.arm == arm), key=lambda p: p.hosts)
@@ -324,7 +347,7 @@ def _pays(before: Prediction, after: Prediction) -> bool:
 
 
 def _worth_measuring(predictions: Sequence[Prediction], measured: int) -> dict[int, str]:
-    """Name the counts whose measurement would settle a question."""
+    """Return the numbers of hosts whose measurement would settle a question, each with the reason."""
     worth = {}
     for hosts in sorted({prediction.hosts for prediction in predictions} - {measured}):
         first, *others = sorted(

@@ -1,4 +1,4 @@
-"""Say what a proof leaves open, because a wrong step would have passed as well."""
+"""Describe what a parity proof leaves open because a wrong step would have passed as well."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from compare.schema.parity import ParityPass
 from compare.text import counted
 
 _SHOWN = 3
-"""Names in a list; the others are counted."""
+"""Number of names that a list shows; the others are only counted."""
 _ANOTHER_LOSS = 1e-6
-"""Distance of the combined batch's gradient from the mean that no rounding makes."""
+"""Largest relative distance of the combined batch's gradient from the mean that rounding can explain."""
 
 
 class Nothing(NamedTuple):
-    """Why nothing is proven, and what would let it be."""
+    """Why a proof shows nothing, and what the user can do."""
 
     what: str
     remedy: str
 
 
 def nothing_proven(arm: Arm, ranks: int, taken: ParityPass) -> Nothing | None:
-    """Return why a passed proof is empty; None if it tells something apart.
+    """Return why a passed proof shows nothing; None if it shows something.
 
-    Results without these figures are taken as they were.
+    Older results do not record which wrong steps they tell apart, so they count as showing something.
     """
     if not taken.trainable:
         return None
@@ -48,7 +48,7 @@ def nothing_proven(arm: Arm, ranks: int, taken: ParityPass) -> Nothing | None:
 
 
 def left_open(taken: ParityPass) -> Iterator[str]:
-    """Name the parameters, and what else, that a passed proof tells nothing about."""
+    """Yield what a passed proof leaves open, as phrases: parameters, ``before_step``, the kind of loss."""
     still = set(taken.untold.get("none", []))
     alone = [name for name in taken.untold.get("alone", []) if name not in still]
     sums = [name for name in taken.untold.get("sum", []) if name not in still and name not in alone]
@@ -68,6 +68,6 @@ def left_open(taken: ParityPass) -> Iterator[str]:
 
 
 def shortened(names: Sequence[str]) -> str:
-    """List some names, and count the others."""
+    """Return the first names, joined by commas, and the number of the others."""
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {counted(more, 'other')}" if more > 0 else "")

@@ -1,6 +1,6 @@
 """Sum up what is proven of an arm, over all its launches.
 
-A launch without passes that repeats another one, bit for bit, has its proof.
+A launch without passes that repeats another launch bit for bit shares the proof of that launch.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from compare.schema.results import Gate, Launch, Outcome
 
 
 class Parity(msgspec.Struct, frozen=True, kw_only=True):
-    """Difference between an arm and a single process."""
+    """What is proven of an arm: how far it trains what a single process trains."""
 
     outcome: Outcome | Literal["none"]
-    """The worst outcome of the gates beside a single process.
+    """The worst outcome of the gates that compare the arm with a single process.
 
-    ``exempt``: the arm rounds or compresses by design. ``none``: a launch has no pass. The control never has
-    a pass. A run that Ringside wrote holds no failed pass.
+    ``exempt``: the arm rounds or compresses by design, or declares another training. ``none``: a launch has
+    no pass, as in the control. A run that Ringside wrote holds no failed pass.
     """
     why: str = ""
-    """Why nothing is proven, with the remedy; empty if something is."""
+    """Why nothing is proven, with the remedy; empty if something is proven."""
     open: list[str] = []
-    """What a proof leaves open: parameters, a clip, the loss."""
+    """What the proof leaves open, as phrases: parameters, a clip, the loss."""
     at_end: bool = False
-    """Whether one more step after the training was proven as well."""
+    """Whether one more step after the training of every launch was proven as well."""
     by_hash: int = 0
-    """Launches that took no steps for it, because they repeat a proven one, bit for bit."""
+    """Number of launches without a pass of their own, because they repeat a proven launch bit for bit."""
     steps: int | None = None
-    """The fewest of any launch."""
+    """Smallest number of steps in the pass of any launch; None without a pass."""
     difference: float | None = None
-    """Largest relative difference at an end; None if not a number."""
+    """Largest relative difference after the last step of any pass; None if one is not a number."""
 
 
 _WORST_FIRST: tuple[Outcome, ...] = ("failed", "incomparable", "nothing")
 
 
 def parity_of(arm: Arm, launches: list[Launch]) -> Parity:
-    """Sum up the gates of all launches of an arm."""
+    """Sum up the proofs of all launches of an arm."""
     without = [launch for launch in launches if not launch.ranks[0].parity]
     launches = [
         msgspec.structs.replace(launch, ranks=with_passes(launch.ranks, launches)) for launch in launches
@@ -76,7 +76,7 @@ def parity_of(arm: Arm, launches: list[Launch]) -> Parity:
 
 
 def _left_open(launches: list[Launch], passes: list[ParityPass], gates: list[Gate]) -> list[str]:
-    """Name what the proofs of all launches leave open, each once."""
+    """Return what the proofs of all launches leave open, as phrases, each once."""
     late = [gate.what for gate in gates if gate.what.startswith(AT_THE_END)]
     unmoved = [f"{UNMOVED}: {shortened(la.ranks[0].unmoved)}" for la in launches if la.ranks[0].unmoved]
     late += filter(None, [unseen_bend(la.ranks[0].end) for la in launches if la.ranks[0].end])

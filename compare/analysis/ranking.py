@@ -1,4 +1,4 @@
-"""Rank the arms of a run: verdicts and the fastest arm."""
+"""Rank the arms of a run by verdicts, and find the fastest arm."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from compare.schema.results import Run
 
 
 def log_ratios(run: Run, arm: Arm, other: Arm) -> list[float]:
-    """Return ln(other's step time / this arm's) of common rounds."""
+    """Return ln(other's step time / this arm's) of each common round, in order of rounds."""
     others = _times(run, other)
     return [math.log(others[round_] / own) for round_, own in _times(run, arm).items() if round_ in others]
 
 
 def paired_log_ratios(run: Run, baseline: str) -> dict[str, list[float]]:
-    """Return ln(the baseline's step time / the arm's) of common rounds, by arm.
+    """Return ln(the baseline's step time / the arm's) of each round that all arms have, by arm.
 
-    The arms are those that synchronise. Without a common round, or an arm to compare, there is none.
+    The arms are those that synchronise, without the baseline. The result is empty without a common round or
+    without an arm to compare.
     """
     rivals = {arm.label: arm for arm in run.config.synchronising}
     rivals.setdefault(baseline, next(arm for arm in run.config.arms if arm.label == baseline))
@@ -42,9 +43,10 @@ def paired_log_ratios(run: Run, baseline: str) -> dict[str, list[float]]:
 
 
 def verdicts(run: Run, baseline: str) -> dict[str, Verdict]:
-    """Judge every arm that synchronises against the baseline, over the common rounds.
+    """Judge every arm that synchronises against the baseline, and return the verdicts by arm.
 
-    A verdict that uneven load may explain is withheld.
+    The rounds are those that all of these arms have; without any, the result is empty. A verdict that uneven
+    load may explain is withheld.
     """
     ratios = paired_log_ratios(run, baseline)
     if not ratios:
@@ -53,25 +55,28 @@ def verdicts(run: Run, baseline: str) -> dict[str, Verdict]:
 
 
 class Lead(msgspec.Struct, frozen=True, kw_only=True):
-    """The arm with the shortest step, and what may be as fast."""
+    """The arm with the shortest step, and the arms that may be as fast."""
 
     first: str
     """Label of the arm with the shortest step."""
     rivals: list[str]
-    """Arms that are not shown to be slower than the first."""
+    """Labels of the other arms that are not shown to be slower than the first."""
     equivalent: bool
-    """All rivals are equivalent to the first."""
+    """Whether all rivals are equivalent to the first; False without rivals."""
     rounds_to_settle: int | None
-    """About how many more rounds would separate them; None if very many."""
+    """About how many more rounds settle all open rivals; None if none is open, or one cannot be settled."""
 
     @property
     def fastest(self) -> str | None:
-        """Return the arm against which every other arm is slower."""
+        """Return the label of the first arm if every other arm is slower, else None."""
         return None if self.rivals else self.first
 
 
 def find_lead(run: Run) -> Lead | None:
-    """Compare all arms that synchronise with the quickest; None without two arms."""
+    """Compare all arms that synchronise with the quickest of them.
+
+    None with fewer than two such arms, if one has no launch, or without a common round.
+    """
     times = {arm.label: _times(run, arm).values() for arm in run.config.synchronising}
     if len(times) < 2 or not all(times.values()):  # noqa: PLR2004 -- a comparison takes two
         return None
@@ -91,5 +96,5 @@ def find_lead(run: Run) -> Lead | None:
 
 
 def _times(run: Run, arm: Arm) -> dict[int, float]:
-    """Return the arm's step time in each round."""
+    """Return the arm's step time by round."""
     return {launch.round: step_seconds(launch) for launch in run.of(arm)}

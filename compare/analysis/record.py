@@ -1,4 +1,4 @@
-"""The one record of everything that is derived from a run."""
+"""Collect everything that is derived from a run in one record."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     conditions: list[Condition]
     """What was compared between the arms, the controlled variables first."""
     causes: list[Cause]
-    """Why synchronising costs what it costs."""
+    """Causes of the sync cost, each with its evidence."""
     turns: TurnsSummary | None
-    """None if the arms took no turns."""
+    """What the arms cost each other while they waited; None if they took no turns."""
     load_dependence: list[LoadDependence]
-    """Ratios that change with the load of the machine."""
+    """Arms whose ratio to the baseline changes with the load of the machine."""
     aa: AAResult | None
-    """None except for an A/A test."""
+    """Result of an A/A test; None for any other run."""
     gate: Changes | None
-    """None except for ``compare gate``."""
+    """Changes that ``compare gate`` found; None for any other run."""
 
     @property
     def different(self) -> list[Condition]:
-        """Return the conditions that differ, and that no option declares."""
+        """Return the conditions that differ although no option or backend declares it."""
         return [condition for condition in self.conditions if condition.kind == "different"]
 
 

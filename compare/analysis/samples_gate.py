@@ -1,4 +1,4 @@
-"""Check that an own loader gives every rank samples of its own."""
+"""Check that a user's own loader gives every rank samples of its own."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from compare.schema.arms import Arm
 from compare.schema.results import Gate, RankResult
 
 _MOSTLY = 0.5
-"""Part of a rank's samples that no data set holds twice."""
+"""Share of a rank's samples that duplicates in the data set cannot explain if another rank has them too."""
 _SHARD = "Use torch's DistributedSampler with num_replicas and rank."
 
 
 def check_samples(arm: Arm, ranks: list[RankResult]) -> Iterator[Gate]:
-    """Check that an own loader gives every rank samples of its own."""
+    """Yield the gate ``samples`` of one launch; nothing if no float64 pass used a loader of the user's own.
+
+    A failed gate describes the first fault. The order may depend on the rank, ranks may share samples, or
+    their epochs may differ in length. The epochs of all ranks may also miss or repeat samples.
+    """
     passes = {r.rank: taken for r in ranks if (taken := pass_of(r, "float64")) and taken.first_batches}
     if 0 not in passes or len(passes[0].first_batches) < len(ranks):
         return

@@ -1,6 +1,7 @@
 """Compute how step times scale with the number of ranks.
 
-Counts take turns within a round. So efficiency is a mean of paired ratios, one per round, on the log scale.
+The numbers of ranks take turns within a round. So efficiency is the geometric mean of paired ratios, one for
+each round.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from compare.schema.results import Run
 from compare.schema.scale import Scale
 
 HOLDS = 0.90
-"""Minimum share of the ideal at which an arm does not bend."""
+"""Smallest efficiency that counts as scaling; an arm bends where it is surely lower."""
 
 
 class ScalePoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,64 +31,68 @@ class ScalePoint(msgspec.Struct, frozen=True, kw_only=True):
     batch_size_per_rank: int
     step_seconds: Estimate
     samples_per_second: Estimate
+    """Samples of all ranks together, per second."""
     ideal_seconds: float
     """Step time that perfect scaling would give."""
     efficiency: Estimate
-    """Ideal step time over this one, in the same rounds."""
+    """Ideal step time over the measured one, paired by round."""
     beyond_cores: bool
-    """Ranks outnumber the cores: no statement uses this point."""
+    """Whether threads outnumber the cores, so that no statement uses this point."""
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step takes longer than with fewer ranks, in its parts.
+    """How much longer a step takes than with fewer ranks, and in which parts.
 
-    Computing, waiting and synchronising add up to the step. In strong scaling a rank has less to compute, so
-    computing alone is compared with its share.
+    Computing, waiting and synchronising add up to ``step_seconds``. In strong scaling a rank has less to
+    compute, so its computing is compared with its share of the computing of fewer ranks.
     """
 
     since_ranks: int
+    """The smaller number of ranks."""
     share_seconds: float | None
-    """Strong scaling: the step of fewer ranks, their computing divided among more."""
+    """In strong scaling, the step time of fewer ranks with computing divided among more; else None."""
     step_seconds: float
+    """Growth of the step time."""
     computing_seconds: float
-    """Of the step without synchronisation, in the same processes."""
+    """Growth of the step time without synchronisation, in the same processes."""
     waiting_seconds: float
-    """Wait for the slowest rank."""
+    """Growth of the wait for the slowest rank."""
     synchronising_seconds: float
-    """The rest."""
+    """The rest of the growth."""
     collective_seconds: float | None
-    """The step's collectives alone; None where the fewer ranks have none."""
+    """Growth of the collectives' time without training; None if it was not measured for both numbers."""
 
 
 class Bend(msgspec.Struct, frozen=True, kw_only=True):
-    """The first count at which an arm falls below ``HOLDS``, and why."""
+    """The first number of ranks at which an arm surely falls below ``HOLDS``, and why."""
 
     arm: str
     ranks: int
     efficiency: Estimate
     lost_seconds: float
-    """Step time beyond the ideal."""
+    """Mean step time minus the ideal one."""
     computing_seconds: float | None
-    """The part that the control loses too; None without a control."""
+    """The same for the control, which only computes; None without a control."""
     growth: Growth | None
-    """Since the count before; None where no step without synchronisation was timed."""
+    """Growth since the next smaller number of ranks; None if no step without synchronisation was timed."""
     causes: list[Cause]
-    """Of this arm at this count."""
+    """Causes of the arm's sync cost at this number of ranks."""
 
 
 class ScaleFigures(msgspec.Struct, frozen=True, kw_only=True):
     """All figures and statements of a scaling series."""
 
     reference_ranks: int
+    """Smallest number of ranks, to which efficiency is relative."""
     points: list[ScalePoint]
-    """Arm by arm, with rising counts."""
+    """One point for each arm and number of ranks, arm by arm, with rising numbers."""
     bends: list[Bend]
     holds: dict[str, int]
-    """The largest count up to which an arm surely keeps ``HOLDS``."""
+    """By arm without a bend: the largest number of ranks up to which it surely keeps ``HOLDS``."""
     unsettled: dict[str, int]
-    """The first count with ``HOLDS`` inside the interval, without a bend."""
+    """By arm without a bend: the first number of ranks whose interval contains ``HOLDS``."""
     noisy: dict[int, list[int]]
-    """The noisy rounds of each count that has some."""
+    """The noisy rounds by number of ranks, for numbers that have some."""
 
 
 def summarise_scale(scale: Scale) -> ScaleFigures:
@@ -119,7 +124,7 @@ def _arms(scale: Scale) -> list[str]:
 
 
 def _seconds(run: Run, arm: str) -> dict[int, float]:
-    """Return an arm's step time in each round."""
+    """Return an arm's step time by round."""
     return {launch.round: step_seconds(launch) for launch in run.launches if launch.arm == arm}
 
 
@@ -149,12 +154,12 @@ def _points(scale: Scale, arm: str) -> Iterator[ScalePoint]:
 
 
 def _stated(points: list[ScalePoint]) -> Iterator[ScalePoint]:
-    """Yield the points that statements may use."""
+    """Yield the points that statements may use: with enough rounds, and not more threads than cores."""
     yield from (p for p in points if not p.beyond_cores and p.efficiency.n >= FEWEST_ROUNDS)
 
 
 def _bend(scale: Scale, summaries: Mapping[int, Summary], points: list[ScalePoint], arm: str) -> Bend | None:
-    """Find the first count at which an arm surely falls below ``HOLDS``."""
+    """Find the first number of ranks at which an arm's whole efficiency interval is below ``HOLDS``."""
     own = [point for point in _stated(points) if point.arm == arm]
     index = next((index for index, point in enumerate(own) if point.efficiency.high < HOLDS), None)
     if index is None:
@@ -176,7 +181,10 @@ def _bend(scale: Scale, summaries: Mapping[int, Summary], points: list[ScalePoin
 
 
 def _growth(then: ArmSummary, now: ArmSummary, counts: tuple[int, int], *, strong: bool) -> Growth | None:
-    """Split what a step grew by from one count to the next."""
+    """Split the growth of a step from ``then`` to ``now``, whose numbers of ranks are ``counts``.
+
+    None if a step without synchronisation was not timed for both.
+    """
     if not (then.detail.reference_seconds and now.detail.reference_seconds):
         return None
     computed = then.detail.reference_seconds.mean

@@ -1,9 +1,10 @@
 """Estimate how the turns and the launches of arms spread, from finished cohorts.
 
-The logarithm of a step time is the sum of an effect of the arm, one of the pass (the speed of the machine at
-that time), and the noise of the turn. Two arms cannot tell which of them is the noisy one. Three or more can:
-F. E. Grubbs, "On estimating precision of measuring instruments and product variability", Journal of the
-American Statistical Association 43 (1948). The noise of a turn is taken to fall with the root of its length.
+A cohort is the launches of one round, which take turns. The logarithm of a step time is the sum of an effect
+of the arm, one of the pass (the speed of the machine at that time), and the noise of the turn. Two arms do
+not show which of them is the noisy one. Three or more do: F. E. Grubbs, "On estimating precision of measuring
+instruments and product variability", Journal of the American Statistical Association 43 (1948). The noise of
+a turn is assumed to fall with the root of its length.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from compare.schema.results import Launch, Run
 _FEWEST_ARMS = 3
 _FEWEST_TURNS = 2
 _LEAST_SHARE = 0.25
-"""Smallest spread of an arm over the largest: few turns estimate a spread roughly."""
+"""Smallest spread of an arm relative to the largest, because few turns give a rough estimate."""
 
 
 def turn_spreads(run: Run) -> dict[str, float]:
-    """Return the standard deviation of ln(step time) of each arm's turns, were they one second long.
+    """Return, by arm, the standard deviation of ln(step time) that turns of one second would have.
 
-    Estimates of a cohort that are negative count as they are, so that the mean over cohorts has no bias. The
-    result is never below a quarter of the largest. Without a cohort of two passes, all spreads are 1.
+    It is the root of the mean variance over cohorts. Negative variances of a cohort count as they are, so
+    that this mean has no bias. No spread is below a quarter of the largest. All spreads are 1 if no cohort
+    has two passes, or if no mean is positive.
     """
     labels = [arm.label for arm in run.config.arms]
     variances = [found for launches in cohorts(run) if (found := _variances(launches))]
@@ -39,9 +41,9 @@ def turn_spreads(run: Run) -> dict[str, float]:
 
 
 def launch_variance(run: Run, arm: str, other: str) -> float | None:
-    """Return how much the log ratio of two arms varies between cohorts, beyond what their turns explain.
+    """Return the variance between cohorts of two arms' mean log ratio, beyond what their turns explain.
 
-    It may be negative by chance. It is None with fewer than two cohorts of two passes.
+    The result may be negative by chance. It is None with fewer than two cohorts of two passes.
     """
     means, explained = [], []
     for launches in cohorts(run):
@@ -56,13 +58,13 @@ def launch_variance(run: Run, arm: str, other: str) -> float | None:
 
 
 def timed_seconds(launch: Launch) -> float:
-    """Return the mean timed length of a launch's turns, in seconds, of its first rank."""
+    """Return the mean timed seconds of a turn, on the first rank of a launch."""
     blocks = [b for b in launch.ranks[0].blocks if b.mode == "training" and not b.phases]
     return sum(block.wall_ns for block in blocks) / 1e9 / len({block.turn for block in blocks})
 
 
 def cohorts(run: Run) -> list[list[Launch]]:
-    """Return the launches of each whole round."""
+    """Return the launches of each round that has one launch of every arm."""
     of_round: dict[int, list[Launch]] = {}
     for launch in run.launches:
         of_round.setdefault(launch.round, []).append(launch)
@@ -70,10 +72,11 @@ def cohorts(run: Run) -> list[list[Launch]]:
 
 
 def _variances(launches: Sequence[Launch]) -> dict[str, float]:
-    """Return the variance of each arm's turns times their length, of one cohort.
+    """Return, by arm, the variance of ln(step time) over the turns of one cohort, times a turn's seconds.
 
     A residual is what the means of arm and pass leave. Its variance is s^2 (1 - 2 / n) + S / n^2 for n arms,
-    where s belongs to the arm and S is the sum of all s^2. Two arms get the same.
+    where s belongs to the arm and S is the sum of all s^2. Two arms get the same variance. The result is
+    empty with one arm, or with fewer than two passes that all arms have.
     """
     times = {launch.arm: turn_seconds(launch) for launch in launches}
     turns = sorted(set.intersection(*map(set, times.values())))

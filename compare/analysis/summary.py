@@ -67,10 +67,10 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     skew_seconds: Estimate | None
     """Largest minus mean computing time over ranks, in the reference.
 
-    A mean over steps, without the slowest tenth.
+    It is the mean over steps without the slowest tenth.
     """
     blocked_seconds: Estimate | None
-    """Time in the phase ``sync``; an arm that overlaps waits in ``backward``."""
+    """Change of the phase ``sync`` against the reference; an arm that overlaps waits in ``backward``."""
     forward_seconds: Estimate | None
     """Change of the forward phase against the reference."""
     backward_seconds: Estimate | None
@@ -78,11 +78,11 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_seconds: Estimate | None
     """Change of the optimizer's phase against the reference."""
     collective_seconds: Estimate | None
-    """T_iso: a step's collectives alone, from a common start; mean over ranks."""
+    """T_iso: a step's collectives without training, median over samples of the mean over ranks."""
     overlap: Estimate | None
     """H = 1 - E / T_iso, signed: 1 if computation hides all communication.
 
-    E also holds copying and waiting, so an arm that blocks is below 0. The tables say ``none`` then.
+    E also contains copying and waiting, so H of an arm that blocks is below 0, and the tables say ``none``.
     """
     algorithm_bandwidth: Estimate | None
     """algbw = bytes of a step's messages / T_iso, in bytes per second."""
@@ -90,66 +90,66 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     """busbw = algbw x 2 (n - 1) / n for n ranks (nccl-tests, PERFORMANCE.md)."""
     gradient_bytes: int
     message_bytes: list[int]
-    """Bytes of each message of a step, before averaging."""
+    """Bytes of each call that averages gradients in a step."""
     cores_per_rank: Estimate
-    """CPU time over wall time while the arm trained."""
+    """CPU time of the ranks over their wall time while the arm trained."""
     whole_peak_memory_bytes: int | None
     """Largest resident set of any rank at any time.
 
     It includes the parity passes in float64, the reference, and the test. None for older runs.
     """
     slowest_rank: int
-    """Rank that computed longest, in the reference if there is one."""
+    """Rank with the longest mean step time, in the reference if there is one."""
 
 
 class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one arm; None for what cannot be computed."""
+    """Figures of one arm; a figure that cannot be computed is None."""
 
     arm: str
     launcher: str
     transport: str
     step_seconds: Estimate
-    """T_S."""
+    """T_S: step time with synchronisation."""
     mean_over_median: Estimate | None
-    """Mean over median of the blocks of a turn: the table's times show no stall beyond 1.
+    """Mean over median step time of the blocks in a turn: about 1 if no block stalls.
 
     None if no turn has three blocks.
     """
     samples_per_second: Estimate
-    """Over all ranks together."""
+    """Samples of all ranks together, per second."""
     sync_seconds: Estimate | None
-    """Sync cost: T_S - T_0, or share x T_S."""
+    """Sync cost: T_S - T_0, which is the share times T_S."""
     sync_share: Estimate | None
     """Share of the step that is sync cost: 1 minus the efficiency."""
     efficiency: Estimate | None
-    """T_0 / T_S: 1 is no cost at all."""
+    """T_0 / T_S: 1 if synchronising costs nothing."""
     speed_against_baseline: Estimate | None
     """The baseline's step time over this arm's; above 1 is faster."""
     verdict: Verdict | None
-    """None for the control and the baseline, and if ranks outnumber cores."""
+    """Verdict against the baseline; None for control and baseline, and if threads outnumber cores."""
     would_have_seen: float | None
     """The smallest relative difference that this verdict finds in 80 of 100 such runs.
 
-    None before the first look, and where there is no verdict or uneven load withholds it.
+    None before the first look, without a verdict, and if uneven load may explain the verdict.
     """
     accuracy: float | None
-    """On the whole test set, or the metric of an own workload."""
+    """Share of right answers on the whole test set, or the mean metric of an own workload."""
     test_loss: float | None
-    """None if the training diverged."""
+    """Mean loss on the test set; None if the training diverged."""
     final_hash: str | None
-    """Hash of the trained parameters if all ranks and launches agree."""
+    """Hash of the trained parameters; None if two ranks or launches differ."""
     parity: Parity
     peak_memory_bytes: int
-    """The largest of any rank."""
+    """Largest resident set of any rank during training."""
     peak_device_memory_bytes: int | None
     """Most memory of tensors on any rank's GPU; None on CPUs."""
     start_up_seconds: Estimate
-    """From the launcher's start to the slowest rank's first step."""
+    """Seconds from the launcher's start to the end of the slowest rank's first step."""
     other_cpu_load: Estimate
     """Share of the busiest host's CPUs that other processes used."""
     detail: Detail
     fastest: bool
-    """With this arm as baseline, the verdict on all others is slower."""
+    """Whether the verdict on every other arm is *slower*, with this arm as the baseline."""
 
     @property
     def below_noise(self) -> bool:
@@ -162,18 +162,18 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     arms: list[ArmSummary]
     lead: Lead | None
-    """None if nothing is ranked, or fewer than two arms can be."""
+    """The fastest arm and its rivals; None if nothing is ranked, or fewer than two arms can be ranked."""
     oversubscribed: bool
-    """A host has more threads than cores: nothing is ranked."""
+    """Whether a host has more threads than cores, so that nothing is ranked."""
     rounds_repeated: int
     noisy_rounds: list[int]
-    """Rounds that count although they were noisy: no more could be repeated."""
+    """Numbers of the rounds that count although they were noisy, because no more could be repeated."""
     noise_hides_all: bool
-    """Noise hides every difference between arms: the run can rank nothing."""
+    """Whether noise hides every difference between arms, so that the run can rank nothing."""
 
 
 def summarise(run: Run) -> Summary:
-    """Summarise all arms that have a finished launch."""
+    """Summarise a run, with the figures of every arm that has a launch."""
     oversubscribed = is_oversubscribed(run)
     common = common_rounds(run)
     found = {} if oversubscribed else verdicts(common, run.config.baseline)
@@ -195,9 +195,9 @@ def summarise(run: Run) -> Summary:
 
 
 def common_rounds(run: Run) -> Run:
-    """Keep the rounds that every arm with a launch has.
+    """Return a copy of the run with only the rounds that every arm with a launch has.
 
-    Only a run that is not complete has other rounds. Without a common round it keeps all.
+    Only a run that is not complete has other rounds. Without a common round, the run is returned as it is.
     """
     rounds = [{launch.round for launch in own} for arm in run.config.arms if (own := run.of(arm))]
     common = set.intersection(*rounds) if rounds else set()
@@ -209,9 +209,9 @@ def common_rounds(run: Run) -> Run:
 
 
 def _summarise_arm(run: Run, common: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool) -> ArmSummary:
-    """Summarise an arm.
+    """Return the figures of one arm.
 
-    Figures come from the common rounds. What it trained comes from all its rounds.
+    Times and memory come from the common rounds, and what the arm trained comes from all of its rounds.
     """
     launches, compared = run.of(arm), common.of(arm)
     ranks = launches[-1].ranks
@@ -281,7 +281,7 @@ def _ratio(pairs: Iterable[tuple[float, float]]) -> Estimate | None:
 
 
 def _difference(pairs: Iterable[tuple[float, float]]) -> Estimate | None:
-    """Estimate how much longer the first time of each pair is.
+    """Estimate by how much the first time of each pair is longer than the second; None without pairs.
 
     The mean is the difference of the geometric means. The interval is that of the paired ratio.
     """
@@ -294,9 +294,9 @@ def _difference(pairs: Iterable[tuple[float, float]]) -> Estimate | None:
 
 
 def _detail(launches: list[Launch], paid: list[tuple[Launch, Launch]]) -> Detail:
-    """Split the cost of an arm.
+    """Return the parts of an arm's sync cost.
 
-    ``paid`` pairs its launches with the control's.
+    ``paid`` pairs the arm's launches with the control's of the same rounds. It is empty without a sync cost.
     """
     phases = [phase_changes(launch) for launch in launches]
     last, ranks = launches[-1].ranks[0], len(launches[-1].ranks)
@@ -342,7 +342,7 @@ def _reference(launch: Launch) -> float:
 
 
 def _slowest(control: Launch) -> float:
-    """Return the step time that its slowest rank would give to all."""
+    """Return the step time that all ranks of the control would have if they waited for the slowest one."""
     return step_seconds(control) + imbalance_seconds(control)
 
 

@@ -1,6 +1,6 @@
-"""Lay out a step's calls on a timeline, beside the backward pass.
+"""Lay out a step's calls on a timeline, together with the backward pass.
 
-Times count from the end of the forward pass. A call starts when its bucket is ready and the last call ended.
+Times count from the end of the forward pass. A call starts once its bucket is ready and the last call ended.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from compare.analysis.cost_model import Call
 
 Schedule: TypeAlias = Literal["after", "overlap", "fused"]
-"""Calls after backward, during it by buckets, or of what is ready."""
+"""When calls run: ``after`` backward, during it as buckets fill, or ``fused`` from all ready gradients."""
 MIB = 1 << 20
 DEFAULT_CAP_MB = 25
 
@@ -21,11 +21,11 @@ class Gradient(NamedTuple):
 
     nbytes: float
     ready: float
-    """Seconds after the forward pass."""
+    """Seconds from the end of the forward pass until it is ready."""
 
 
 class End(NamedTuple):
-    """The end of the last call, and what the calls took."""
+    """When the backward pass and all calls have ended, and the time of all calls together."""
 
     seconds: float
     calls: Call
@@ -40,7 +40,11 @@ def lay_out(
     *,
     fusion_bytes: float = 0.0,
 ) -> End:
-    """Return the end of backward and of all calls."""
+    """Return when the backward pass and all calls have ended.
+
+    The backward pass takes ``backward`` seconds. ``messages`` are the bytes of the calls in order, which
+    ``call`` maps to times. The schedule ``fused`` reads ``fusion_bytes`` in place of ``messages``.
+    """
     if schedule == "fused":
         return _fuse(gradients, backward, call, fusion_bytes)
     ready = [backward] * len(messages) if schedule == "after" else _ready_times(gradients, messages)
@@ -53,7 +57,7 @@ def lay_out(
 
 
 def _ready_times(gradients: Sequence[Gradient], messages: Sequence[float]) -> list[float]:
-    """Return when each bucket is full, as gradients fill them in order."""
+    """Return when the bucket of each message is full, if gradients fill the buckets as they become ready."""
     order = sorted(gradients, key=lambda gradient: gradient.ready)
     times, limit, filled, index = [], 0.0, 0.0, 0
     for nbytes in messages:
@@ -66,7 +70,7 @@ def _ready_times(gradients: Sequence[Gradient], messages: Sequence[float]) -> li
 
 
 def _fuse(gradients: Sequence[Gradient], backward: float, call: Callable[[float], Call], limit: float) -> End:
-    """Send all ready gradients in one call, again and again."""
+    """Lay out calls that each send all gradients that are ready, up to ``limit`` bytes."""
     waiting = sorted(gradients, key=lambda gradient: gradient.ready)
     end, latency, wire = 0.0, 0.0, 0.0
     while waiting:
@@ -83,9 +87,9 @@ def _fuse(gradients: Sequence[Gradient], backward: float, call: Callable[[float]
 
 
 def ddp_buckets(gradients: Sequence[Gradient], cap_mb: float) -> list[float]:
-    """Return the bytes of DDP's buckets for another cap.
+    """Return the bytes of each of DDP's buckets, in order, with a cap in MiB.
 
-    A bucket is closed when it reaches its limit. With the default cap the first limit is 1 MiB.
+    A bucket is closed when it reaches the cap. With the default cap, the first bucket has a cap of 1 MiB.
     """
     limits = [MIB if cap_mb == DEFAULT_CAP_MB else cap_mb * MIB]
     buckets, size = [], 0.0

@@ -1,14 +1,15 @@
 """Withhold the verdicts that uneven load may explain.
 
 Another program may run while one arm trains, and rest while its rival does. No timing can tell that from a
-slower arm. But the kernel counts the busy time of the CPUs in the turns of every arm. So each round has the
+slower arm. But the kernel counts the busy time of the CPUs in the turns of every arm. So each round gives a
 difference of other load between two arms. It is counted in cores, because a busy core delays the ranks of 64
 CPUs as it delays those of two.
 
 A load that comes and goes by chance widens a verdict's own interval. What misleads is a load that keeps step
-with one arm. If it alone makes a ratio differ, its own difference is at least as clear. So a verdict is
-withheld only where the t interval of that difference excludes zero, and its far end tells how much the load
-may explain. Each end errs in 5 of 100. So few rounds, whose intervals are wide, withhold no more than many.
+with one arm. If such a load alone makes a ratio differ, the loads differ at least as clearly. So a verdict is
+withheld only if the t interval of the difference in load excludes zero. The far end of that interval shows
+how much the load may explain. Each end is wrong in 5 of 100 cases. So few rounds, whose intervals are wide,
+withhold no more verdicts than many.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ from compare.schema.arms import Arm
 from compare.schema.results import Run
 
 NEGLIGIBLE_CORES = 0.1
-"""Difference in other load that does not matter.
+"""Largest difference in other load that does not matter.
 
-On a quiet machine it is less. What is left there is the kernel's own work for an arm, and rounding.
+On a quiet machine the difference is smaller, because it is only the kernel's work for an arm, and rounding.
 """
 SLOWDOWN = 3.0
-"""Steps that one busy core is taken to add to a step.
+"""Number of step times that one busy core is assumed to add to a step.
 
-All ranks wait for the one that shares its core. It is more than was seen. On two cores, in four tries,
-loops added 1.2 to 2.3 steps to those of two spinning ranks. They added 0.4 to one of ``ddp``.
+All ranks wait for the rank that shares its core. The value is more than was measured. On two cores, in four
+tries, busy loops added 1.2 to 2.3 step times to a step of two spinning ranks, and 0.4 to one of ``ddp``.
 """
 ONE_SIDED = 0.05
-"""Level of each end of the load's interval."""
+"""Probability that one end of the load's interval is wrong."""
 
 
 def withhold(run: Run, baseline: str, name: str, verdict: Verdict) -> Verdict:
-    """Leave a verdict open if uneven load may explain it.
+    """Return a verdict, which becomes *unresolved* if uneven load may explain it.
 
-    The load of both arms is compared over the common rounds that the verdict has. A difference stands if the
-    slower arm has less load. It stands too if its whole interval exceeds what the load can do.
+    Other load beside the two arms is compared over the common rounds that the verdict has. A difference
+    stands if the slower arm has less load, or if its whole interval exceeds what the load can explain.
     """
     if verdict.kind == "unresolved":
         return verdict
@@ -68,7 +69,7 @@ def may_explain(differences: Sequence[float], verdict: Verdict) -> bool:
     Args:
         differences: other load beside the arm minus that beside the baseline, in cores; one value for each
             of two rounds or more.
-        verdict: what the same rounds show.
+        verdict: the verdict on the arm from the same rounds.
     """
     low, high = _interval(differences)
     largest = max(-low, high)
@@ -81,7 +82,7 @@ def may_explain(differences: Sequence[float], verdict: Verdict) -> bool:
 
 
 def _interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Return the t interval of the mean; each end is wrong in `ONE_SIDED` of all cases."""
+    """Return the ends of the t interval of the mean; each is wrong with the probability `ONE_SIDED`."""
     from scipy.special import stdtrit  # importing scipy would slow down the start of the parent
 
     n, mean = len(differences), statistics.fmean(differences)
@@ -90,5 +91,5 @@ def _interval(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def _by_round(run: Run, arm: Arm) -> dict[int, float]:
-    """Return the other load beside the arm in each round, in cores."""
+    """Return by round how many cores other processes used beside the arm."""
     return {launch.round: other_cores(launch) for launch in run.of(arm)}

@@ -1,7 +1,8 @@
 """Hold the errors of predictions, by library and schedule.
 
-``python -m tests.bench.predictions`` measures them; docs/predictions.md shows every cell. Each is the larger
-of two: Student's interval for one more such cell, and their largest error.
+``python -m tests.bench.predictions`` measures the errors. A cell is one launch that was predicted and
+measured; docs/predictions.md shows every cell. Each error is the larger of two: the end of Student's interval
+for one more such cell, and the largest error of the cells.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from typing import Literal, TypeAlias
 from compare.analysis.timeline import Schedule
 
 Regime: TypeAlias = Literal["wire", "other"]
-"""``wire``: bytes take half of the step, and 10 ms a call."""
+"""``wire``: bytes take half of the step or more, and 10 ms or more for each call."""
 
 WIRE_SECONDS = 0.010
 WIRE_SHARE = 0.5
 VALIDATED_HOSTS = 4
+"""Largest number of hosts in a cell."""
 VALIDATED_LAUNCHES = 2
-"""Every cell was predicted from so many launches."""
+"""Number of launches from which every cell was predicted."""
 VALIDATED_RATES = (0.5, 2.5)
 """Minimum and maximum ratio of the predicted rate to the measured rate."""
 
@@ -31,20 +33,20 @@ _LARGEST_ERROR = max(_ERRORS.values())
 
 
 def has_cells(library: str, schedule: Schedule) -> bool:
-    """Return whether such arms were measured and compared."""
+    """Return whether any cell has an arm with this library and this schedule."""
     return (library, schedule) in _ERRORS
 
 
 def validated_error(library: str, schedule: Schedule, *, like_cells: bool = True) -> float:
-    """Return the relative error that no interval is narrower than.
+    """Return the relative error of a prediction, which is the least that its interval allows for.
 
-    It is the larger of two times over the smaller, minus one. A prediction that is like no cell has the
-    largest error of any kind of cells.
+    The error is the larger of the predicted and the measured time over the smaller one, minus one. A
+    prediction that is like no cell has the largest error of all kinds of cells.
     """
     return _ERRORS.get((library, schedule), _LARGEST_ERROR) if like_cells else _LARGEST_ERROR
 
 
 def regime_of(wire: float, calls: int, step: float) -> Regime:
-    """Return the regime of a step, by the seconds of its bytes."""
+    """Return the regime of a step, from its seconds ``step`` and the seconds ``wire`` of its bytes."""
     dominates = wire >= WIRE_SECONDS * calls and wire >= WIRE_SHARE * step
     return "wire" if dominates else "other"

@@ -8,10 +8,10 @@ One procedure serves all designs: a fixed number of rounds is a single look.
   (1979). The k-th smallest of K p-values must be at most alpha / (K - k + 1), and all before it must pass.
   That bounds the false differences of a run. It does not bound the misses of its intervals: each one has the
   level of its own arm. ``docs/method.md`` has figures.
-* **Several looks.** They share alpha out among them: see ``looks.py``.
+* **Several looks.** Alpha is shared out among the looks: see ``looks.py``.
 * **All rounds.** A look decides what kind of verdict an arm has. Ratio and interval are those of all rounds,
-  so that the figures of a table divide. If the ratio no longer lies on the verdict's side, the arm is open.
-  That only takes verdicts away, so the level holds.
+  so that they agree with the step times of a table. If the ratio no longer lies on the verdict's side, the
+  arm becomes *unresolved*. That only takes verdicts away, so the level holds.
 """
 
 from __future__ import annotations
@@ -32,56 +32,59 @@ if TYPE_CHECKING:
 MARGIN = 0.03
 """Largest relative difference that does not matter."""
 _MOST_ROUNDS = 10_000
-"""Beyond this the effect is on the margin, and nothing settles it."""
+"""Most further rounds that are considered; an effect that needs more lies on the margin."""
 _LARGEST_LOG = 700.0
-"""The largest double is e to the 709."""
+"""Largest absolute log ratio; the largest double is e to the 709."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Verdict on one arm against the baseline."""
 
     kind: Literal["faster", "slower", "equivalent", "unresolved"]
-    """Whether there is a difference, as the look says that settled it.
+    """Whether there is a difference, by the look that settled the arm.
 
-    - *faster* or *slower*: its interval excludes 1, and its estimate exceeds the margin
-    - *equivalent*: its whole interval lies within the margin
-    - *unresolved*: no look settled it, or all rounds lie on the other side
+    - *faster* or *slower*: the interval excludes 1, and the estimate exceeds the margin
+    - *equivalent*: the whole interval lies within the margin; in a gate, ``least`` does
+    - *unresolved*: no look settled the arm, the ratio of all rounds lies on the other side, or uneven load
+      may explain the difference
     """
     speed_ratio: float
     """Baseline's step time over the arm's, geometric mean of all rounds; above 1 is faster."""
     low: float | None
     """Lower end of the interval over all rounds; None for a single round."""
     high: float | None
+    """Upper end of the same interval."""
     level: float
-    """Confidence level of this interval alone, after Holm and spending.
+    """Confidence level of this one interval, after Holm's correction and the shares of the looks.
 
-    It is that of the look which settled the arm, or of the last one.
+    It is the level at the look that settled the arm, or at the last look.
     """
     p: float
-    """Two-sided p of no difference, for this arm alone, at the look that settled it or at the last one."""
+    """Two-sided p of no difference, for this arm alone, at the look that settled it or at the last look."""
     p_adjusted: float
-    """The same after Holm, for all arms of that look."""
+    """The same after Holm's correction over all arms of that look."""
     n: int
     """Number of paired rounds."""
     settled_after: int | None = None
     """Rounds after which a look settled the arm; None while it is unresolved."""
     margin: float
-    """The margin, as a fraction."""
+    """Largest relative difference that does not matter, as a fraction."""
     rounds_to_settle: int | None
-    """About how many more rounds of the same spread settle it.
+    """About how many more rounds of the same spread settle an *unresolved* arm.
 
-    For *unresolved*; None if there is one round, or if more than 10,000 are needed.
+    None if the arm is settled, has one round or uneven load, or needs more than 10,000 rounds.
     """
     uneven_load: tuple[float, float] | None = None
-    """Other load beside the arm and beside the baseline, in cores.
+    """Other load beside the arm and beside the baseline, in cores; None unless it may explain the verdict.
 
-    Given if they may explain the difference. Then the verdict is *unresolved*.
+    The verdict is *unresolved* if the load may explain it at the look that would settle the arm. If only the
+    load of all rounds may explain it, its kind stays.
     """
     least: float | None = None
     """Lower end of the one-sided interval of a gate, as a speed ratio.
 
-    Its rounds and its level are those of the look that settled the arm, or of the last one. None for another
-    run, or for a single round.
+    Its rounds and its level are those of the look that settled the arm, or of the last look. None outside a
+    gate, or for a single round.
     """
 
 
@@ -95,22 +98,22 @@ def judge(
     one_sided: bool = False,
     accept: Callable[[str, Verdict], Verdict] = lambda _, verdict: verdict,
 ) -> dict[str, Verdict]:
-    """Judge every arm against the baseline.
+    """Judge every arm against the baseline, and return the verdicts by arm.
 
-    An arm that a look settles keeps the kind of its verdict while the ratio of all rounds agrees with it. One
-    whose ratio lies on the other side at a later look is judged anew from there on.
+    An arm that a look settles keeps the kind of its verdict while the ratio of all rounds agrees with it. An
+    arm whose ratio lies on the other side at a later look is judged anew from that look on.
 
     Args:
-        log_ratios: ln(baseline's step time / arm's) of each round, for each arm except the baseline. An arm
-            without rounds has no verdict, but counts as compared.
+        log_ratios: ln(baseline's step time / arm's) of each round, by arm, without the baseline. An arm
+            without rounds gets no verdict, but counts for Holm's correction.
         looks: all looks so far, in order; the default is a single one at all rounds.
         alpha: probability of any false difference, over all arms and looks.
         margin: largest relative difference that does not matter. It is symmetric in the logarithm: 0.03
             allows a speed ratio between 1 / 1.03 and 1.03.
-        fewest: rounds below which nothing is settled, see `FIRST_LOOK`.
-        one_sided: see `decide`.
-        accept: takes an arm and its verdict at a look. It returns that verdict, or an unresolved one: then
-            the next look judges the arm again.
+        fewest: number of rounds below which nothing is settled, see `FIRST_LOOK`.
+        one_sided: whether *equivalent* means not slower by the margin, as in `decide`.
+        accept: takes an arm and its verdict at a look. It returns that verdict, or an unresolved one, and
+            then the next look judges the arm again.
 
     Raises:
         ValueError: a value is no logarithm of a finite ratio, or a setting is out of range.
@@ -140,7 +143,7 @@ def judge(
 
 
 def _agreeing(arms: Sequence[str], verdicts: Mapping[str, Verdict], sample: Sample) -> NDArray:
-    """Return which arms lie on the side of their verdicts."""
+    """Return for each arm whether its mean lies on the side of its verdict; False without a verdict."""
     import numpy as np
 
     pairs = zip(arms, sample.mean, strict=True)
@@ -149,7 +152,7 @@ def _agreeing(arms: Sequence[str], verdicts: Mapping[str, Verdict], sample: Samp
 
 
 def _with_load(verdict: Verdict, accept: Callable[[Verdict], Verdict]) -> Verdict:
-    """Name the load that would leave a verdict open over all rounds, and keep its kind."""
+    """Return a verdict with the uneven load that may explain it over all rounds, and with its kind kept."""
     over_all = accept(verdict)
     return msgspec.structs.replace(verdict, uneven_load=over_all.uneven_load or verdict.uneven_load)
 
@@ -200,7 +203,7 @@ def _verdict(index: int, sample: Sample, decision: Decision, margin: float, fewe
 def _over_all_rounds(verdict: Verdict, values: Sequence[float], fewest: int) -> Verdict:
     """Return the verdict with the ratio and the interval of all rounds.
 
-    A ratio that contradicts it makes the arm *unresolved*.
+    If that ratio contradicts the verdict, the arm becomes *unresolved*.
     """
     if verdict.n == len(values):
         return verdict
@@ -212,7 +215,7 @@ def _over_all_rounds(verdict: Verdict, values: Sequence[float], fewest: int) -> 
 
 
 def _agrees(verdict: Verdict, mean: float) -> bool:
-    """Return whether a mean log ratio lies on the side that a verdict says."""
+    """Return whether a mean log ratio agrees with the kind of a verdict; always if it is *unresolved*."""
     is_one_sided, margin = verdict.least is not None, math.log1p(verdict.margin)
     return {
         "faster": mean > 0,
@@ -223,7 +226,7 @@ def _agrees(verdict: Verdict, mean: float) -> bool:
 
 
 def _with_interval(verdict: Verdict, mean: float, error: float, n: int, fewest: int) -> Verdict:
-    """Return the verdict with the ratio and the interval of ``n`` rounds, at its own level."""
+    """Return the verdict with the ratio and the interval of ``n`` rounds, at the verdict's level."""
     from scipy.special import stdtrit
 
     alpha = 1 - verdict.level
@@ -243,12 +246,12 @@ def _with_interval(verdict: Verdict, mean: float, error: float, n: int, fewest: 
 
 
 def ratio_of(value: float) -> float | None:
-    """Return the ratio; None if JSON cannot hold it or its inverse."""
+    """Return the ratio with the logarithm ``value``; None if JSON cannot hold the ratio or its inverse."""
     return math.exp(value) if abs(value) < _LARGEST_LOG else None
 
 
 def _rounds_to_settle(mean: float, error: float, n: int, alpha: float, margin: float) -> int | None:
-    """Return how many more rounds make the half-width small enough."""
+    """Return how many more rounds make the half-width small enough to settle; None beyond `_MOST_ROUNDS`."""
     from scipy.special import stdtrit
 
     log_margin = math.log1p(margin)

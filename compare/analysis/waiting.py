@@ -10,22 +10,22 @@ import msgspec
 from compare.schema.results import Launch, Run
 
 WAITING_CORES_LIMIT = 0.02
-"""Share of a core that a waiting arm may take."""
+"""Largest share of a core that all ranks of an arm may use together while it waits."""
 
 
 class TurnsSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What the arms of a run cost each other while they waited."""
 
     waiting_cores: dict[str, float]
-    """Cores that all ranks of a waiting arm took, on average."""
+    """Cores that all ranks of an arm used together while it waited, by arm: mean over its launches."""
     memory_bytes: int
-    """Largest sum of the peaks of all ranks of a cohort."""
+    """Largest sum of the peak memory of all ranks that ran in one round."""
     trained_on: list[str]
-    """Arms whose turns went on after the training, for timing only."""
+    """Labels of the arms whose turns went on after the training, for timing only."""
 
     @property
     def awake(self) -> dict[str, float]:
-        """Return the arms that took more of a core than the limit."""
+        """Return the cores of the arms that used more than the limit while they waited, by arm."""
         return {arm: cores for arm, cores in self.waiting_cores.items() if cores > WAITING_CORES_LIMIT}
 
 

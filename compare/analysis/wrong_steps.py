@@ -10,15 +10,15 @@ import msgspec
 from compare.schema.parity import ParityPass, WrongStep
 
 _CLOSE = 1e-3
-"""Largest distance of a share from one with a meaning.
+"""Largest difference between a share and a value with a known meaning.
 
-It is also the largest part of an update without an explanation.
+It is also the largest part of an update that may stay unexplained.
 """
 
 _LEAST_KEPT = 1e-9
-"""Least part of a mean that is left to be a share of."""
+"""Smallest part of the mean that ``before_step`` must keep, because shares are divided by that part."""
 _ROUNDED = 0.01
-"""Largest error of a share that half precision makes."""
+"""Largest error of a share that half precision explains."""
 _SHARDS = "Check that the shards are the parts of every global batch."
 _WRONG_SHARD = "A shard is not updated, or samples are left out. Check every rank's part of the work."
 _PLAIN_MEAN = "It is the plain mean: the step leaves out what the workload's before_step does."
@@ -41,7 +41,7 @@ _REFERENCE = "Give the workload a reference_step, which takes the batches of all
 def diagnose(passes: Sequence[tuple[int, ParityPass]], *, in_shards: bool = False) -> str:
     """Describe where a failed pass goes wrong first, and the likely cause.
 
-    Each pass comes with its rank. Ranks ``in_shards`` gather the same model: their agreement shows nothing.
+    Each pass comes with its rank. If ranks gather one model (``in_shards``), their agreement shows nothing.
     """
     wrong = [(rank, taken.wrong) for rank, taken in passes if taken.wrong]
     first = min(wrong, key=lambda found: (found[1].step, found[0]), default=None)
@@ -63,9 +63,9 @@ def diagnose(passes: Sequence[tuple[int, ParityPass]], *, in_shards: bool = Fals
 
 
 def why_incomparable(passes: Sequence[tuple[int, ParityPass]], *, own_step: bool) -> tuple[str, str] | None:
-    """Return why a single process is no measure of a wrong step, and the remedy.
+    """Return why a wrong step cannot be compared with a single process, and the remedy; None if it can.
 
-    None where it is one: where the step is a plain one, or consists of the shards' gradients in wrong parts.
+    It cannot if the workload remembers earlier calls, or if a user's own step rounds or is no plain step.
     """
     wrong = [(rank, taken.wrong) for rank, taken in passes if taken.wrong]
     if not wrong:
@@ -83,7 +83,7 @@ def why_incomparable(passes: Sequence[tuple[int, ParityPass]], *, own_step: bool
 
 
 def _miscounted(passes: Sequence[tuple[int, ParityPass]]) -> tuple[int, int, int] | None:
-    """Return rank, step and calls of the first miscounted step."""
+    """Return rank, number and calls of the first step without exactly one ``optimizer.step()``, if any."""
     found = [
         (step, rank, count)
         for rank, taken in passes
@@ -97,9 +97,11 @@ def _miscounted(passes: Sequence[tuple[int, ParityPass]]) -> tuple[int, int, int
 
 
 def _with_shares(wrong: WrongStep, taken: ParityPass) -> WrongStep:
-    """Read a large model's shares from its whole first update.
+    """Return a wrong step of a large model with shares, which follow from its whole first update.
 
-    Its rank kept no gradient of each shard. But a multiple of the right update has one share for all.
+    A rank with a large model keeps no gradient of each shard. But if its first update is a multiple of the
+    right one, that multiple is the share of every shard. A step that has shares, or is not the first, is
+    returned as it is.
     """
     share, error = taken.share_of_first_update, taken.error_of_first_update
     if wrong.shares or wrong.step > 1 or share is None or error is None:
@@ -125,7 +127,7 @@ def _without_a_wrong_step(passes: Sequence[tuple[int, ParityPass]]) -> str:
 
 
 def _cause(wrong: WrongStep, *, agree: bool) -> str:
-    """Read the shares of an update; empty without a known meaning."""
+    """Return the likely cause of a wrong update, by its shares; empty if they have no known meaning."""
     if wrong.difference is None:
         return "The loss or a gradient is not a number."
     if not wrong.shares or wrong.unexplained is None or wrong.unexplained > _CLOSE:
@@ -141,7 +143,7 @@ def _cause(wrong: WrongStep, *, agree: bool) -> str:
 
 
 def _unevenly(shares: list[float], *, agree: bool, first: bool) -> str:
-    """Describe an update in which some gradients count more."""
+    """Return the likely cause of an update in which the ranks' gradients have different shares."""
     count = len(shares)
     if all(abs(share - 1) < _ROUNDED for share in shares):
         return _SMALL
@@ -165,7 +167,7 @@ def _unevenly(shares: list[float], *, agree: bool, first: bool) -> str:
 
 
 def _evenly(share: float, wrong: WrongStep) -> str:
-    """Describe an update that is a multiple of the right one."""
+    """Return the likely cause of an update that is a multiple of the right one."""
     count = len(wrong.shares)
     rate = (
         f"The learning rate is {wrong.rate:.3g} times the right one. Is it scaled by the ranks, is its "

@@ -97,9 +97,10 @@ class Dataset(StrEnum):
 
 
 def complete_names(module: str, known: str) -> Callable[[str], list[str]]:
-    """Return a function that completes the last of several names with commas.
+    """Return a function by which a shell completes the last of several names, separated by commas.
 
-    ``known`` holds the names. Its module is imported by a shell that completes, not by ``--help``.
+    The names are in the attribute ``known`` of ``module``, which only a completing shell imports, not
+    ``--help``.
     """
 
     def complete(incomplete: str) -> list[str]:

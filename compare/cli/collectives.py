@@ -123,7 +123,7 @@ def collectives(
 
 
 def _carry_out(request: SweepRequest, flags: LaunchFlags, *, detail: bool) -> tuple[CollectivesRun, Path]:
-    """Time the groups, and export what was measured, also where it ends early."""
+    """Time the groups, and return the run with its folder; it is exported even if it ends early."""
     from compare.experiment import compare_collectives
 
     log = make_console(stderr=True)

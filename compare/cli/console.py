@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def make_console(*, stderr: bool = False) -> Console:
     """Make a console as wide as the terminal.
 
-    For a file or a pipe, it is as wide as a whole table.
+    For a file or a pipe it is as wide as the widest table, unless ``COLUMNS`` is set.
     """
     from rich.console import Console
 
@@ -34,16 +34,16 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def make_say(console: Console, *, quiet: bool = False) -> Callable[[str], None]:
-    """Return a function that prints one dim line, or nothing."""
+    """Return a function that prints one dim line, or nothing if ``quiet``."""
     if quiet:
         return lambda _line: None
     return lambda line: console.print(printable(line), style="dim", markup=False, soft_wrap=True)
 
 
 def make_watch(console: Console, flags: LaunchFlags, *, counts: int = 1) -> Callable[[Any], LiveProgress]:
-    """Return a function that makes the observer of a config.
+    """Return a function that makes, for a config, the observer that shows progress on this console.
 
-    ``counts`` is how many times its launches run.
+    ``counts`` is how many numbers of ranks there are; each has all launches of the config.
     """
     from compare.report.progress import LiveProgress
 
@@ -53,14 +53,14 @@ def make_watch(console: Console, flags: LaunchFlags, *, counts: int = 1) -> Call
 
 
 def print_notes(error: BaseException) -> None:
-    """Print an error's notes: what was kept, and where."""
+    """Print the notes of an error, which say what was kept and where."""
     for note in getattr(error, "__notes__", ()):
         typer.echo(printable(note), err=True)
 
 
 def print_error(error: RingsideError) -> None:
-    """Print an error in its three parts."""
-    # A host or a file decides what stands in them.
+    """Print an error in its three parts: what is wrong, what was found, and the remedy."""
+    # The parts may hold text from a host or a file.
     what, *parts = map(printable, (error.what, error.found, error.remedy))
     typer.secho(f"error: {what}", fg=typer.colors.RED, bold=True, err=True)
     for part in parts:

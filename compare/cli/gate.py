@@ -101,7 +101,7 @@ def gate(
 
 
 def _carry_out(request: UserRequest, flags: RunFlags, form: ChangeFormat, export_junit: Path | None) -> None:
-    """Carry out a gate, print it, and raise unless it passed."""
+    """Carry out a gate, export and print it, and raise an error unless it passed."""
     from compare.report.changes import document_of
 
     # The Markdown of this command is that of the gate, not that of the run.

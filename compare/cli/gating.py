@@ -24,7 +24,7 @@ ExportJUnit = Annotated[
 
 
 def read_percent(written: str) -> float:
-    """Read a percentage as a fraction: ``5%`` or ``5``.
+    """Return a percentage, written as ``5%`` or ``5``, as a fraction.
 
     Raises:
         UsageError: it is no percentage above 0 and below 1000.
@@ -41,7 +41,7 @@ def read_percent(written: str) -> float:
 
 
 def print_changes(changes: Changes, form: ChangeFormat, *, stderr: bool = False) -> None:
-    """Print changes in one format."""
+    """Print what a gate or ``compare diff`` found, in one format."""
     from compare.report.changes import benchmark, document_of
 
     if form is ChangeFormat.BENCHMARK:
@@ -51,7 +51,7 @@ def print_changes(changes: Changes, form: ChangeFormat, *, stderr: bool = False)
 
 
 def write_junit(gate: Changes, path: Path | None) -> None:
-    """Write JUnit XML, if it is wanted."""
+    """Write a gate as JUnit XML to a file; None writes nothing."""
     from compare.report.changes import junit
     from compare.system.files import write_text
 
@@ -60,7 +60,7 @@ def write_junit(gate: Changes, path: Path | None) -> None:
 
 
 def export_unfinished(run: Run, *, flags: RunFlags, junit: Path | None) -> None:
-    """Export the run of an unfinished gate, and an error as JUnit."""
+    """Export the run of a gate that ended early; the JUnit file, if any, gets an error with the reason."""
     from compare.report.changes import junit_of_early_end
     from compare.system.files import write_text
 
@@ -72,13 +72,13 @@ def export_unfinished(run: Run, *, flags: RunFlags, junit: Path | None) -> None:
 
 
 def require_passed(gate: Changes) -> None:
-    """Raise unless every arm passed.
+    """Raise an error unless every arm passed.
 
     The printed changes end with their conclusion, so the error does not repeat it.
 
     Raises:
         SlowerError: an arm is slower.
-        TooNoisyError: an arm is open.
+        TooNoisyError: an arm is open, or none was compared.
     """
     if gate.outcome == "slower":
         raise SlowerError(

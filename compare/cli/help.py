@@ -84,7 +84,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "compare install mpich --help",
     ),
 }
-"""Two command lines that work, for each command."""
+"""Two examples of command lines for each command."""
 
 
 SUMMARIES = {
@@ -106,7 +106,7 @@ SUMMARIES = {
     "data": "The data that every arm trains on.",
     "install": "Install what pip alone cannot.",
 }
-"""The summary of each command, as its own help begins."""
+"""The summary of each command, which is also the first line of its own help."""
 
 
 class Command(TyperCommand):
@@ -128,7 +128,7 @@ class Command(TyperCommand):
                 formatter.write_dl(lines)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples, unbroken: they are there to be copied."""
+        """Write the examples without line breaks, so that they can be copied."""
         examples = EXAMPLES.get(ctx.command_path.partition(" ")[2], ())
         if examples:
             with formatter.section("Examples"):

@@ -1,4 +1,4 @@
-"""Read where the ranks run from the flags."""
+"""Read from the flags on which hosts the ranks run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def read_allocation(flags: LaunchFlags) -> Allocation:
-    """Read the hosts of the ranks, each with its slots.
+    """Return the hosts of the ranks, each with as many slots as it gets ranks.
 
     Raises:
         UsageError: a flag has a wrong value, or two contradict each other.
@@ -26,7 +26,7 @@ def read_allocation(flags: LaunchFlags) -> Allocation:
 
 
 def find_hosts(flags: HostFlags) -> Allocation:
-    """Find the hosts that the flags choose, with all their slots.
+    """Return the hosts that the flags choose, with all their slots.
 
     Raises:
         UsageError: a flag has a wrong value, or two contradict each other.
@@ -41,7 +41,7 @@ def find_hosts(flags: HostFlags) -> Allocation:
 
 
 def _choose(flags: LaunchFlags) -> Allocation:
-    """Choose the hosts; a rehearsal has made its own."""
+    """Return the hosts of the ranks; in a rehearsal, some of those that it made."""
     from compare.experiment.allocation import choose_allocation
     from compare.schema.hostfile import select
     from compare.schema.hosts import place
@@ -62,7 +62,7 @@ def _choose(flags: LaunchFlags) -> Allocation:
 
 
 def _of_own(flags: HostFlags) -> dict[str, object]:
-    """Return the flags that choose hosts, or how to reach them."""
+    """Return the flags that choose hosts or how to reach them, by name; a false value means not given."""
     return {
         "--hostfile": flags.hostfile,
         "-H": flags.hosts,

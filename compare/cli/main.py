@@ -28,7 +28,7 @@ EITHER_SPELLING = {
 }
 
 _WrongUsage: Any = typer.BadParameter.__mro__[1]
-"""An error of the parser, which newer versions of typer bring along."""
+"""The parser's error for wrong usage: click's ``UsageError``, or the copy in newer versions of typer."""
 _REFUSALS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 
 EXIT_CODES = {
@@ -53,23 +53,23 @@ EXIT_CODES = {
 
 
 class _Commands(TyperGroup):
-    """The commands, imported when one of them is needed.
+    """The group of all commands, which are imported when one of them is needed.
 
-    ``--help`` of the program needs none: it lists their summaries.
+    The program's own ``--help`` needs none of them, because it lists their summaries.
     """
 
     _loaded: dict[str, Any] | None = None
 
     @property  # type: ignore[override]  # the class above has an attribute
     def commands(self) -> dict[str, Any]:
-        """Return every command by its name."""
+        """Return every command by its name, after importing all at the first use."""
         if self._loaded is None:
             self._loaded = _load_commands()
         return self._loaded
 
     @commands.setter
     def commands(self, _: Any) -> None:
-        """Take none: typer sets those that are registered below, and none is."""
+        """Ignore what typer sets: the commands registered with ``app`` itself, which has none."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write each command with its summary."""
@@ -138,9 +138,9 @@ def _call() -> int:
 
 
 def _register(to: typer.Typer, command: Callable[..., None], name: str, **settings: Any) -> None:
-    """Register a command that turns Ctrl-C and wrong paths into exit codes.
+    """Register a command, and turn Ctrl-C and errors of the system into exit codes.
 
-    ``name`` is the whole one, such as ``data fetch``.
+    ``name`` includes the name of its group, as in ``data fetch``.
     """
 
     @wraps(command)
@@ -176,10 +176,10 @@ def _register(to: typer.Typer, command: Callable[..., None], name: str, **settin
 
 
 def _require_working_folder() -> None:
-    """Require that the folder that this program runs in is still there.
+    """Raise an error if the folder in which this program runs was removed.
 
     Raises:
-        UsageError: it was removed; libraries fail in it with errors that explain nothing.
+        UsageError: it was removed; libraries would fail in it with errors that explain nothing.
     """
     try:
         os.getcwd()  # noqa: PTH109 -- the folder itself is asked for
@@ -190,7 +190,7 @@ def _require_working_folder() -> None:
 
 
 def _load_commands() -> dict[str, Any]:
-    """Import every command, and register it."""
+    """Import and register every command, and return the commands and groups by name."""
     from compare.cli import (
         aa,
         backends,

@@ -56,15 +56,15 @@ _DTYPES = {
 
 
 def answer_to(flag: str) -> str:
-    """Return what takes a flag's place; empty if unknown."""
+    """Return what to use in place of a flag of nccl-tests; empty if there is no such flag."""
     return _ANSWERS.get(flag.replace("_", "-"), "")
 
 
 def require_torch_names(dtypes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the dtypes, or refuse one by its name in nccl-tests.
+    """Return the dtypes unchanged, after checking that none is written as in nccl-tests.
 
     Raises:
-        UsageError: it gives torch's name.
+        UsageError: one is; the error gives torch's name.
     """
     for dtype in dtypes:
         if dtype in _DTYPES:

@@ -28,7 +28,7 @@ training_flag = partial(typer.Option, rich_help_panel="Training")
 length_flag = partial(typer.Option, rich_help_panel="Time")
 hosts_flag = partial(typer.Option, rich_help_panel="Ranks and hosts")
 output_flag = partial(typer.Option, rich_help_panel="Output")
-"""Declare a flag in a group of ``--help``."""
+"""Each of these declares a flag in one group of ``--help``."""
 
 time_flag = partial(length_flag, parser=read_seconds, metavar="TIME")
 DataDir = Annotated[
@@ -72,7 +72,7 @@ MaxReruns = Annotated[
 
 
 def output_option(suffix: str = "", *, name: str = "runs/<time>-<model>-np<ranks>") -> Any:
-    """Return the option for the folder of a run."""
+    """Return the option for the folder of results; ``--help`` shows ``name`` + ``suffix`` as its default."""
     name += suffix
     return output_flag(show_default=name, help="Folder for results and logs.")
 
@@ -174,7 +174,7 @@ class LaunchFlags(HostFlags):
 
     @property
     def exports(self) -> dict[str, Path]:
-        """Return the file of each format to export to."""
+        """Return the file of each format that is to be exported, by the name of the format."""
         files = {
             "json": self.export_json,
             "csv": self.export_csv,
@@ -185,7 +185,7 @@ class LaunchFlags(HostFlags):
 
     @property
     def exports_to_stdout(self) -> bool:
-        """Return whether an export takes standard output, so that tables may not."""
+        """Return whether an export goes to standard output, so that tables must not."""
         from compare.system.files import STANDARD_OUTPUT
 
         return STANDARD_OUTPUT in self.exports.values()
@@ -193,7 +193,7 @@ class LaunchFlags(HostFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class Shared(LaunchFlags):
-    """The flags that ``run``, ``aa`` and ``verify`` share."""
+    """The flags of every command that trains arms."""
 
     backend: Backends = None
     model: Annotated[
@@ -240,7 +240,7 @@ class Shared(LaunchFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlags(Shared):
-    """The flags that ``run`` and ``aa`` share."""
+    """The flags that ``run``, ``aa`` and ``gate`` share."""
 
     warmup: Warmup = 30
     interleave: InterleaveMode = Interleave.AUTO
@@ -250,23 +250,20 @@ class RunFlags(Shared):
 
 
 def with_run_flags(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Pass the flags of ``RunFlags`` to a command likewise."""
+    """Return a decorator that passes the flags of ``RunFlags``; see ``pass_flags``."""
     return partial(pass_flags, RunFlags, described, last=LaunchFlags)
 
 
 def with_shared(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Pass the flags of ``Shared`` to a command, as its first argument.
-
-    ``described`` replaces what ``--help`` says of some of them.
-    """
+    """Return a decorator that passes the flags of ``Shared``; see ``pass_flags``."""
     return partial(pass_flags, Shared, described, last=LaunchFlags)
 
 
 def with_host_flags(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Pass the flags of ``HostFlags`` to a command likewise."""
+    """Return a decorator that passes the flags of ``HostFlags``; see ``pass_flags``."""
     return partial(pass_flags, HostFlags, described, last=HostFlags)
 
 
 def with_launch_flags(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Pass the flags of ``LaunchFlags`` to a command likewise."""
+    """Return a decorator that passes the flags of ``LaunchFlags``; see ``pass_flags``."""
     return partial(pass_flags, LaunchFlags, described, last=LaunchFlags)

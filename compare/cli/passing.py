@@ -11,9 +11,10 @@ from typing import Any, get_type_hints
 def pass_flags(
     kind: type[Any], described: Mapping[str, Any], command: Callable[..., None], *, last: type[Any]
 ) -> Callable[..., None]:
-    """Give a command the flags of a dataclass, as its first argument.
+    """Return a command that takes the flags of a dataclass, and gets them as its first argument.
 
-    ``described`` replaces what ``--help`` says of some of them. The flags of ``last`` come last.
+    ``described`` replaces the annotations of some flags by name, and so what ``--help`` shows of them. Among
+    the flags of ``kind``, those of ``last`` come last.
     """
     _, *own = inspect.signature(command).parameters.values()
     hints = get_type_hints(command, include_extras=True)
@@ -33,8 +34,8 @@ def pass_flags(
 def with_parameters(
     called: Callable[..., None], parameters: Sequence[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Show typer these parameters in the place of the command's own."""
-    # It looks at these two alone.
+    """Return ``called`` with a signature that shows typer these parameters in place of its own."""
+    # Typer reads only these two attributes.
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     del called.__wrapped__  # type: ignore[attr-defined]

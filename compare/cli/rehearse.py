@@ -10,7 +10,7 @@ import typer
 from compare.cli.rehearsed import REHEARSED
 
 REHEARSABLE = ("run", "aa", "verify", "collectives", "scale", "doctor")
-"""The commands that take hosts."""
+"""The commands that can be rehearsed, because they take hosts."""
 
 
 def rehearse(

@@ -18,10 +18,10 @@ REHEARSED: ContextVar[Allocation | None] = ContextVar("REHEARSED", default=None)
 def read_rehearsed(own: Mapping[str, object]) -> Allocation | None:
     """Return the hosts of a rehearsal; None outside one.
 
-    ``own`` are the flags that choose other hosts, or how to reach them.
+    ``own`` has the flags that choose other hosts, or how to reach them, with their values.
 
     Raises:
-        UsageError: one of them is given.
+        UsageError: one of these flags is given in a rehearsal.
     """
     rehearsed = REHEARSED.get()
     given = next((flag for flag, value in own.items() if value), "")

@@ -1,4 +1,4 @@
-"""Read requests from the flags."""
+"""Turn flags into requests, which say what to run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 def read_request(
     shared: Shared, *, baseline: str | None = None, control: bool = False, **config: Unpack[RunFields]
 ) -> UserRequest:
-    """Read a request from the flags.
+    """Return the request that the flags describe.
 
-    ``config`` holds the fields for which the command has flags of its own.
+    ``config`` holds the settings for which the command has flags of its own.
 
     Raises:
         UsageError: a flag has a wrong value.
-        OutputError: the file of ``--export-json`` cannot be written.
+        OutputError: a file to export to cannot be written.
     """
     from compare.experiment.settle import UserRequest, choose_dataset, choose_own
 
@@ -63,7 +63,7 @@ def read_request(
 
 
 class Launching(TypedDict):
-    """The fields of a ``LaunchRequest`` that all commands read alike."""
+    """The fields of a ``LaunchRequest`` that every command reads from the same flags."""
 
     allocation: Allocation
     interface: str | None
@@ -75,11 +75,11 @@ class Launching(TypedDict):
 
 
 def read_launch(flags: LaunchFlags) -> Launching:
-    """Read what every launch needs from the flags.
+    """Return the fields of a request that every command which launches ranks reads from its flags.
 
     Raises:
         UsageError: a flag has a wrong value.
-        OutputError: the file of ``--export-json`` cannot be written.
+        OutputError: a file to export to cannot be written.
     """
     from compare.schema.config import LARGEST_NUMBER, require
     from compare.schema.environment import read_exports
@@ -109,7 +109,7 @@ def read_launch(flags: LaunchFlags) -> Launching:
 
 
 def _replaced_by_a_workload(shared: Shared) -> dict[str, object]:
-    """Return the flags that a workload of the user's own makes meaningless."""
+    """Return the flags that do not apply to a user's own workload, by name; None is a flag not given."""
     return {
         "--model": shared.model,
         "--dataset": shared.dataset,
@@ -120,7 +120,7 @@ def _replaced_by_a_workload(shared: Shared) -> dict[str, object]:
 
 
 def read_arms(backend: list[str] | None) -> tuple[Arm, ...]:
-    """Read the arms that ``--backend`` names; none where it is left out.
+    """Return the arms that ``--backend`` names; empty if the flag is left out.
 
     Raises:
         UsageError: an arm is wrong, or the flag names none.

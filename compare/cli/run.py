@@ -90,7 +90,7 @@ def run(
 
 
 def carry_out_and_print(request: UserRequest, flags: RunFlags) -> Analysis:
-    """Carry out a run, export it and print it."""
+    """Carry out a run, export and print it, and return its analysis."""
     run, directory, analysis = carry_out_and_export(request, flags)
     _print(run, directory, analysis, flags)
     return analysis
@@ -99,9 +99,10 @@ def carry_out_and_print(request: UserRequest, flags: RunFlags) -> Analysis:
 def carry_out_and_export(
     request: UserRequest, flags: RunFlags, export_early_end: Callable[[Run], None] | None = None
 ) -> tuple[Run, Path, Analysis]:
-    """Carry out a run, and export it.
+    """Carry out a run, export it, and return it with its folder and its analysis.
 
-    What is kept of a run that is stopped or fails is exported as well; ``export_early_end`` replaces how.
+    A run that is stopped or fails is exported as far as it was saved. ``export_early_end`` does that in place
+    of ``export_run``.
     """
     from compare.analysis import analyse
     from compare.experiment import compare_arms
@@ -119,12 +120,12 @@ def carry_out_and_export(
 
 
 def export_run(run: Run, flags: RunFlags) -> None:
-    """Write the files of a run that the flags name."""
+    """Write a run to every file that the flags name."""
     export(run, flags, detail=flags.detail, sort=flags.sort)
 
 
 def _print(run: Run, directory: Path, analysis: Analysis, flags: RunFlags) -> None:
-    """Print the table; to standard error where standard output holds an export."""
+    """Print the table of a run, to standard error if an export takes standard output."""
     from compare.report import View, document_of
     from compare.schema.store import name_of_run
 

@@ -34,14 +34,14 @@ ConfigFile = Annotated[
     ),
 ]
 _HINTS: dict[str, Mapping[str, Any]] = {}
-"""The types of every command's parameters."""
+"""The annotations of each command's parameters, by the name of the command."""
 _USED: ContextVar[Path | None] = ContextVar("_USED", default=None)
 _TAKEN = f"{__name__}.taken"
-"""Key of the line that names the file and the keys taken."""
+"""Key in typer's context of the line that names the settings file and the keys taken from it."""
 _NEVER = {"config"}
-"""Flags of the command line alone."""
+"""Flags that no file may give."""
 _FILES: dict[str, Kind] = {"workload": "path", "against": "program"}
-"""Flags of text that names a file."""
+"""Flags whose text names a file."""
 _KINDS: dict[type, Kind] = {bool: "switch", int: "whole number", float: "number", Path: "path"}
 _RIVALS = {
     "hosts": ["hostfile"],
@@ -56,14 +56,17 @@ _RIVALS = {
     "workload": ["model", "dataset", "data_dir", "optimizer", "lr", "epochs"],
     **{key: ["workload"] for key in ("model", "dataset", "data_dir", "optimizer", "lr")},
 }
-"""Settings that another flag on the command line replaces."""
+"""For a flag on the command line, the settings of other flags that it replaces."""
 
 
 class ConfiguredCommand(Command):
     """A command whose flags a file may give."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments, over the settings of a file.
+        """Parse the arguments, and take the flags that they leave out from a file of settings.
+
+        The file is that of ``--config``, or else what ``find_settings`` returns. Standard error names it with
+        the keys that were taken, unless ``--quiet`` is given.
 
         Raises:
             UsageError: the file cannot be read, or a setting is wrong.
@@ -103,7 +106,7 @@ class ConfiguredCommand(Command):
             ) from None
 
     def invoke(self, ctx: Any) -> Any:
-        """Carry out the command; wrong usage names the settings, too.
+        """Carry out the command; an error of usage also names the settings that were taken from a file.
 
         Raises:
             UsageError: a flag, or a setting in its place, is wrong.
@@ -116,7 +119,7 @@ class ConfiguredCommand(Command):
 
 
 def configurable(command: Callable[..., None], name: str) -> Callable[..., None]:
-    """Add ``--config`` to a command."""
+    """Return a command with ``--config`` added, and keep its annotations under ``name``."""
     signature = inspect.signature(command)
     hints = get_type_hints(command, include_extras=True)
     _HINTS[name] = hints
@@ -132,9 +135,10 @@ def configurable(command: Callable[..., None], name: str) -> Callable[..., None]
 
 
 def command_line() -> list[str]:
-    """Return the command line of this program, without secrets.
+    """Return the words of this program's command line, with secrets masked.
 
-    It names the file of the settings, too.
+    If settings were taken from a file that the command line does not name, ``--config`` and its path are
+    added.
     """
     from compare.schema.environment import masked
 
@@ -145,7 +149,7 @@ def command_line() -> list[str]:
 
 
 def _flags_of(hints: Mapping[str, Any]) -> Flags:
-    """Return the flags that a file may give, from a command's types."""
+    """Return the flags that a file may give to a command, from the annotations of its parameters."""
     found = {}
     for parameter, hint in hints.items():
         if get_origin(hint) is not Annotated:

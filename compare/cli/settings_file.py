@@ -21,7 +21,7 @@ from compare.schema.hosts import shown
 from compare.system.files import STANDARD_OUTPUT, read_bytes
 
 PYPROJECT = "pyproject.toml"
-"""The file that is looked for; ``tool.ringside`` has the settings."""
+"""Name of the file that is looked for; its table ``tool.ringside`` holds the settings."""
 MAX_FILE_BYTES = 2**20
 _SECTION = "tool.ringside"
 _MOST_CLOSE = 3
@@ -33,7 +33,7 @@ The time of the parser grows with their square.
 _NO_KEY = re.compile(rb"[^\w.\"' \t-]+")
 
 Kind: TypeAlias = Literal["switch", "whole number", "number", "time", "text", "path", "program"]
-"""What a flag takes.
+"""The kind of value that a flag takes.
 
 A ``program`` is a path only if it has a slash.
 """
@@ -62,7 +62,7 @@ class Flag(NamedTuple):
     """A flag that a file may give."""
 
     parameter: str
-    """Name of its value in the command."""
+    """Name of the command's parameter for it."""
     kind: Kind
     many: bool = False
     """Whether it takes a list."""
@@ -80,9 +80,9 @@ class SettingsFile(NamedTuple):
 
 
 def find_settings() -> SettingsFile | None:
-    """Find the settings in the working folder, or else in its parents.
+    """Return the settings of the nearest pyproject.toml that has the table ``tool.ringside``.
 
-    The nearest pyproject.toml that has the table counts; None without one.
+    The search goes from the working folder up through its parents. None if there is no such file.
 
     Raises:
         UsageError: such a file cannot be read, or is not TOML.
@@ -99,7 +99,9 @@ def find_settings() -> SettingsFile | None:
 
 
 def read_settings(path: Path) -> SettingsFile:
-    """Read a file that the user named.
+    """Return the settings of a file that the user named.
+
+    Those of a pyproject.toml are in its table ``tool.ringside``. Without this table, there are none.
 
     Raises:
         UsageError: it cannot be read, or is not TOML.
@@ -114,8 +116,8 @@ def settings_for(
 ) -> dict[str, bool | float | str | list[str]]:
     """Return the settings of a command by their keys.
 
-    Paths become relative to the folder of the file. ``flags_of`` has the flags of every command, because the
-    whole file is checked.
+    A relative path is joined to the folder of the file. ``flags_of`` has the flags of every command, because
+    the whole file is checked.
 
     Raises:
         UsageError: a key is unknown, or a value has the wrong type.
@@ -173,7 +175,11 @@ def _parse(path: Path, content: bytes) -> dict[str, Any]:
 def _entries(
     file: SettingsFile, owner: str, table: Mapping[str, Any], flags_of: Mapping[str, Flags]
 ) -> Iterator[tuple[str, str, Any]]:
-    """Yield the command, the key and the value of each setting."""
+    """Yield the command, the key and the value of each setting; the command is empty outside its tables.
+
+    Raises:
+        UsageError: a key is unknown.
+    """
     groups = {command.rpartition(" ")[0] for command in flags_of}
     keys = flags_of.get(owner, {}) if owner else {key for flags in flags_of.values() for key in flags}
     for written, value in table.items():
@@ -212,7 +218,7 @@ def _read_value(file: SettingsFile, owner: str, key: str, flag: Flag, value: Any
 
 
 def _read_one(folder: Path, flag: Flag, value: Any) -> Any:
-    """Return a value as its flag takes it, or None."""
+    """Return a value as its flag takes it; None if it has the wrong type."""
     kinds: Any = _TYPES[flag.kind]  # else the checker takes the value for an object
     if not isinstance(value, kinds) or (isinstance(value, bool) and flag.kind != "switch"):
         return None

@@ -1,4 +1,4 @@
-"""Show a result on the terminal, in files and as a page: one way for every command."""
+"""Show a result on the terminal or in files, in the same way for every command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 def show(
     document: Document, form: Format = Format.TABLE, *, stderr: bool = False, output: Path | None = None
 ) -> None:
-    """Print a document as wide as the terminal, or in another format; or write it to a file."""
+    """Print a document in one format, or write it to the file ``output``.
+
+    A printed table is as wide as the terminal.
+    """
     from compare.report.formats import write
     from compare.report.formats.terminal import Shown
     from compare.system.files import write_text
@@ -34,10 +37,10 @@ def show(
 
 
 def export(result: Result, flags: LaunchFlags, *, detail: bool = False, sort: str | None = None) -> None:
-    """Write every file that the flags of a command name.
+    """Write a result to every file that the flags of a command name.
 
     Raises:
-        OutputError: one cannot be written; the others are written all the same.
+        OutputError: a file cannot be written; the others are written all the same.
     """
     from compare.report import View, document_of, write
     from compare.system.files import write_text

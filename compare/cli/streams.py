@@ -13,10 +13,7 @@ from compare.errors import OutputError, system_reason
 
 
 def take_over() -> None:
-    """From now on raise an ``OutputError`` where something cannot be printed.
-
-    Otherwise rich and typer would exit with 1 and without a message.
-    """
+    """Replace standard output and error, so that they raise an ``OutputError`` if they cannot be written."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
@@ -24,7 +21,7 @@ def take_over() -> None:
 
 
 def leave_nothing_to_write() -> None:
-    """Discard what could not be written, or Python would warn at exit."""
+    """Flush standard output and error, and discard what they cannot write, so that Python does not warn."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream:

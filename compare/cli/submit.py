@@ -53,7 +53,7 @@ Name: TypeAlias = Annotated[str, kubernetes_flag(show_default="compare-<command>
 Namespace: TypeAlias = Annotated[str, kubernetes_flag(show_default="kubectl's")]
 
 _KEEPING = ("--output", "--export-json", "--export-csv", "--export-markdown", "--export-html")
-"""Flags that name a place for the result."""
+"""Flags that name where the result is kept."""
 
 
 def submit(
@@ -108,7 +108,7 @@ def submit(
 
 
 def _refuse(flags: Mapping[str, object], engine: Scheduler) -> None:
-    """Refuse the flags of the other scheduler."""
+    """Raise a ``UsageError`` if a flag of the other scheduler is given."""
     for flag, value in flags.items():
         if value:
             raise UsageError(f"{flag} means nothing to --engine {engine}.", remedy="Leave it out.")
@@ -135,7 +135,7 @@ def _submit_to_slurm(resources: slurm.Resources, words: Sequence[str], *, wait: 
 
 
 def _print_manifest(resources: kubernetes.Resources, words: Sequence[str]) -> None:
-    """Print an MPIJob, its times, and how to apply it."""
+    """Print an MPIJob, and on standard error its times and how to apply and follow it."""
     from compare.experiment.settle import SETTLE_SECONDS
     from compare.jobs import kubernetes
     from compare.jobs.submission import names_flag

@@ -8,7 +8,7 @@ from compare.text import seconds_of
 
 
 def read_seconds(written: str | float) -> float:
-    """Read a time in seconds, or with a unit.
+    """Return a time in seconds, which is written as a number or with a unit, such as ``5m``.
 
     Raises:
         BadParameter: it is neither; the parser adds the flag, or the file with its key.

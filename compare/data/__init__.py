@@ -1,4 +1,4 @@
-"""Find, download and verify MNIST, or its stand-in of the same size."""
+"""Find, download and verify MNIST, make its stand-in of the same size, and identify a user's own workload."""
 
 from compare.data.catalogue import DatasetChoice, DatasetName, DatasetSource
 from compare.data.delivery import files_of, is_copied, is_in, key_of

@@ -32,9 +32,9 @@ CONTENT_BYTES: Final[Mapping[str, int]] = {
     TEST_IMAGES: 16 + TEST_COUNT * IMAGE_SIDE_PIXELS**2,
     TEST_LABELS: 8 + TEST_COUNT,
 }
-"""The size of every file, uncompressed: of MNIST and of the digits."""
+"""Uncompressed size of every file in bytes, the same for MNIST and the digits."""
 
-# Of the uncompressed files: mirrors recompress, so the known sums of the .gz files would refuse good copies.
+# The sums are those of the uncompressed files. Mirrors compress anew, so sums of .gz files would refuse some.
 SHA256: Final[Mapping[str, Mapping[str, str]]] = {
     "mnist": {
         TRAIN_IMAGES: "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -54,19 +54,19 @@ DIGITS_VERSION: Final = "v1"  # a new recipe needs a new folder and new sums
 
 
 class DatasetSource(msgspec.Struct, frozen=True, kw_only=True):
-    """The data set or own workload of a run."""
+    """The data set of a run, or the user's own workload."""
 
     name: DatasetName
     requested: DatasetChoice
     directory: str
     note: str = ""
-    """Why ``auto`` chose the digits, for the tables; otherwise empty."""
+    """Why ``auto`` chose the digits, or that the data must still be fetched; otherwise empty."""
     workload: str = ""
-    """``file.py:factory`` in the folder, if the user has an own workload."""
+    """``file.py:factory`` in ``directory`` for a workload of the user's own; otherwise empty."""
     sha256: str = ""
-    """Over the Python files of an own workload's folder."""
+    """SHA-256 over the Python files below ``directory``; empty unless the workload is the user's own."""
     code: dict[str, str] = {}
-    """The start of each file's own SHA-256.
+    """The first 12 digits of each Python file's SHA-256, by its path relative to ``directory``.
 
-    Empty for more than a thousand files.
+    Empty if there are more than a thousand files, or if the workload is not the user's own.
     """

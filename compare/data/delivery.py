@@ -1,4 +1,4 @@
-"""Deliver what ranks read to hosts that lack it."""
+"""Identify the data that ranks read, and find what to copy to hosts that lack them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from compare.data.files import files_in, holds
 from compare.data.own import code_digest, contents, digest, is_small
 
 _BY_CODE = "code-"
-"""Prefix of the key of a workload too large to copy."""
+"""Prefix of the key of a workload that is too large to copy."""
 
 
 def key_of(source: DatasetSource) -> str:
-    """Return the SHA-256 of a data set or an own workload.
+    """Return the key of a data set or own workload: a SHA-256 that depends on all its files.
 
-    A folder that is too large to be copied is known by its Python files alone.
+    For a folder that is too large to be copied, it is ``code-`` and the SHA-256 over its Python files.
     """
     if not is_copied(source):
         return f"{_BY_CODE}{source.sha256}"
@@ -26,12 +26,12 @@ def key_of(source: DatasetSource) -> str:
 
 
 def is_copied(source: DatasetSource) -> bool:
-    """Return whether hosts that lack it get a copy."""
+    """Return whether hosts that lack the data get a copy: always, except for a large own workload."""
     return source.name != "own" or is_small(Path(source.directory))
 
 
 def is_in(folder: Path, name: DatasetName, key: str) -> bool:
-    """Return whether a folder has all of it, undamaged."""
+    """Return whether a folder holds the whole data set or workload that ``key`` identifies, undamaged."""
     if name != "own":
         return holds(name, folder)
     if key.startswith(_BY_CODE):
@@ -40,7 +40,7 @@ def is_in(folder: Path, name: DatasetName, key: str) -> bool:
 
 
 def files_of(source: DatasetSource) -> dict[str, bytes]:
-    """Return the files that a host needs, by their relative paths."""
+    """Return the contents of the files that a host needs, by their paths relative to the folder."""
     folder = Path(source.directory)
     if source.name == "own":
         return contents(folder)

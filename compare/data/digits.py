@@ -37,15 +37,15 @@ _GLYPH_PIXELS: Final = 20  # as in MNIST
 
 
 def prepare_digits(root: Path) -> Path:
-    """Make the digits under ``root``, once, and return their folder.
+    """Make the digits under ``root`` unless they are there, and return their folder.
 
     First the 1,797 originals are split, so that no variant of a test image is trained on. One in five of
-    each class goes to the test set. Each 8 x 8 image is then enlarged to 20 x 20 and set in 28 x 28.
-    Each part grows to MNIST's size by repeating its originals equally often. Every repetition is shifted
-    by up to two pixels and paled by up to a quarter.
+    each class goes to the test set. Each 8 x 8 image is then enlarged to 20 x 20 pixels, and placed in a
+    square of 28 x 28. Each set grows to MNIST's size by repeating its originals about equally often. Every
+    repetition is shifted by up to two pixels, and made paler by up to a quarter.
 
     Raises:
-        DataError: the folder is damaged, or scikit-learn yields other digits.
+        DataError: the folder is damaged, or scikit-learn yields other digits than expected.
         OutputError: the folder cannot be written.
     """
     directory = digits_directory(root)
@@ -60,9 +60,12 @@ def prepare_digits(root: Path) -> Path:
 
 
 def _complete(directory: Path) -> bool:
-    """Return whether the folder exists, and refuse a damaged one.
+    """Return whether the folder exists, and refuse it if it is damaged.
 
-    One rename makes the folder whole, so a missing file is damage.
+    A rename puts the whole folder in place at once, so a missing file is damage.
+
+    Raises:
+        DataError: a file is damaged or missing.
     """
     if not os.path.lexists(directory):
         return False
@@ -75,7 +78,11 @@ def _complete(directory: Path) -> bool:
 
 
 def _write(directory: Path) -> None:
-    """Write the four files in a scratch folder, verify and rename it."""
+    """Write the four files into a scratch folder, verify them, and rename the folder to ``directory``.
+
+    Raises:
+        DataError: scikit-learn yields other digits than expected.
+    """
     scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
         for name, array in _make_digits().items():
@@ -95,9 +102,9 @@ def _write(directory: Path) -> None:
 
 
 def _make_digits() -> dict[str, Bytes]:
-    """Return the four arrays by file name, the same on every host.
+    """Return the four arrays of unsigned bytes by file name, which are the same on every host.
 
-    Only integers are used, and RandomState, the one generator whose stream NumPy never changes.
+    They are made of integers only, and of RandomState, the one generator whose stream NumPy never changes.
     """
     import numpy as np
     from sklearn.datasets import load_digits
@@ -119,9 +126,9 @@ def _make_digits() -> dict[str, Bytes]:
 
 
 def split_digits(labels: ArrayLike) -> tuple[Indices, Indices]:
-    """Return the sorted indices for training and for testing.
+    """Return the ascending indices of the training samples and of the test samples.
 
-    One in five of each class is for testing.
+    One in five samples of each class, rounded down, is for testing.
     """
     import numpy as np
 
@@ -135,11 +142,11 @@ def split_digits(labels: ArrayLike) -> tuple[Indices, Indices]:
 
 
 def _enlarged(images: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Enlarge 8 x 8 pixels to 20 x 20 by bilinear interpolation.
+    """Enlarge images of shape (n, 8, 8) to (n, 20, 20) by bilinear interpolation.
 
-    The values grow from 0..16 to 0..255. A border of paper lets strokes fade out at the edges. The
+    The range of values grows from 0..16 to 0..255. A border of zeros lets strokes fade out at the edges. The
     centre of output pixel i lies at ``(i + 1/2) * 8/20 - 1/2 = (4 i - 3) / 10`` input pixels. These are
-    whole tenths, so nothing is rounded.
+    whole tenths, so all weights are whole numbers.
     """
     import numpy as np
 
@@ -155,7 +162,7 @@ def _enlarged(images: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _varied(glyphs: NDArray[np.int64], random: np.random.RandomState) -> Bytes:
-    """Set each glyph in a larger square, shifted and paled at random."""
+    """Return each glyph in a square of 28 x 28 pixels, shifted and made paler at random."""
     import numpy as np
 
     count, side = len(glyphs), _GLYPH_PIXELS

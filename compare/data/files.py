@@ -34,24 +34,25 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     dataset: DatasetName
     name: str
-    """Without ``.gz``."""
+    """Name of the file without ``.gz``."""
     path: str
-    """The file that was found, or the one that is missing."""
+    """Path of the file that was found, or of the plain file if both forms are missing."""
     form: Literal["plain", "gz", "missing"]
     size_bytes: int = 0
+    """Size of the file as it is stored; 0 if it is missing."""
     verified: bool = False
-    """Whether its uncompressed content has the right SHA-256."""
+    """Whether the file's uncompressed content has the right SHA-256."""
     problem: str = ""
-    """What is wrong with it, or why it cannot be looked for."""
+    """What is wrong with the file, or why it cannot be looked for; empty if it is only missing."""
 
 
 def mnist_directory(root: Path) -> Path:
-    """Return the folder of MNIST, in torchvision's layout."""
+    """Return the folder of MNIST below the data folder ``root``, where torchvision has it too."""
     return root / "MNIST" / "raw"
 
 
 def digits_directory(root: Path) -> Path:
-    """Return the folder of the digits."""
+    """Return the folder of the digits below the data folder ``root``."""
     return root / "digits" / DIGITS_VERSION
 
 
@@ -61,7 +62,7 @@ def fetch_command(root: Path) -> str:
 
 
 def status(root: Path) -> tuple[FileStatus, ...]:
-    """Examine the data under ``root`` without changing it.
+    """Return the state of every file under ``root``, without changing any.
 
     The four files of MNIST come first, then those of the digits if their folder exists.
     """
@@ -71,19 +72,19 @@ def status(root: Path) -> tuple[FileStatus, ...]:
 
 
 def holds(dataset: DatasetName, directory: Path) -> bool:
-    """Return whether a folder holds every file of a data set, verified."""
+    """Return whether a folder holds every file of a data set with the right content."""
     return all(file.verified for file in examine(dataset, directory))
 
 
 def files_in(directory: Path) -> list[Path]:
-    """Return the data files in a folder, plain or compressed."""
+    """Return the paths of the data files in a folder, each plain or compressed."""
     return [path for path in (find(directory, name) for name in FILES) if path]
 
 
 def find(directory: Path, name: str) -> Path | None:
-    """Return the plain file, else the compressed one, else None.
+    """Return the path of the plain file, else that of the compressed one, else None.
 
-    The plain file loads four times as fast.
+    The plain file comes first because it loads four times as fast.
     """
     for path in (directory / name, directory / f"{name}.gz"):
         if os.path.lexists(path):  # a dangling link is damage; it does not count as missing
@@ -92,7 +93,7 @@ def find(directory: Path, name: str) -> Path | None:
 
 
 def examine(dataset: DatasetName, directory: Path) -> tuple[FileStatus, ...]:
-    """Find and verify every file of a data set."""
+    """Look for the four files of a data set, verify those that are there, and return the state of each."""
     return tuple(_examine_file(dataset, directory, name) for name in FILES)
 
 
@@ -122,7 +123,7 @@ def _examine_file(dataset: DatasetName, directory: Path, name: str) -> FileStatu
 
 
 def _why_unseen(path: Path) -> str:
-    """Return why a file cannot be looked for; empty if missing."""
+    """Return why the system refuses to look for a file; empty if the file is only missing."""
     try:
         path.lstat()
     except OSError as error:
@@ -131,9 +132,10 @@ def _why_unseen(path: Path) -> str:
 
 
 def read_content(dataset: DatasetName, name: str, path: Path, into: memoryview | None = None) -> int:
-    """Read a file's uncompressed content, verify it, and return its size.
+    """Read a file, verify its uncompressed content, and return the size of the content in bytes.
 
-    ``into`` receives the content; it has room for ``CONTENT_BYTES[name] + 1`` bytes.
+    The file may be plain or compressed. If ``into`` is given, it receives the content, so it must have room
+    for ``CONTENT_BYTES[name] + 1`` bytes.
 
     Raises:
         DataError: the file cannot be read, or its content is wrong.
@@ -144,7 +146,8 @@ def read_content(dataset: DatasetName, name: str, path: Path, into: memoryview |
             compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
             file.seek(0)
             stream = gzip.GzipFile(fileobj=file) if compressed else file
-            # In chunks that stay in the processor's cache; limited, because the file may be a gzip bomb.
+            # Chunks are small enough for the processor's cache. All together are limited, because a small
+            # compressed file may expand without end.
             while chunk := stream.read(min(_CHUNK_BYTES, limit_bytes - size_bytes)):
                 digest.update(chunk)
                 if into is not None:
@@ -165,12 +168,12 @@ def _unusable(path: Path, found: str) -> DataError:
 
 
 def refuse_damaged(files: Sequence[FileStatus], directory: Path) -> None:
-    """Stop if a file is damaged.
+    """Raise an error if any file has a problem.
 
-    It may be the user's only copy, so Ringside never replaces it.
+    A damaged file may be the user's only copy, so Ringside never replaces it.
 
     Raises:
-        DataError: names every damaged file and the command that replaces it.
+        DataError: a file has a problem; the error names all such files and the commands that replace them.
     """
     damaged = [file for file in files if file.problem]
     if damaged:
@@ -182,7 +185,7 @@ def refuse_damaged(files: Sequence[FileStatus], directory: Path) -> None:
 
 
 def replace_remedy(directory: Path, paths: Sequence[str]) -> str:
-    """Return the commands that replace damaged or missing files; remove ``paths`` first."""
+    """Return a sentence with the commands that remove ``paths`` and write the files of a folder anew."""
     root = directory.parent.parent
     if directory != mnist_directory(root):  # the digits, or a copy that Ringside sent to this host
         return f"Run `rm -r {shlex.quote(str(directory))}`; the next run writes it again."
@@ -192,10 +195,10 @@ def replace_remedy(directory: Path, paths: Sequence[str]) -> str:
 
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Turn an OSError raised inside into an OutputError.
+    """Turn an ``OSError`` that is raised in the block into an ``OutputError`` about ``directory``.
 
     Raises:
-        OutputError: the folder cannot be written.
+        OutputError: the block raised an ``OSError``.
     """
     try:
         yield
@@ -209,13 +212,13 @@ def writing(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(directory: Path, tell: Callable[[str], None] = lambda _: None) -> Iterator[None]:
-    """Hold the lock of a folder.
+    """Hold the lock of a folder during the block; ``tell`` is called if another process holds it.
 
-    The lock file stays, because removing it would be a race. Some network file systems have no locks. Two
-    writers may then download twice, but do no harm: each file is verified before it gets its name.
+    The lock file stays, because removing it would be a race. On network file systems without locks, two
+    processes may both download. That does no harm, because each file is verified before it gets its name.
 
     Raises:
-        DataError: another process kept the lock for too long.
+        DataError: another process kept the lock for longer than ``LOCK_SECONDS``.
         OutputError: the folder cannot be written.
     """
     import filelock

@@ -17,10 +17,10 @@ _UINT8 = 0x08
 
 
 def load_split(source: DatasetSource, split: Split) -> tuple[Bytes, Bytes]:
-    """Read and verify the training set or the test set.
+    """Read and verify the training set or the test set of a built-in model.
 
     Returns:
-        The images, shape (n, 28, 28), and the labels, shape (n,): writable arrays of unsigned bytes.
+        The images, shape (n, 28, 28), and the labels, shape (n,), as new writable arrays of unsigned bytes.
         Pixels go from 0 (paper) to 255 (ink), labels from 0 to 9.
 
     Raises:
@@ -49,5 +49,5 @@ def _load(source: DatasetSource, name: str) -> Bytes:
 
 
 def encode(array: Bytes) -> bytes:
-    """Return the IDX file of an array of unsigned bytes."""
+    """Return the content of the IDX file for an array of unsigned bytes."""
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, _UINT8, array.ndim, *array.shape) + array.tobytes()

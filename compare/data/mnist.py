@@ -1,4 +1,4 @@
-"""Download MNIST from the first mirror that serves it whole."""
+"""Download each file of MNIST from the first mirror that serves it with the right content."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ MIRRORS: Final = (
 MIRRORS_VARIABLE: Final = "RINGSIDE_MNIST_MIRRORS"
 
 PROBE_SECONDS: Final = 5.0
-"""Maximum time to find the mirrors that answer."""
+"""Maximum time for all mirrors together to answer the probe."""
 FILE_SECONDS: Final = 120.0
 """Maximum time to download one file from one mirror, retries included."""
 RETRIES: Final = 1
-"""Attempts after a network error, for each file and mirror."""
+"""Number of further attempts after a network error, for each file and mirror."""
 
-# One dead address, such as IPv6 without a route, must not use up the probe.
+# This is shorter than the probe, so that a dead address, such as IPv6 without a route, does not use it up.
 _PROBE_CONNECT_SECONDS: Final = 2.0
 _CONNECT_SECONDS: Final = 5.0
 _READ_SECONDS: Final = 20.0
@@ -52,7 +52,7 @@ _Answer = TypeVar("_Answer")
 
 
 class MnistNotFoundError(DataError):
-    """MNIST is neither on the disk nor on a mirror."""
+    """MNIST is not complete in the data folder, and cannot be downloaded; ``reason`` is a short clause."""
 
     def __init__(self, root: Path, *, reason: str, found: str) -> None:
         super().__init__(
@@ -68,17 +68,18 @@ class MnistNotFoundError(DataError):
 
 
 class _MirrorError(Exception):
-    """A mirror serves wrong content, or is too slow."""
+    """A mirror serves wrong content, or takes too long."""
 
 
 def fetch_mnist(root: Path, *, progress: Callable[[str], None] = lambda _: None) -> Path:
-    """Verify MNIST under ``root``, download what is missing, and return its folder.
+    """Verify MNIST under ``root``, download the missing files, and return its folder.
 
-    Many processes may call this at once: one downloads, the others wait. Files are stored uncompressed,
-    because every rank of every launch reads them.
+    Many processes may call this at once: one downloads, and the others wait. Files are stored uncompressed,
+    because every rank of every launch reads them. ``progress`` is called with one line for each event.
 
     Raises:
-        DataError: a file is damaged, or no mirror serves a missing one.
+        MnistNotFoundError: a file is missing, and no mirror serves it.
+        DataError: a file is damaged, a mirror's address is invalid, or another process kept the lock.
         OutputError: the folder cannot be written.
     """
     directory = mnist_directory(root)
@@ -86,7 +87,7 @@ def fetch_mnist(root: Path, *, progress: Callable[[str], None] = lambda _: None)
         return directory
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    # Probe before locking: without a network, waiting processes then fail together.
+    # Without a network, all processes fail at the probe at once, because they do not wait for the lock first.
     mirrors = _answering_mirrors(root, _mirrors(), progress)
     with locked(directory, progress), writing(directory):
         for name in _missing(directory):
@@ -110,12 +111,17 @@ def _url(mirror: str, name: str) -> str:
 
 
 def _host(mirror: str) -> str:
-    """Return the host and port of an address, without a password."""
+    """Return the host and port of an address, without user name and password."""
     return urlsplit(mirror).netloc.rpartition("@")[2]
 
 
 def _answering_mirrors(root: Path, mirrors: Sequence[str], tell: Callable[[str], None]) -> list[str]:
-    """Probe all mirrors at once and return those that answer."""
+    """Probe all mirrors at once, and return those that answer, in the given order.
+
+    Raises:
+        DataError: an address is invalid.
+        MnistNotFoundError: no mirror answers.
+    """
     import requests
 
     tell("Looking for a mirror of MNIST")
@@ -142,9 +148,10 @@ def _answering_mirrors(root: Path, mirrors: Sequence[str], tell: Callable[[str],
 
 
 def _in_thread(call: Callable[[], _Answer]) -> Future[_Answer]:
-    """Call in a daemon thread.
+    """Call a function in a daemon thread, and return the future of its result.
 
-    The timeouts of requests do not end a slow name server, nor a body that drips.
+    So the caller can stop waiting at any time. The timeouts of ``requests`` end neither a slow name lookup
+    nor a download that keeps arriving in small pieces.
     """
     future: Future[_Answer] = Future()
 
@@ -170,7 +177,7 @@ def _per_mirror(problems: Mapping[str, str]) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Shorten a network error to one phrase without the address."""
+    """Return a phrase that states why a mirror failed, without its address."""
     import requests
 
     if isinstance(error, requests.HTTPError) and error.response is not None:
@@ -188,9 +195,12 @@ def _reason(error: Exception) -> str:
 
 
 def _download(root: Path, name: str, mirrors: list[str], tell: Callable[[str], None]) -> None:
-    """Get one file from the first mirror that serves it whole.
+    """Get one file from the first mirror that serves it with the right content.
 
-    A mirror that fails becomes the last of ``mirrors``.
+    A mirror that fails is moved to the end of ``mirrors``, which is changed in place.
+
+    Raises:
+        MnistNotFoundError: every mirror failed.
     """
     import requests
 
@@ -213,7 +223,7 @@ def _download(root: Path, name: str, mirrors: list[str], tell: Callable[[str], N
 
 
 def _fetch(directory: Path, name: str, mirror: str, tell: Callable[[str], None]) -> None:
-    """Download, verify and rename one file with pooch."""
+    """Download one file from one mirror with pooch, verify it, and store it uncompressed in ``directory``."""
     import pooch
 
     pooch.get_logger().setLevel("WARNING")
@@ -262,7 +272,7 @@ def _downloaded(url: str, deadline: float, report: Callable[[int], None]) -> byt
 
 
 class _Sink(io.BytesIO):
-    """Memory that reports its growth and refuses more than the largest file."""
+    """A buffer in memory that reports its growth, and refuses more bytes than the largest file has."""
 
     def __init__(self, report: Callable[[int], None]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Name the built-in models, which read the images' digits."""
+"""Define the names of the built-in models, which classify images of digits."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from compare.data.catalogue import IMAGE_SIDE_PIXELS
 PIXELS = IMAGE_SIDE_PIXELS**2
 CLASSES = 10
 MLPS = {"mlp": (PIXELS, 256, CLASSES), "wide": (PIXELS, 4096, 4096, CLASSES)}
-"""The named multilayer perceptrons, with the widths of their layers."""
+"""Multilayer perceptrons by name, each with the widths of its layers, input and output included."""
 MODELS = (*MLPS, "convnet")
 MOST_WEIGHTS = 10**9
-"""Far above any real run."""
+"""Maximum number of weights of a multilayer perceptron, far above any real run."""
 _WIDTHS = re.compile(r"mlp:([1-9][0-9]{0,9}(?:-[1-9][0-9]{0,9})+)")
 
 
 def layer_widths(model: str) -> tuple[int, ...]:
     """Return the widths of a multilayer perceptron's layers, input and output included.
 
-    It is a name in ``MLPS``, or written as ``mlp:784-4096-10``.
+    ``model`` is a name in ``MLPS``, or the widths as in ``mlp:784-4096-10``.
 
     Raises:
-        ValueError: the model is no multilayer perceptron, or is not written like one.
+        ValueError: the text names no multilayer perceptron.
     """
     if model in MLPS:
         return MLPS[model]
@@ -34,7 +34,7 @@ def layer_widths(model: str) -> tuple[int, ...]:
 
 
 def right_names(model: str) -> str:
-    """Return right names in place of a wrong one; empty otherwise."""
+    """Return a phrase with what to write in place of a wrong model; empty if ``model`` is right."""
     if not model.startswith("mlp:"):
         right = f"{' or '.join(MODELS)}, or widths of your own: mlp:{PIXELS}-4096-{CLASSES}"
         return "" if model in MODELS else right

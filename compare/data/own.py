@@ -1,4 +1,4 @@
-"""Find the folder of a workload of the user's own."""
+"""Identify a workload of the user's own by the files in its folder."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from compare.errors import UsageError
 from compare.text import listed
 
 MOST_BYTES = 50_000_000
-"""Largest folder that is copied to other hosts."""
+"""Maximum size of a workload's folder that is copied to other hosts."""
 _MOST_NAMED = 1000
-"""Most Python files that are remembered one by one."""
+"""Maximum number of Python files whose hashes are kept one by one."""
 _MARK = 12
+"""Number of hexadecimal digits that are kept of each hash."""
 _QUOTED = 3
-"""Changed files that a message names."""
+"""Maximum number of changed files that a message names."""
 _LEFT_OUT = {"__pycache__", "runs", "node_modules"}
 _INSTALLED = {"site-packages", "dist-packages"}
 _TAKEN = sys.stdlib_module_names | {
     *("backends", "compare", "horovod", "lightning_fabric", "mpi4py", "msgspec", "numpy", "psutil", "torch"),
 }
-"""Modules that a rank imports by these names, also after your file."""
+"""Names of modules that a rank imports, some of them only after the user's file."""
 _WRITTEN = re.compile(r"(?P<file>.+\.py):(?P<factory>[A-Za-z_][A-Za-z0-9_]*)")
 
 
 def own_source(written: str) -> DatasetSource:
-    """Read ``path.py:factory``, and identify the folder of the file.
+    """Return the source that ``path.py:factory`` names, with hashes of the Python files in its folder.
 
     Raises:
-        UsageError: it has another form, or there is no such file.
+        UsageError: the text has another form, there is no such file, or a file in its folder hides a module.
     """
     matched = _WRITTEN.fullmatch(written)
     if not matched:
@@ -58,12 +59,12 @@ def own_source(written: str) -> DatasetSource:
 
 
 def _require_own_names(folder: Path) -> None:
-    """Refuse files that would hide modules of Python or of the libraries.
+    """Refuse a folder with files that hide modules of Python or of the libraries.
 
-    Ranks import from this folder first.
+    Ranks import from this folder first, so they would import such a file in place of the module.
 
     Raises:
-        UsageError: names them.
+        UsageError: there are such files; the error names them.
     """
     taken = [path for path in sorted(folder.iterdir()) if _module_of(path) in _TAKEN]
     if taken:
@@ -75,14 +76,17 @@ def _require_own_names(folder: Path) -> None:
 
 
 def _module_of(path: Path) -> str:
-    """Return the name that imports a file or a package; else nothing."""
+    """Return the name by which Python imports a file or folder; empty if it is no module."""
     if path.is_dir():
         return path.name if (path / "__init__.py").is_file() else ""
     return path.stem if path.suffix == ".py" else ""
 
 
 def changed_files(source: DatasetSource) -> str:
-    """Name the Python files that differ from the beginning of the run."""
+    """Return a clause that names the Python files which were changed, added or removed since the run began.
+
+    It names at most three. If there are too many files to keep their hashes, it names none.
+    """
     before, now = source.code, _marks(_code(Path(source.directory)))
     if not (before and now):
         return f"one of more than {_MOST_NAMED} Python files was changed"
@@ -93,25 +97,25 @@ def changed_files(source: DatasetSource) -> str:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return the files of a workload's folder, by their relative paths.
+    """Return the contents of the files below a workload's folder, by their paths relative to the folder.
 
-    Hidden files and compiled ones do not belong to it, nor do results of runs.
+    Hidden files are left out, as are ``__pycache__``, ``node_modules``, ``runs`` and virtual environments.
     """
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in _files(folder)}
 
 
 def size_bytes(folder: Path) -> int:
-    """Return the size of the files of a workload's folder."""
+    """Return the total size in bytes of the files that ``contents`` reads."""
     return sum(path.stat().st_size for path in _files(folder))
 
 
 def is_small(folder: Path) -> bool:
-    """Return whether a workload's folder is small enough to copy."""
+    """Return whether a workload's folder is small enough to be copied to other hosts."""
     return size_bytes(folder) <= MOST_BYTES
 
 
 def digest(contents: Mapping[str, bytes]) -> str:
-    """Return the SHA-256 over names and bytes."""
+    """Return the SHA-256 over the names and bytes of files, in the order of their names."""
     total = hashlib.sha256()
     for name, content in sorted(contents.items()):
         total.update(f"{name}\0{len(content)}\0".encode() + content)
@@ -119,9 +123,9 @@ def digest(contents: Mapping[str, bytes]) -> str:
 
 
 def code_digest(folder: Path) -> str:
-    """Return the SHA-256 over the Python files of a workload's folder.
+    """Return the SHA-256 over the names and bytes of the Python files below a workload's folder.
 
-    Other files may change in a run, such as logs.
+    Other files do not count, because some change during a run, such as logs.
     """
     return digest(_code(folder))
 
@@ -132,20 +136,20 @@ def _code(folder: Path) -> dict[str, bytes]:
 
 
 def _marks(code: dict[str, bytes]) -> dict[str, str]:
-    """Return the start of each Python file's SHA-256, unless there are too many."""
+    """Return the first digits of each file's SHA-256, by its path; empty for more than a thousand files."""
     if len(code) > _MOST_NAMED:
         return {}
     return {name: hashlib.sha256(content).hexdigest()[:_MARK] for name, content in code.items()}
 
 
 def belongs(file: str, folder: str) -> bool:
-    """Return whether a file is the user's own, not an installed library."""
+    """Return whether a file lies below ``folder`` and belongs to no library installed there."""
     path = Path(file)
     return path.is_relative_to(folder) and not _INSTALLED & set(path.parts)
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the user's files, without those of virtual environments."""
+    """Yield the paths of the files that ``contents`` reads, in a fixed order."""
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _LEFT_OUT)
         if "pyvenv.cfg" in names:

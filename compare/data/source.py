@@ -1,4 +1,4 @@
-"""Decide which data set a run uses, and find or make it."""
+"""Choose the data set of a run, and find, download or make it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from compare.errors import OutputError
 
 
 def default_root() -> Path:
-    """Return the user's data folder, ``~/.cache/ringside/data``; ``XDG_CACHE_HOME`` moves it.
+    """Return the user's data folder: ``ringside/data`` below ``XDG_CACHE_HOME``, or else below ``~/.cache``.
 
     Raises:
-        OutputError: the user has no home directory.
+        OutputError: ``XDG_CACHE_HOME`` is not an absolute path, and the user has no home directory.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if cache.is_absolute():  # the XDG specification ignores relative paths
@@ -37,14 +37,14 @@ def resolve(
     *,
     progress: Callable[[str], None] = lambda _: None,
 ) -> DatasetSource:
-    """Find, download or make the data set that the user chose.
+    """Find, download or make the data set that the user chose, and return where it is.
 
-    ``auto`` is MNIST if ``root`` holds all of it or a mirror serves it. Otherwise ``auto`` is the digits,
-    and the note says why. Damaged files are always an error.
+    ``auto`` takes MNIST if ``root`` holds all of it or a mirror serves it. Otherwise it takes the digits, and
+    the note of the returned source states why. Damaged files are always an error.
 
     Raises:
         DataError: the data is damaged, or the user chose ``mnist`` and it is not available.
-        OutputError: ``root`` cannot be written (with ``auto``: nor can the default root).
+        OutputError: ``root`` cannot be written; with ``auto``, nor can the default root.
     """
     if dataset == "digits":
         return DatasetSource(name="digits", requested=dataset, directory=str(prepare_digits(root)))
@@ -64,7 +64,11 @@ def resolve(
 
 
 def expect(dataset: DatasetChoice, root: Path) -> DatasetSource:
-    """Return what ``resolve`` would use, without fetching or making it."""
+    """Return the source that ``resolve`` is expected to return, without downloading or making anything.
+
+    For ``auto`` it is MNIST, unless ``root`` holds only the digits. If the data is not in ``root`` yet, the
+    note states how to get it.
+    """
     there = [name for name, folder in _folders(root).items() if holds(name, folder)]
     choices: list[DatasetName] = ["mnist", "digits"] if dataset == "auto" else [dataset]
     name = next((name for name in choices if name in there), choices[0])
@@ -73,7 +77,7 @@ def expect(dataset: DatasetChoice, root: Path) -> DatasetSource:
 
 
 def _first_step(name: DatasetName, root: Path) -> str:
-    """Return how to get the data before ranks start by hand."""
+    """Return a sentence that tells a user how to get the data before starting ranks by hand."""
     if name == "mnist":
         return f"Get it first: compare data fetch --data-dir {shlex.quote(str(root))}"
     return "Run the same once without --dry-run, which makes it."
@@ -84,7 +88,12 @@ def _folders(root: Path) -> dict[DatasetName, Path]:
 
 
 def _prepare_digits_somewhere(root: Path) -> Path:
-    """Make the digits, under the default root if ``root`` is read-only."""
+    """Make the digits under ``root``, or under the default root if ``root`` cannot be written.
+
+    Raises:
+        DataError: the digits in the folder are damaged, or scikit-learn yields others than expected.
+        OutputError: neither folder can be written.
+    """
     try:
         return prepare_digits(root)
     except OutputError:

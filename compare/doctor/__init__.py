@@ -1,4 +1,4 @@
-"""Find out what is installed, what is wrong, and its fix."""
+"""Find out which backends can run, what is wrong with hosts, and how to fix it."""
 
 from compare.doctor.availability import Survey, survey
 from compare.doctor.beforehand import check_beforehand

@@ -1,6 +1,6 @@
 """Find out which backends can run on this machine.
 
-Each library is loaded once, and each launcher looked for.
+Each library is loaded once in a process of its own, and each launcher is looked for.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _PROBE_SECONDS = 60.0
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a backend can run here, or the problem and its remedy."""
+    """Whether a backend can run on this machine; if not, ``problem`` says why and ``remedy`` what to do."""
 
     backend: str
-    """Its name, with the option if that needs other libraries."""
+    """Name of the backend, with its option if that needs other libraries, as ``mpi:library=mpich``."""
     version: str = ""
     transport: str = ""
     launcher: str
@@ -38,12 +38,12 @@ class Availability(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """The backends and libraries of this machine."""
+    """The backends and libraries of this machine, by their names."""
 
     backends: dict[str, Availability]
     libraries: dict[str, Library]
     choices: dict[str, Availability] = {}
-    """Choices that need other libraries than their backend, as arms."""
+    """Options that need other libraries than their backend, keyed by arm, as ``mpi:library=mpich``."""
 
     @property
     def gpus(self) -> int:
@@ -52,19 +52,19 @@ class Survey(msgspec.Struct, frozen=True):
 
     @property
     def shared_memory_problem(self) -> str:
-        """Return why ranks cannot share memory here; empty if they can."""
+        """Return why ranks cannot share memory on this machine; empty if they can or torch does not load."""
         return str(self.libraries["torch"].facts.get("shared_memory_problem", ""))
 
     def of(self, name: str, options: Mapping[str, Any]) -> Availability:
-        """Return whether a backend can run here with some of its options."""
+        """Return the availability of a backend with these options on this machine."""
         arms = (f"{name}:{option.name}={options.get(option.name)}" for option in BACKENDS[name].options)
         return next((self.choices[arm] for arm in arms if arm in self.choices), self.backends[name])
 
     def require(self, name: str, options: Mapping[str, Any]) -> None:
-        """Insist on a backend that the user named.
+        """Require that a backend can run with these options on this machine.
 
         Raises:
-            UnavailableError: it cannot run here; with the reason and the remedy.
+            UnavailableError: it cannot; with the reason and the remedy.
         """
         availability = self.of(name, options)
         if availability.problem:
@@ -89,9 +89,10 @@ class Survey(msgspec.Struct, frozen=True):
 
 
 def survey(wanted: Iterable[str] = ()) -> Survey:
-    """Load the libraries of backends, and find their launchers.
+    """Load torch and the libraries of the ``wanted`` backends, and find their launchers.
 
-    This takes a second or two. Without names, all backends are wanted.
+    Without names, all backends are surveyed. This takes a second or two, and longer if a library does not
+    load, because variables that may be the cause are then tried.
     """
     backends = [BACKENDS[name] for name in dict.fromkeys(wanted)] or list(BACKENDS.values())
     choices = {
@@ -120,7 +121,7 @@ def _explained(name: str, library: Library) -> Library:
 
 
 def _remedies(libraries: Mapping[str, Library]) -> dict[str, str]:
-    """Return what helps libraries that a variable keeps from loading."""
+    """Return a remedy for each library that does not load, by its name; empty if no variable is the cause."""
     broken = [name for name, library in libraries.items() if library.problem and not library.missing]
     # What keeps torch from loading keeps the others, too.
     return {
@@ -142,9 +143,10 @@ def _remedy_of_torch(torch: Library) -> str:
 def load(
     names: Iterable[str], seconds: float = _PROBE_SECONDS, *, environ: Mapping[str, str] = os.environ
 ) -> dict[str, Library]:
-    """Load libraries side by side, each in a process of its own.
+    """Load libraries at the same time, each in a process of its own, and return the outcomes by name.
 
-    The names are those that ``backends.probe`` knows. The time is the maximum for one of them.
+    The names are those that ``backends.probe`` knows. After ``seconds`` without an answer, a library is
+    reported as one that does not load.
     """
     # The working folder is left out: it may contain another module of that name.
     environment = {**environ, "PYTHONPATH": import_path(environ), "PYTHONSAFEPATH": "1"}

@@ -1,4 +1,4 @@
-"""Check hosts before a run, and keep the findings for its failures."""
+"""Check hosts before a run, and keep the findings to explain a failure of the run."""
 
 from __future__ import annotations
 
@@ -20,29 +20,32 @@ Findings: TypeAlias = list[Finding]
 
 
 class Beforehand(Protocol):
-    """Returns what was found."""
+    """A function that ``check_beforehand`` returns, and that gives the findings of this check."""
 
     def __call__(self, *, failed: bool) -> Findings:
-        """Return what may explain a failure, or else what the start reports."""
+        """Return the findings that may explain a failed run, or those to print at the start of a run."""
 
 
 _START_SECONDS = 0.2
 """Maximum wait for the check of this machine before a run."""
 _FAILURE_SECONDS = 6.0
-"""Maximum wait for it after a failure; name look-ups take five."""
+"""Maximum wait for the same check after a failure; its name look-ups may take five seconds."""
 _REPORTED_HERE: frozenset[Topic] = frozenset({"disk", "limits"})
-"""What is worth a line before a run on one machine.
+"""Topics that are printed before a run on this machine only.
 
-A table has lines for ranks without a core, and for refused reads.
+Others are left out: the table of results itself reports ranks without a core, and refused reads of memory.
 """
 
 
 def check_beforehand(hosts: Sequence[Host], *, carrier: Carrier) -> Beforehand:
-    """Check hosts as ``quick_check`` does; this machine alone without a wait.
+    """Check hosts before a run, and return a function that gives the findings.
+
+    If another host takes part, ``quick_check`` checks all hosts now. Otherwise a thread checks this machine,
+    so that the run can start at once.
 
     Raises:
         HostError: names every host that cannot be used, each with its fix.
-        UnavailableError: the carrier's program is missing here.
+        UnavailableError: the carrier's program is missing on this machine.
     """
     if not all(map(is_local, hosts)):
         _, found = quick_check(hosts, carrier=carrier)

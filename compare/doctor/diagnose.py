@@ -1,7 +1,7 @@
-"""Judge the facts about hosts by all rules. Pure.
+"""Judge the facts about hosts by all rules, without side effects.
 
-If hosts differ, the majority is right; without a majority the first host is. What breaks which launcher
-was tried on real hosts; the comments in ``rules/`` tell the results.
+Where hosts differ, the most frequent value counts as right. Of equally frequent values, that of the first
+host does. What breaks which launcher was tried on real hosts, and comments in ``rules/`` give the results.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ _RULES = (
 def diagnose(
     hosts: Sequence[ExaminedHost], here: Installation, more: Iterable[Finding] = ()
 ) -> list[Finding]:
-    """Judge hosts that are to work together, and add ``more`` findings.
+    """Return the findings about hosts that are to work together, the worst level first.
 
-    The worst findings come first, then the order is that of the hosts.
+    Within a level they are in the order of the hosts. ``here`` is the Ringside of this machine, which every
+    host must have. The caller's own findings, ``more``, are included.
     """
     found = [each.trouble for each in hosts if each.trouble]
     found += software.ringside(hosts, here)

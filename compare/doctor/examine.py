@@ -1,7 +1,7 @@
-"""Examine hosts, all at the same time.
+"""Examine all hosts at the same time, and judge them by their answers.
 
-Each host runs ``checkup.py`` as the input of a Python. So the examination works without Ringside, and
-without the right Python. ``diagnose.py`` judges the facts.
+Each host's Python reads ``checkup.py`` from its standard input. So the examination works on a host without
+Ringside, and ``python3`` serves if the requested Python fails. ``diagnose.py`` judges the facts.
 """
 
 from __future__ import annotations
@@ -42,26 +42,22 @@ from compare.launch.engines.commands import (
 from compare.schema.hosts import Host, is_local
 
 QUICK_SECONDS = 14.0
-"""Maximum time for the quick facts of a host.
-
-The carrier fails four seconds earlier.
-"""
+"""Maximum time for the quick facts of a host; ssh gives up on a connection four seconds earlier."""
 FULL_SECONDS = 75.0
-"""Maximum time for all facts of a host.
-
-It allows for a slow disk; the host reports its own time-outs earlier.
-"""
+"""Maximum time for all facts of a host: on a slow disk, libraries take long to load."""
 HANDSHAKE_SECONDS = 0.1
-"""Additional time for each host: all handshakes share the cores here."""
+"""Additional time for each host, because all handshakes share the cores of this machine."""
 
 _PEERS = 256
 """Maximum number of names that each host looks up.
 
-The size of all answers grows with its square.
+Without a maximum, the size of all answers would grow with the square of the number of hosts.
 """
 _MEET_SECONDS = 8.0
 _PORTS = range(20_000, 32_768)  # above the services, below the ports that the kernel assigns
 _ANY_PYTHON = "python3"
+_NO_ANSWER = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Raised for lines that are something else."""
 
 
 def examine(
@@ -73,14 +69,15 @@ def examine(
     ports: bool = False,
     own: DatasetSource | None = None,
 ) -> Examination:
-    """Examine hosts that are to work together.
+    """Examine hosts that are to work together, and return their facts and the findings.
 
-    This takes as long as the slowest of them. ``python`` is the interpreter of the ranks. A ``quick`` one
-    leaves out what takes over a second: GPUs, mpirun, and loading libraries. With ``ports`` all hosts also
-    connect to a port of the first. With an ``own`` workload they are asked for its folder.
+    The examination takes as long as its slowest host. ``python`` is the interpreter of the ranks. With
+    ``quick``, GPUs, mpirun and the loading of libraries are left out, because they take over a second. With
+    ``ports``, all hosts also connect to a port of the first one. ``own`` is the user's own workload, and all
+    hosts are asked for its folder.
 
     Raises:
-        UnavailableError: the carrier's program is missing here.
+        UnavailableError: the carrier's program is missing on this machine.
     """
     seconds = (QUICK_SECONDS if quick else FULL_SECONDS) + HANDSHAKE_SECONDS * len(hosts)
     examined = _look(hosts, python, carrier, seconds, _arguments(hosts, quick=quick))
@@ -98,22 +95,22 @@ def examine(
 
 
 def exit_code(examination: Examination) -> int:
-    """Return 0 without problems; warnings and notes do not count."""
+    """Return the exit code of a ``HostError`` if there is a problem; 0 with warnings and notes only."""
     return HostError.exit_code if examination.of("problem") else 0
 
 
 def quick_check(hosts: Sequence[Host], *, carrier: Carrier) -> tuple[Examination, list[Finding]]:
-    """Insist on hosts that can work together.
+    """Require that hosts can work together, by a quick examination.
 
-    They must answer, and have the same Ringside, Python and torch. This takes about a second, or 10 to 15
-    if a host does not answer.
+    Every host must answer, and all must have the same Ringside, Python and torch. This takes about a second,
+    or 10 to 15 if a host does not answer.
 
     Returns:
-        The examination, and the findings to warn of: all warnings, and problems that break some arms only.
+        The examination, and the findings to warn of: problems that break only some arms, then all warnings.
 
     Raises:
         HostError: names every host that cannot be used, each with its fix.
-        UnavailableError: the carrier's program is missing here.
+        UnavailableError: the carrier's program is missing on this machine.
     """
     examination = examine(hosts, carrier=carrier, python=sys.executable, quick=True)
     problems = examination.of("problem")
@@ -178,7 +175,7 @@ def _examined(answer: Answer, python: str, carrier: Carrier) -> ExaminedHost:
         return msgspec.structs.replace(unknown, trouble=_trouble(answer, error, python, carrier))
     try:
         facts = msgspec.convert(_line(answer), Facts)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except _NO_ANSWER as error:
         what = "The answer is not that of the examination."
         unexpected = HostError(what, found=str(error), remedy="Does its login shell print, or run a program?")
         return msgspec.structs.replace(unknown, trouble=_trouble(answer, unexpected, python, carrier))
@@ -194,7 +191,7 @@ def _examined(answer: Answer, python: str, carrier: Carrier) -> ExaminedHost:
 
 
 def _line(answer: Answer) -> Any:
-    """Decode the marked line between the output of login shells."""
+    """Return the JSON of the last line that begins with ``PREFIX``; login shells may print other lines."""
     prefix = checkup.PREFIX.encode()
     lines = [line for line in answer.stdout.splitlines() if line.startswith(prefix)]
     if not lines:
@@ -221,13 +218,13 @@ def _trouble(answer: Answer, error: HostError, python: str, carrier: Carrier) ->
 
 
 def _meet(examined: list[ExaminedHost], python: str, carrier: Carrier) -> list[ExaminedHost]:
-    """Connect all able hosts to a port of the first."""
+    """Let hosts whose software is known connect to a port of the first; return all hosts with the results."""
     able = [number for number, each in enumerate(examined) if each.software]
     address = _address([examined[number] for number in able])
     if not address:
         return examined
     port = random.choice(_PORTS)
-    # Hosts start at different times, the more of them the later the last.
+    # Hosts start at different times: the more there are, the later the last one starts.
     seconds = _MEET_SECONDS + HANDSHAKE_SECONDS * len(able)
     arguments = ["--meet", address, str(port), str(len(able) - 1), str(seconds)]
     hosts = [examined[number].host for number in able]
@@ -237,13 +234,13 @@ def _meet(examined: list[ExaminedHost], python: str, carrier: Carrier) -> list[E
     ):
         try:
             met = msgspec.convert(_line(answer), PortTrial)
-        except msgspec.MsgspecError as error:
+        except _NO_ANSWER as error:
             met = PortTrial(role="connects", problem=f"The host did not answer: {error}")
         examined[number] = msgspec.structs.replace(examined[number], met=met, met_at=f"{address}:{port}")
     return examined
 
 
 def _address(examined: Sequence[ExaminedHost]) -> str:
-    """Return the first host's address, if possible in a shared network."""
+    """Return the first host's address, if possible in a network of all hosts; empty without one."""
     shared = shared_network(examined) or shared_network(examined[:1])
     return shared.addresses[0] if shared else ""

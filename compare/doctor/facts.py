@@ -11,9 +11,9 @@ import msgspec
 from compare.schema.hosts import Host
 
 Level = Literal["problem", "warning", "note"]
-"""A problem breaks launches, or makes ranks differ.
+"""How bad a finding is.
 
-A warning may do so, or slows them down.
+A problem breaks launches, or makes ranks differ. A warning may do so, or slows launches down. A note informs.
 """
 _Software = Literal["reach", "python", "ringside", "torch", "numpy", "horovod", "mpi"]
 _Machine = Literal[
@@ -22,7 +22,7 @@ _Machine = Literal[
 Topic = _Software | _Machine
 LEVELS: tuple[Level, ...] = ("problem", "warning", "note")
 STOPPING: frozenset[Topic] = frozenset({"reach", "python", "ringside", "torch"})
-"""Problems with these break every arm."""
+"""Topics whose problems break every arm."""
 OLDEST_PYTHON = "3.11"
 
 
@@ -32,7 +32,7 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     up: bool
     addresses: list[str] = []
-    """Written as ``10.0.0.1/24``."""
+    """Addresses with the length of their network's prefix, as ``10.0.0.1/24``."""
     mtu: int = 1500
 
 
@@ -41,17 +41,19 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     free_bytes: int | None
-    """None if the folder does not exist."""
+    """Free space on the folder's disk; None if the folder does not exist."""
     writable: bool = True
 
 
 class Library(msgspec.Struct, frozen=True, kw_only=True):
-    """What loading a library showed."""
+    """The outcome of loading a library."""
 
     facts: dict[str, Any] = {}
+    """What ``backends.probe`` printed; empty if the library does not load."""
     problem: str = ""
-    """Why it does not load."""
+    """Why the library does not load; may be empty if it is missing."""
     missing: bool = False
+    """Whether the library is not installed."""
 
 
 class Mpirun(msgspec.Struct, frozen=True):
@@ -62,30 +64,33 @@ class Mpirun(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The facts that ``checkup.look`` collects.
+    """The facts about a host that ``checkup.look`` collects on it.
 
-    Times are Unix times of the host's own clock.
+    ``began_at`` and ``answered_at`` are Unix times of the host's own clock.
     """
 
     began_at: float
     answered_at: float
     quick: bool = False
-    """The slow checks were left out: GPUs, libraries, mpirun."""
+    """Whether the slow checks were left out: GPUs, libraries, mpirun."""
     hostname: str
     resolved: list[str] = []
-    """Addresses of its own name, as it resolves here."""
+    """The addresses to which the host resolves its own ``hostname``."""
     not_its_own: list[str] = []
-    """Those of these addresses that this host does not have."""
+    """The addresses in ``resolved`` that the host does not have."""
     resolve_seconds: float = 0.0
+    """Time for all name look-ups together, at most about five seconds."""
     peers: dict[str, list[str]] = {}
-    """Addresses of the other hosts' names, as they resolve here."""
+    """The addresses to which the host resolves the names of other hosts, by these names."""
     interfaces: list[Interface] = []
     default_interface: str = ""
     cores: int
     core_quota: float | None = None
-    """CPU time that the control group allows, in cores."""
+    """CPU time that the control group allows, in cores; None without a limit."""
     load: float = 0.0
+    """Load average over the last minute."""
     gpus: list[str] = []
+    """Lines of ``nvidia-smi -L``, as ``GPU 0: NVIDIA H200``."""
     disks: list[Disk] = []
     python: str
     executable: str = ""
@@ -94,27 +99,30 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ringside: str = ""
     ringside_path: str = ""
     ringside_sources: str = ""
-    """Digest of its sources."""
+    """Digest of Ringside's sources; empty if Ringside is missing."""
     libraries: dict[str, Library] = {}
     mpirun: Mpirun | None = None
     open_files: int | None = None
-    """The limit; None for no limit."""
+    """Limit on the open files of a process; None for no limit."""
     locked_memory_bytes: int | None = None
+    """Limit on the locked memory of a process; None for no limit."""
     infiniband: bool = False
     memory_reads_refused: str = ""
     """Why ranks may not read each other's memory; empty if they may."""
 
     def library(self, name: str) -> dict[str, Any]:
-        """Return the facts of a library; none if it was not loaded."""
+        """Return the facts of a library; an empty dictionary if it was not loaded."""
         return self.libraries.get(name, Library()).facts
 
 
 class PortTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of ``checkup.meet``, which uses a port of the first host."""
+    """What one host found in ``checkup.meet``, the trial of a port of the first host."""
 
     role: Literal["listens", "connects"]
     problem: str = ""
+    """Why the host could not listen or connect; empty if it could."""
     connected: int = 0
+    """Number of hosts that connected to the listener; 0 for other hosts."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,30 +142,33 @@ class ExaminedHost(msgspec.Struct, frozen=True, kw_only=True):
     host: Host
     facts: Facts | None = None
     trouble: Finding | None = None
-    """Why there are no facts, or none of the requested Python."""
+    """Why there are no facts, or why another Python than the requested one collected them."""
     seconds: float = 0.0
+    """Time until the host answered."""
     clock_ahead_seconds: float = 0.0
-    """How far its clock is ahead: the middle of the possible range."""
+    """How far the host's clock is ahead of this machine's: the middle of the possible range."""
     clock_uncertain_seconds: float = 0.0
+    """Half of that range."""
     met: PortTrial | None = None
+    """The host's result in the trial of a port; None without a trial."""
     met_at: str = ""
     """The ``address:port`` of the trial."""
 
     @property
     def software(self) -> Facts | None:
-        """Return the facts if the requested Python collected them."""
+        """Return the facts if the requested Python collected them, otherwise None."""
         return None if self.trouble else self.facts
 
     def problem(self, topic: Topic, what: str, found: str, fix: str) -> Finding:
-        """Make a finding that breaks launches."""
+        """Return a finding about this host that breaks launches."""
         return self.finding("problem", topic, what, found, fix)
 
     def warning(self, topic: Topic, what: str, found: str, fix: str) -> Finding:
-        """Make a finding that may break launches, or slows them down."""
+        """Return a finding about this host that may break launches, or slows them down."""
         return self.finding("warning", topic, what, found, fix)
 
     def finding(self, level: Level, topic: Topic, what: str, found: str, fix: str) -> Finding:
-        """Make a finding about this host."""
+        """Return a finding about this host: what is wrong, what was found, and the fix."""
         return Finding(level=level, topic=topic, host=self.host.name, what=what, found=found, fix=fix)
 
 
@@ -166,10 +177,11 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True):
 
     version: str
     sources: str
+    """Digest of its sources, as ``Facts.ringside_sources``."""
 
 
 class Examination(msgspec.Struct, frozen=True, kw_only=True):
-    """All examined hosts and their findings, the worst first."""
+    """All examined hosts and their findings, the worst findings first."""
 
     here: Installation
     examined_at: str
@@ -182,17 +194,17 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_facts(hosts: Iterable[ExaminedHost]) -> list[tuple[ExaminedHost, Facts]]:
-    """Return the hosts that have facts, with these."""
+    """Return each host that has facts, together with its facts."""
     return [(each, each.facts) for each in hosts if each.facts]
 
 
 def with_software(hosts: Iterable[ExaminedHost]) -> list[tuple[ExaminedHost, Facts]]:
-    """Return the hosts whose software is known, with their facts."""
+    """Return each host whose facts its requested Python collected, together with these facts."""
     return [(each, each.software) for each in hosts if each.software]
 
 
 def usual(values: Iterable[str]) -> str:
-    """Return the most frequent value that is not empty."""
+    """Return the most frequent value that is not empty, the first of equals; empty if there is none."""
     frequent = Counter(filter(None, values)).most_common(1)
     return frequent[0][0] if frequent else ""
 
@@ -200,7 +212,7 @@ def usual(values: Iterable[str]) -> str:
 def different(
     known: Sequence[tuple[ExaminedHost, Facts]], values: Sequence[str]
 ) -> Iterator[tuple[ExaminedHost, Facts, str, str]]:
-    """Yield every host with an unusual value, its facts, and both values."""
+    """Yield each host whose value is not the usual one, with its facts, its value and the usual value."""
     expected = usual(values)
     for (each, facts), value in zip(known, values, strict=True):
         if value != expected:

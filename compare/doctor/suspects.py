@@ -1,4 +1,4 @@
-"""Find the variable that keeps a library from loading."""
+"""Find the environment variables that keep a library from loading."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterable, Mapping
 from compare.schema.environment import library_settings
 
 _OF_LOADERS = ("LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT", "LD_BIND_NOW", "PYTHONHOME", "PYTHONPATH")
-"""What the system's loader and Python read before a library does."""
+"""Variables that the dynamic loader and Python read before a library's own code runs."""
 _SHOWN_CHARACTERS = 60
 
 
 def find_suspects(loads: Callable[[Mapping[str, str]], bool], environ: Mapping[str, str]) -> list[str]:
-    """Return the variables that keep a library from loading.
+    """Return the names of the variables without which a library loads; empty if removing all does not help.
 
-    ``loads`` tries it in an environment. Each try takes a second or two, so halves are left out together.
+    ``loads`` returns whether the library loads in an environment. A try takes a second or two, so each try
+    leaves out half of the variables. If leaving out one is not enough, all that are set are returned.
     """
     suspects = [name for name in (*_OF_LOADERS, *library_settings(environ)) if environ.get(name)]
     suspects = list(dict.fromkeys(suspects))
@@ -25,12 +26,15 @@ def find_suspects(loads: Callable[[Mapping[str, str]], bool], environ: Mapping[s
     while len(fewer) > 1:
         half = fewer[: len(fewer) // 2]
         fewer = half if loads(_without(half, environ)) else fewer[len(half) :]
-    # Two may have to go together.
+    # Leaving out one variable may not be enough.
     return fewer if len(suspects) == 1 or loads(_without(fewer, environ)) else suspects
 
 
 def remedy(name: str, suspects: Iterable[str], environ: Mapping[str, str]) -> str:
-    """Write a command that unsets them, with the reason; empty without any."""
+    """Return the command that unsets the ``suspects`` of library ``name``, with the reason as a comment.
+
+    Empty without suspects.
+    """
     names = list(suspects)
     held = ", ".join(f"{variable}={_short(environ[variable])}" for variable in names)
     return f"unset {' '.join(names)}  # {name} loads without {held}" if names else ""

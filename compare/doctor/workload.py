@@ -1,4 +1,4 @@
-"""Find hosts that lack the folder of an own workload."""
+"""Find hosts that lack the folder of the user's own workload."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from compare.schema.hosts import is_local
 def find_workload(
     hosts: Sequence[ExaminedHost], source: DatasetSource, *, python: str, carrier: Carrier
 ) -> Iterator[Finding]:
-    """Find hosts that get a copy of the folder, or lack it."""
+    """Find hosts that lack the folder of the workload, and hosts that cannot be asked.
+
+    A missing folder is a note if the first run will copy it, and a problem if it is too large to be copied.
+    This machine, if it is one of the hosts, gets a note about a folder that is not copied.
+    """
     copied = data.is_copied(source)
     size = f"{source.directory} has {data.size_bytes(Path(source.directory)) / 1e6:.1f} MB"
     found = f"{size} here; up to {data.MOST_BYTES / 1e6:.0f} MB are copied."
@@ -41,7 +45,7 @@ def find_workload(
 
 
 def _trouble(answer: Answer, carrier: Carrier) -> HostError | None:
-    """Return why a host cannot be asked."""
+    """Return why a host gave no readable answer; None if it gave one."""
     try:
         error = host_error(answer, carrier)
         if error is None:

@@ -1,4 +1,4 @@
-"""Settle a request, decide what comes next, and carry it out."""
+"""Settle what a user's request leaves open, choose each next launch, and carry out the launches."""
 
 from compare.experiment.collectives import SweepRequest, compare_collectives
 from compare.experiment.plan import plan

@@ -1,8 +1,8 @@
 """Choose the hosts of a run, and the engine that reaches them.
 
-The first source that there is counts. The user's own hosts come first, then the job of Slurm, then those of
-``schedulers``, and this machine is last. Within a job that may have several hosts, a run takes this machine
-alone only if told so.
+The first source that has hosts counts: the user's own choice, then a job of Slurm, then a job of a scheduler
+in ``launch/engines/schedulers.py``, then this machine. Within a job that may have several hosts, a run uses
+only this machine if the user asks for that.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def choose_allocation(
     exclude: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> Allocation:
-    """Choose the hosts, each with as many slots as it gets ranks.
+    """Return the hosts of a run, each with as many slots as it gets ranks, and how to reach them.
 
     Raises:
-        UsageError: the hosts are wrong, or the engine cannot reach them.
+        UsageError: the hosts are not valid, or the engine cannot reach them.
         UnavailableError: Slurm does not answer.
     """
     found = find_allocation(engine, hostfile, named, ssh=ssh, environ=environ)
@@ -62,7 +62,7 @@ def find_allocation(
     ssh: Ssh,
     environ: Mapping[str, str] = os.environ,
 ) -> Allocation:
-    """Find all hosts that there are, with all their slots.
+    """Return all hosts that a run could use, with all their slots, and how to reach them.
 
     Raises:
         UsageError, UnavailableError: see ``choose_allocation``.
@@ -86,10 +86,10 @@ def find_allocation(
 
 
 def _of_a_job(engine: str, ssh: Ssh, environ: Mapping[str, str]) -> Allocation:
-    """Find the hosts of a job; without one, take this machine.
+    """Return the hosts of a scheduler's job other than Slurm's; without a job, this machine.
 
     Raises:
-        UsageError: the job's hosts are not known, or ssh is to reach none.
+        UsageError: the job's hosts are not known, or ``--engine ssh`` has no hosts to reach.
     """
     found = find_job(environ)
     if found and found.hosts:
@@ -136,10 +136,11 @@ def _of_slurm(asked: Sequence[Host], whose: str, environ: Mapping[str, str]) -> 
 
 @contextmanager
 def endings_named(job: ScheduledJob | None) -> Iterator[None]:
-    """Name the scheduler as the cause of what it ended.
+    """Raise an error that names the scheduler, if the end of its job is why the block failed.
 
     Raises:
-        AllocationError: it ended the job; in place of a lost host, a failed launch or an interrupt.
+        AllocationError: the scheduler ended the job. This error takes the place of a lost host, a failed
+            launch or an interrupt, and keeps the notes.
     """
     try:
         yield
@@ -156,17 +157,18 @@ def endings_named(job: ScheduledJob | None) -> Iterator[None]:
 
 
 def time_of(job: ScheduledJob | None) -> float:
-    """Return the Unix time after which nothing may be measured."""
+    """Return the Unix time after which nothing may be measured; infinity without a job."""
     return job.ends_at if job else math.inf
 
 
 def require_time(job: ScheduledJob | None, noun: str, least_seconds: float, now: float) -> None:
-    """Require that all can run once before the job ends.
+    """Require that every arm or group can run once before the job ends.
 
-    ``noun`` is arm or group, and ``least_seconds`` the least time of one launch of each.
+    ``noun`` is ``arm`` or ``group``, and ``least_seconds`` the minimum time for one launch of each. ``now``
+    is a Unix time. Without a job nothing is required.
 
     Raises:
-        BudgetError: it cannot.
+        BudgetError: the job ends earlier.
     """
     if job and (left := job.ends_at - now) < least_seconds:
         raise BudgetError(
@@ -178,9 +180,9 @@ def require_time(job: ScheduledJob | None, noun: str, least_seconds: float, now:
 
 
 def too_little_time(limit: str, noun: str, done: int, planned: int) -> BudgetError:
-    """Return the error of a budget that ended too early.
+    """Return the error of a time limit that ended before every arm or group had run once.
 
-    ``done`` counts what had run once, of all that was ``planned``.
+    ``noun`` is ``arm`` or ``group``. ``done`` of the ``planned`` ones had run by then.
     """
     return BudgetError(
         f"{limit} ended before every {noun} had run once.",

@@ -40,22 +40,22 @@ from compare.text import binary_size, counted
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest(LaunchRequest):
-    """What the user asked for."""
+    """What the user asked ``compare collectives`` for, before any host is reached."""
 
     config: SweepFields
 
     groups: tuple[str, ...]
-    """Empty for all that can run."""
+    """Names of the groups; empty for all that can run."""
 
 
 class SweepObserver(Observer, Protocol):
     """Gets the events of ``compare collectives``."""
 
     def sweep_ended(self, planned: Planned, launch: SweepLaunch | None) -> None:
-        """Handle a launch that ended; None if it failed."""
+        """Handle the end of a launch; ``launch`` is None if it failed."""
 
     def sweep_skipped(self) -> None:
-        """Handle a launch that is left out, as its group has failed."""
+        """Handle a launch that is left out because its group failed in an earlier round."""
 
 
 def compare_collectives(
@@ -64,13 +64,17 @@ def compare_collectives(
     watch: Watch[SweepConfig, SweepObserver],
     on_early_end: Callable[[CollectivesRun], None] = lambda _: None,
 ) -> tuple[CollectivesRun, Path]:
-    """Time the collectives of every group that a user asked for.
+    """Time the collectives of every group that a user asked for, and save the results in a folder.
 
-    ``on_early_end`` receives what is kept of a run that is stopped or fails.
+    ``say`` prints a line, and ``watch`` makes the observer of the run. ``on_early_end`` receives the saved
+    part of a run that is stopped or fails.
+
+    Returns:
+        The results, and the path of their folder.
 
     Raises:
-        RingsideError: something failed; notes of the error say what is kept.
-        KeyboardInterrupt: likewise.
+        RingsideError: something failed; a note of the error names the folder of the finished part, if any.
+        KeyboardInterrupt: the user stopped the run; with the same note.
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle_sweep(request, cluster)
@@ -94,14 +98,15 @@ def compare_collectives(
 
 
 def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, dict[str, str]]:
-    """Settle a request by what the hosts have.
+    """Settle what a request leaves open, by what the hosts have.
 
     Returns:
-        The config, and the groups that were left out with the reason.
+        The config, and the reason for each group that was left out, by its name.
 
     Raises:
-        UnavailableError: a group that was named cannot run here, or none can.
-        UsageError: a value is wrong, or a size is larger than memory.
+        HostError: hosts cannot call back a launcher that starts on this machine.
+        UnavailableError: a group that was named cannot run on these hosts, or none can.
+        UsageError: a value is wrong, or a size does not fit into memory.
     """
     draft = SweepConfig(
         groups=request.groups or tuple(GROUPS),
@@ -134,8 +139,10 @@ def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, 
 def require_memory(config: SweepConfig, hosts: Sequence[Host], left_bytes: Sequence[int]) -> None:
     """Require that every size fits into the memory of each host.
 
+    ``left_bytes`` is the free memory of each host, in the order of ``hosts``.
+
     Raises:
-        UsageError: they do not, with the size that does.
+        UsageError: one does not fit; the error names a size that does.
     """
     exchange, size = max(config.measurements, key=lambda each: each[0].traits.memory * each[1])
     each = exchange.traits.memory * size
@@ -154,7 +161,10 @@ def require_memory(config: SweepConfig, hosts: Sequence[Host], left_bytes: Seque
 
 
 def refusal_of(name: str, device: str, found: Survey, *, one_host: bool) -> UnavailableError | None:
-    """Return why a group cannot run here, or None."""
+    """Return the error of a group that cannot run on this device or these hosts; None if it can run.
+
+    With ``one_host`` all ranks are on the same host, as some groups need.
+    """
     entry = GROUPS[name]
     what = f"The group {name} cannot run here."
     if entry.device not in {"", device}:
@@ -178,9 +188,9 @@ def refusal_of(name: str, device: str, found: Survey, *, one_host: bool) -> Unav
 
 
 def plan_sweeps(config: SweepConfig) -> list[Planned]:
-    """Return all launches in order.
+    """Return all launches in order, round by round.
 
-    Each round reverses the one before. So a machine that slows down favours no group.
+    Each round reverses the order of the one before, so a machine that slows down favours no group.
     """
     planned: list[Planned] = []
     for round_ in range(1, config.rounds + 1):
@@ -192,13 +202,13 @@ def plan_sweeps(config: SweepConfig) -> list[Planned]:
 def sweep_groups(
     run: CollectivesRun, directory: Path, cluster: Cluster, observer: SweepObserver
 ) -> CollectivesRun:
-    """Carry out all launches, and save after each.
+    """Carry out all launches, save the results after each, and return them.
 
-    A launch that fails stops no other group. A group that failed is not launched again. The end of a
-    scheduler's job comes early after the first round, and leaves the run incomplete.
+    A group whose launch fails is not launched again, and the other groups go on. If the time of a
+    scheduler's job ends after the first round, the results are returned as incomplete.
 
     Raises:
-        BudgetError: that end comes before every group has run once.
+        BudgetError: the job's time ended before every group had run once.
         RingsideError: something failed that would fail every launch; what was finished is saved.
     """
     write_request(run, directory)

@@ -29,21 +29,21 @@ class RunFolder(msgspec.Struct, frozen=True, kw_only=True):
 
     path: Path
     file: Path
-    """Its results file."""
+    """The results file in ``path``."""
     changed_at: float
-    """Unix time of the last change of that file."""
+    """Unix time at which the results file was last changed."""
 
     @property
     def is_run(self) -> bool:
-        """Return whether it holds a run, not another measurement."""
+        """Return whether the folder holds a run, not collectives or a scaling series."""
         return self.file.name == RESULTS_FILE
 
 
 def list_folders(root: Path) -> list[RunFolder]:
-    """Return the folders of runs in a folder, the oldest first.
+    """Return the folders of runs directly in ``root``, from the oldest results file to the newest.
 
     Raises:
-        OutputError: the folder cannot be read.
+        OutputError: ``root`` cannot be read.
     """
     try:
         paths = [Path(entry.path) for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]
@@ -58,7 +58,7 @@ def list_folders(root: Path) -> list[RunFolder]:
 
 
 def _read(path: Path) -> RunFolder | None:
-    """Return a folder of a run; None without a results file."""
+    """Return ``path`` as a run's folder, with its first valid results file; None without such a file."""
     for name in OF_RUNS:
         file = path / name
         try:

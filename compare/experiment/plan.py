@@ -21,19 +21,21 @@ from compare.text import counted
 
 
 class Plan(NamedTuple):
-    """What a run would do."""
+    """What a run would do, without asking other hosts."""
 
     config: RunConfig
     round_seconds: float
-    """Least time of a round."""
+    """Minimum time of a round."""
     in_turns: bool
+    """Whether the arms of a round would train in turns."""
     notes: list[str]
-    """What is not known, and what is assumed."""
+    """Sentences about what is not known, and what is assumed."""
     launches: list[PlannedLaunch]
+    """The launches of the first round, in order."""
 
 
 def plan(request: UserRequest) -> Plan:
-    """Plan one round. No host is asked, and nothing is started.
+    """Return the plan of a run's first round, without asking other hosts or launching an arm.
 
     Raises:
         RingsideError: the request cannot be settled.

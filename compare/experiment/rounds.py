@@ -1,4 +1,4 @@
-"""Carry out the rounds of a run."""
+"""Carry out the rounds of a run, launch by launch or with the arms in turns."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from compare.system.clock import unix_time
 from compare.system.files import write_json
 
 _SAVING_SHARE = 0.01
-"""Largest part of the time that saving takes.
+"""Maximum share of the time that saving may take.
 
-The file grows with the run. So a long run is saved less often, not with every launch.
+The file grows with the run, so a long run is saved less often than after every launch.
 """
 _QUICK_SECONDS = 0.1
-"""Time to save, in which every launch is saved at once."""
+"""If saving takes no longer than this, the run is saved after every launch."""
 
 
 def choose_interleaving(config: RunConfig) -> Interleaved:
-    """Choose turns for several arms, if the user left it open."""
+    """Return how the arms of a round run; ``auto`` stands for turns if there are several arms."""
     if config.interleave == "auto":
         return Interleaved(mode="blocks" if len(config.arms) > 1 else "launches")
     return Interleaved(mode=config.interleave)
@@ -47,15 +47,15 @@ def choose_interleaving(config: RunConfig) -> Interleaved:
 class Launches:
     """Carries out one launch after another.
 
-    ``run`` is the record so far. It is saved after every launch, in a long run after some of them.
+    ``run`` is the record so far. It is saved after every launch, or less often if saving takes long.
     """
 
     def __init__(self, run: Run, directory: Path, cluster: Cluster, observer: Observer) -> None:
         self.run = run
         self.failed: Planned | None = None
-        """The launch that failed, where several were planned."""
+        """The launch that failed, if several were planned together; None otherwise."""
         self.began_at = math.inf
-        """Unix time of the first launch."""
+        """Unix time of the first launch; infinity before it."""
         self._directory = directory
         self._observer = observer
         self._save_at = -math.inf
@@ -63,18 +63,18 @@ class Launches:
         self._job_ends_at = cluster.job.ends_at if cluster.job else math.inf
 
     def next(self) -> list[Planned]:
-        """Return the launches to carry out together; none at the end."""
+        """Return the next launch in a list, which is empty when the run is done."""
         planned = next_launch(self.run)
         return [planned] if planned else []
 
     def carry_out(self, planned: list[Planned]) -> Launches:
-        """Carry out one launch, and prove and keep it.
+        """Carry out the one ``planned`` launch, check its proofs, and add it to ``run``.
 
         Returns:
-            What carries out the next one.
+            The object that carries out the next launch.
 
         Raises:
-            RingsideError: see ``launch_arm``.
+            RingsideError: the launch failed (see ``launch_arm``), or a check of its results did.
         """
         (one,) = planned
         self._observer.launch_begins(one)
@@ -98,7 +98,7 @@ class Launches:
         return self
 
     def _keep(self, launches: list[Launch]) -> None:
-        # Keep it now: an interrupt may come before it is saved.
+        # Keep the launches now: an interrupt may come before the run is saved.
         self.run = discard_noisy(msgspec.structs.replace(self.run, launches=[*self.run.launches, *launches]))
         began = time.monotonic()
         if began >= self._save_at:
@@ -114,7 +114,7 @@ class Launches:
         return min(own, self._job_ends_at)
 
     def limit(self) -> str:
-        """Name what ended the budget."""
+        """Return the name of what ended the budget: the time of a scheduler's job, or ``--budget``."""
         budget, job = self.run.config.budget_seconds, self._cluster.job
         if job and self._job_ends_at < self.began_at + (budget or math.inf):
             return f"The time of {job.name}"
@@ -122,20 +122,25 @@ class Launches:
 
 
 class Cohorts(Launches):
-    """Carries out one round after another, all arms of it in turns.
+    """Carries out one round after another, with all its arms in turns.
 
-    Nothing is repeated: a noisy cohort counts, and the table names it.
+    A noisy round counts and is not repeated, but the table of results names it.
     """
 
     def next(self) -> list[Planned]:
-        """Return the launches of the next round; none at the end."""
+        """Return the launches of the next round in order; empty when the run is done."""
         return next_cohort(self.run)
 
     def carry_out(self, planned: list[Planned]) -> Launches:
-        """Carry out one round, and prove and keep it.
+        """Carry out a round in turns, check the proofs of its launches, and add them to ``run``.
+
+        After Ctrl-Z and ``fg`` the round is not added, and begins again at the next call.
 
         Returns:
-            What carries out the next round: launches one by one, if turns are not possible.
+            The object that carries out the next round: a ``Launches`` if turns are not possible.
+
+        Raises:
+            RingsideError: a launch failed, or a check of its results did; ``failed`` is this launch.
         """
         self.failed = None
         cohort = Cohort(
@@ -176,15 +181,15 @@ class Cohorts(Launches):
         return self
 
     def _may_lack_a_gpu(self) -> bool:
-        """Return whether an arm may have failed for want of a GPU.
+        """Return whether an arm may have failed because it shared a GPU with other arms.
 
-        Others hold its memory too, or it admits one process only. So the arm is tried again alone.
+        The GPU's memory may be full, or the GPU may admit one process only. Then each arm is launched alone.
         """
         config = self.run.config
         return config.device == "cuda" and config.interleave == "auto" and not self.run.launches
 
     def _without_turns(self, planned: list[Planned], why: str) -> Launches:
-        """Go on launch by launch; the run says why."""
+        """Return a ``Launches`` that goes on launch by launch; its run records why."""
         self._forget(planned)
         self._observer.not_in_turns(why)
         run = msgspec.structs.replace(self.run, interleaved=Interleaved(mode="launches", why=why))

@@ -1,4 +1,4 @@
-"""Carry out a run: prove and save each launch before the next."""
+"""Carry out a run: check each launch before the next one starts, and save the results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ObserverType = TypeVar("ObserverType")
 ConfigType = TypeVar("ConfigType", bound=LaunchConfig)
 T = TypeVar("T")
 Watch: TypeAlias = Callable[[ConfigType], AbstractContextManager[ObserverType]]
-"""Makes the observer of a run of some config."""
+"""A function of a run's config that returns a context manager, which yields the observer of the run."""
 
 
 def compare_arms(
@@ -48,13 +48,17 @@ def compare_arms(
     watch: Watch[RunConfig, Observer],
     on_early_end: Callable[[Run], None] = lambda _: None,
 ) -> tuple[Run, Path]:
-    """Run the same training through every arm that a user asked for.
+    """Run the same training through every arm that a user asked for, and save the run in a folder.
 
-    ``on_early_end`` receives what is kept of a run that is stopped or fails.
+    ``say`` prints a line, and ``watch`` makes the observer of the run. ``on_early_end`` receives the saved
+    part of a run that is stopped or fails.
+
+    Returns:
+        The run, and the path of its folder.
 
     Raises:
-        RingsideError: something failed; notes of the error say what is kept.
-        KeyboardInterrupt: likewise.
+        RingsideError: something failed; a note of the error names the folder of the finished part, if any.
+        KeyboardInterrupt: the user stopped the run; with the same note.
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle(request, cluster)
@@ -74,9 +78,10 @@ def kept(
     *,
     where: str = "is kept: compare report",
 ) -> Iterator[None]:
-    """Hand on what is kept where the block is stopped or fails.
+    """If the block is stopped or fails, hand what was saved to ``on_early_end`` and raise the error again.
 
-    ``read`` reads it from the folder. The notes of the error say where it is, and what could not be written.
+    ``read`` reads the saved part from ``directory``. A note of the error names this folder after ``where``.
+    If ``on_early_end`` cannot write its output, another note says so.
     """
     try:
         yield
@@ -93,11 +98,14 @@ def kept(
 
 @contextmanager
 def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[Cluster]:
-    """Open the hosts of a request, and print their topology.
+    """Check the hosts of a request, start an agent on each, and end the agents after the block.
+
+    ``say`` prints the source of the hosts, the findings about them, and their topology.
 
     Raises:
         HostError: a host cannot be reached, or has another version.
-        UsageError: the network interface is not there, or none can be chosen.
+        UnavailableError: the program that reaches the hosts is missing on this machine.
+        UsageError: the network interface is missing, or none can be chosen.
     """
     hosts, carrier, source, job, _ = request.allocation
     if source:
@@ -127,7 +135,7 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
 
 
 def _say_findings(findings: Iterable[Finding], say: Callable[[str], None]) -> None:
-    """Print what the check of the hosts found."""
+    """Print each finding of the check of hosts as one line."""
     for finding in findings:
         say(f"{finding.level}: {finding.host}: {finding.what} {finding.found} {finding.fix}")
 
@@ -141,12 +149,14 @@ def begin(
     *,
     purpose: str = "",
 ) -> tuple[Run, Path]:
-    """Find the data, make the run's folder, and stage the data.
+    """Find the data, make the run's folder, stage the data, and return the new run with its folder.
 
-    ``purpose`` ends the name of a folder that the user did not name.
+    If the user named no folder, its name ends with ``purpose``. Without one it ends with ``-aa`` or ``-gate``
+    for such a run.
 
     Raises:
-        DataError: the data is damaged, or cannot be had.
+        DataError: the data is damaged or not available.
+        HostError: the data cannot be copied to a host.
         OutputError: the folder cannot be written, or is not empty.
     """
     purpose = purpose or ("-aa" if config.comparisons else "-gate" if config.slower_limit else "")
@@ -157,10 +167,10 @@ def begin(
 
 
 def find_data(request: UserRequest, say: Callable[[str], None]) -> DatasetSource:
-    """Find the data of a request, or its own workload.
+    """Return the user's own workload, or the data set, which is downloaded or made if it is missing.
 
     Raises:
-        DataError: the data is damaged, or cannot be had.
+        DataError: the data is damaged or not available.
     """
     root = request.data_dir or data.default_root()
     return request.own or data.resolve(request.dataset, root, progress=say)
@@ -169,17 +179,17 @@ def find_data(request: UserRequest, say: Callable[[str], None]) -> DatasetSource
 def carry_out(
     run: Run, directory: Path, cluster: Cluster, observer: Observer, *, rounds: int = MOST_ROUNDS
 ) -> Run:
-    """Launch what the config asks for, and save after every launch.
+    """Carry out launches until the run is done or has so many whole ``rounds``, and save them.
 
-    It stops after so many ``rounds`` of the run, from its first one on.
+    Rounds that ``run`` has already count, too.
 
     Returns:
-        The run so far, without a round that the budget cut short. It is complete if no round is left.
+        The run so far, without a round that the budget cut short. It is complete if no round or time is left.
 
     Raises:
         BudgetError: the budget ended before every arm had run once.
         RingsideError: a launch failed; what was finished is saved, and marked incomplete.
-        KeyboardInterrupt: likewise.
+        KeyboardInterrupt: the user stopped the run; what was finished is saved in the same way.
     """
     write_request(run, directory)
     write_json(directory / RESULTS_FILE, run)
@@ -225,7 +235,7 @@ def new_run(
     left_out: dict[str, str],
     command: Sequence[str],
 ) -> Run:
-    """Begin the record of a run."""
+    """Return the record of a run before its first launch."""
     return Run(
         ringside_version=__version__,
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),

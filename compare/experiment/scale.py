@@ -30,18 +30,18 @@ from compare.system.files import write_json
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleRequest(UserRequest):
-    """What the user asked for; the hosts have room for all counts."""
+    """What the user asked ``compare scale`` for; the hosts have slots for the largest count."""
 
     mode: Mode
     counts: tuple[int, ...]
-    """Rising."""
+    """Numbers of ranks, rising."""
 
 
 class ScaleObserver(Observer, Protocol):
     """Gets the events of ``compare scale``."""
 
     def count_begins(self, ranks: int) -> None:
-        """Handle that the next launches have so many ranks."""
+        """Handle the number of ranks that all launches have until the next call."""
 
 
 def scale_arms(
@@ -50,13 +50,17 @@ def scale_arms(
     watch: Watch[RunConfig, ScaleObserver],
     on_early_end: Callable[[Scale], None] = lambda _: None,
 ) -> tuple[Scale, Path]:
-    """Run every arm with every number of ranks.
+    """Run every arm with every number of ranks, and save the runs in a folder.
 
-    ``on_early_end`` receives what is kept of a series that is stopped or fails.
+    ``say`` prints a line, and ``watch`` makes the observer of the series. ``on_early_end`` receives the saved
+    part of a series that is stopped or fails.
+
+    Returns:
+        The series with its runs, and the path of the folder.
 
     Raises:
-        RingsideError: something failed; notes of the error say what is kept.
-        KeyboardInterrupt: likewise.
+        RingsideError: something failed; a note of the error names the folder of the finished part, if any.
+        KeyboardInterrupt: the user stopped the series; with the same note.
     """
     series = Series(
         ringside_version=__version__,
@@ -87,14 +91,14 @@ def scale_arms(
 
 
 def _saved(series: Series, directory: Path) -> Scale:
-    """Read the runs of a series that ended early."""
+    """Return a series that ended early, with its runs as they were saved."""
     return Scale(series=series, runs={n: read_run(folder_of(directory, n)) for n in series.counts})
 
 
 def _order(rounds: int, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield round and count; each round reverses the one before.
+    """Yield each round, from 1, with each number of ranks.
 
-    So a machine that slows down favours no count.
+    Each round reverses the order of the one before, so a machine that slows down favours no number of ranks.
     """
     for round_ in range(1, rounds + 1):
         for count in counts if round_ % 2 else reversed(counts):
@@ -102,12 +106,13 @@ def _order(rounds: int, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _settle_counts(request: ScaleRequest, say: Callable[[str], None]) -> tuple[dict[int, Run], DatasetSource]:
-    """Settle the run of every count, the largest first.
+    """Return the new runs, keyed by their number of ranks, and the source of their data.
 
-    It decides what all others share: arms, device, threads of a rank, and the network.
+    The largest number is settled first. It decides what all runs share: arms, device, threads of a rank, and
+    the network.
 
     Raises:
-        RingsideError: some count cannot be settled.
+        RingsideError: the run of some number cannot be settled.
     """
     # A batch that cannot be shared is refused before any host is reached.
     *fewer, largest = (_with_batch(request, count) for count in request.counts)
@@ -142,7 +147,7 @@ def _with_batch(request: ScaleRequest, count: int) -> ScaleRequest:
 
 @contextmanager
 def _cluster_of(request: ScaleRequest, count: int, run: Run, source: DatasetSource) -> Iterator[Cluster]:
-    """Open the hosts of a count, with agents of its own."""
+    """Start agents on the hosts of a count, stage the data, and end the agents after the block."""
     allocation = _allocation(request, count)
     with (
         endings_named(allocation.job),

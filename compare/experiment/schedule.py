@@ -1,9 +1,9 @@
-"""Choose the next launch from the launches so far. Pure and seeded.
+"""Choose the next launch from the launches so far; the same run and seed give the same choice.
 
 Every round launches every arm once, in an order of its own. A drift of the machine then affects all arms.
-A noisy round is discarded and repeated as a whole, a limited number of times. If only one arm of it were
-repeated, its rival would keep the noisy figure. Each round has a limit of its own, too. Otherwise a machine
-that stays noisy would spend all repetitions on one round.
+A noisy round is discarded and repeated as a whole, because an arm that is not repeated would keep its noisy
+figure. A run has a limit on repetitions, and each round has one, too. Otherwise a machine that stays noisy
+would spend all repetitions on one round.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from compare.schema.job import Planned
 from compare.schema.results import Run
 
 MOST_IN_A_ROW = 2
-"""Repetitions of one round; the next attempt counts, noisy or not."""
+"""Maximum number of discarded attempts at one round; the next attempt counts, noisy or not."""
 
 
 def order_of(config: RunConfig, round_: int) -> tuple[Arm, ...]:
-    """Order the arms of a round; a repeated round keeps its order.
+    """Return the arms of a round in the order of their launches; a repetition has the same order.
 
-    Every two rounds are shuffled anew, and the second is the first in reverse. An effect of the place in a
-    round then acts on every arm in both directions. With independent orders, one arm would follow its rival
-    three times running in every fourth run of three rounds.
+    Each two rounds get a new random order, which the second round reverses. So an effect of the position in
+    a round acts on every arm in both directions. With independent orders of two arms, the same arm would be
+    last in all rounds of every fourth run of three rounds.
     """
     pair, second = divmod(round_ - 1, 2)
     arms = list(config.arms)
@@ -40,7 +40,7 @@ def order_of(config: RunConfig, round_: int) -> tuple[Arm, ...]:
 
 
 def next_cohort(run: Run) -> list[Planned]:
-    """Return the launches of the next round; none at the end."""
+    """Return the launches of the next round in order; empty when the run is done."""
     rounds = len(run.launches) // len(run.config.arms)
     if not _goes_on(run, rounds):
         return []
@@ -59,7 +59,7 @@ def next_launch(run: Run) -> Planned | None:
 
 
 def _goes_on(run: Run, rounds: int) -> bool:
-    """Return whether another round follows after so many."""
+    """Return whether another round follows the finished ``rounds``."""
     if rounds >= run.config.rounds:
         return False
     if run.config.limit_seconds is None:
@@ -68,7 +68,7 @@ def _goes_on(run: Run, rounds: int) -> bool:
 
 
 def is_settled(run: Run) -> bool:
-    """Return whether every verdict is final, or none will be shown."""
+    """Return whether every verdict is resolved, or none will be shown because a host is oversubscribed."""
     if is_oversubscribed(run):
         return True
     if gate := judge_gate(run):
@@ -78,9 +78,9 @@ def is_settled(run: Run) -> bool:
 
 
 def discard_unfinished(run: Run) -> Run:
-    """Discard the launches of a round that will not be finished.
+    """Return the run with the launches of its unfinished last round discarded.
 
-    If that round was a repetition, its first attempt counts after all, although it was noisy.
+    If that round was a repetition, the attempt before it counts after all, although it was noisy.
     """
     width = len(run.config.arms)
     whole = len(run.launches) // width * width
@@ -92,7 +92,10 @@ def discard_unfinished(run: Run) -> Run:
 
 
 def discard_noisy(run: Run) -> Run:
-    """Discard the last round if it is noisy and may be repeated."""
+    """Return the run with its last round discarded if that is noisy and may be repeated, otherwise as is.
+
+    Within a round, and in a run in turns, nothing is discarded.
+    """
     width = len(run.config.arms)
     if not run.launches or len(run.launches) % width or run.interleaved.mode == "blocks":
         return run

@@ -30,26 +30,27 @@ from compare.schema.interpreter import Interpreter
 from compare.text import counted
 
 SETTLE_SECONDS = 300.0
-"""Time for rounds if the user gives no length."""
+"""Time in which rounds beyond the fifth begin, if the user gives neither their number nor a budget."""
 _OTHER_INTERPRETER = "The other interpreter was asked on this machine alone"
 OWN_STEPS = 200
 """Training steps of an own workload if the user gives none."""
 DEFAULT_RANKS = 2
-"""Without a hostfile that says how many slots there are."""
+"""Number of ranks if the user names neither ranks nor hosts, and no scheduler does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
-    """Where ranks shall run, before the machine is known."""
+    """What the user asked for in any command that launches ranks, before a host is reached."""
 
     allocation: Allocation
     """The hosts, each with as many slots as it has ranks."""
     interface: str | None
     exported: Mapping[str, str]
-    """Environment of the ranks that ``-x`` names."""
+    """Names and values of ``-x``, for the environment of the ranks."""
     output: Path | None
+    """The folder for the results; None for a new one."""
     threads_per_rank: int | None
-    """None to share the cores."""
+    """None to share the cores of each host among its ranks."""
     config: LaunchFields
     """Every other field of the config that has a flag."""
     command: Sequence[str] = ()
@@ -58,7 +59,7 @@ class LaunchRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class UserRequest(LaunchRequest):
-    """What the user asked for, before the machine is known."""
+    """What the user asked for in a run, before a host is reached."""
 
     config: RunFields
     arms: tuple[Arm, ...]
@@ -66,27 +67,27 @@ class UserRequest(LaunchRequest):
     baseline: str | None = None
     control: bool = False
     against: Interpreter | None = None
-    """The other interpreter of a gate."""
+    """The other interpreter of ``compare gate``; None for other commands."""
     dataset: DatasetChoice
     data_dir: Path | None
     own: DatasetSource | None = None
-    """The own workload, in place of a data set."""
+    """The user's own workload, in place of a data set; None without one."""
     optimizer: str
     learning_rate: float | None
-    """None for the optimizer's own."""
+    """None for the optimizer's default."""
 
 
 def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str, str]]:
-    """Settle a request by what the hosts have.
+    """Settle what a request leaves open, by what the hosts have.
 
-    The GPUs of all hosts count. Libraries are looked for on this machine alone.
+    GPUs are counted on all hosts, but libraries are loaded on this machine only.
 
     Returns:
-        The config of the run, and the backends that were left out with the reason.
+        The config of the run, and the reason for each backend that was left out, by its name.
 
     Raises:
-        HostError: hosts cannot call back a launcher that starts here.
-        UnavailableError: what was named is not there.
+        HostError: hosts cannot call back a launcher that starts on this machine.
+        UnavailableError: an arm or a device that the user named is not available, or no arm is.
         UsageError: a value is wrong, or the baseline is none of the arms.
     """
     draft = _draft(request, cluster)
@@ -114,7 +115,7 @@ def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str,
 
 
 def _draft(request: UserRequest, cluster: Cluster) -> RunConfig:
-    """Make the config that follows from the request and the hosts."""
+    """Return the config before the arms, the baseline and the device are settled."""
     learning_rate = request.learning_rate
     if learning_rate is None:
         # The config itself refuses an optimizer that does not exist.
@@ -130,7 +131,7 @@ def _draft(request: UserRequest, cluster: Cluster) -> RunConfig:
 
 
 def choose_threads(asked: int | None, cluster: Cluster) -> int:
-    """Choose the named number of threads per rank, or share the CPUs."""
+    """Return the threads of each rank: ``asked``, or an equal share of its host's CPUs if that is None."""
     if asked is not None:
         return asked
     if cluster.network.rehearsed:  # all hosts have the same CPUs
@@ -139,9 +140,9 @@ def choose_threads(asked: int | None, cluster: Cluster) -> int:
 
 
 def count_gpus(cluster: Cluster, survey: Survey) -> list[int]:
-    """Count the GPUs of every host.
+    """Return the number of GPUs of every host, in the order of the hosts.
 
-    torch counts those of this machine, where it can be asked. Elsewhere the driver counts them.
+    torch counts the GPUs of this machine, and the driver those of any other host.
     """
     return [
         survey.gpus if is_local(host) else count
@@ -150,10 +151,10 @@ def count_gpus(cluster: Cluster, survey: Survey) -> list[int]:
 
 
 def choose_length(repeats: int | None, budget: float | None) -> Length:
-    """Choose the number of rounds, or the time for them.
+    """Return the number of rounds and the time for them, from ``--repeats`` and ``--budget``.
 
-    Without both flags a run takes the time that it needs for its first verdicts. It has some minutes to
-    settle them.
+    With neither flag, a run takes as long as its first verdicts need. More rounds begin within
+    `SETTLE_SECONDS` until every verdict is settled.
     """
     return {
         "rounds": MOST_ROUNDS if repeats is None else repeats,
@@ -163,20 +164,17 @@ def choose_length(repeats: int | None, budget: float | None) -> Length:
 
 
 def default_threads(hosts: Sequence[Host], cores: Sequence[int]) -> int:
-    """Share the CPUs of every host among its ranks.
-
-    All ranks take the same number of threads: the smallest share.
-    """
+    """Return the threads of every rank: the smallest share of a host's CPUs for one rank, at least 1."""
     return max(1, min(its // host.slots for host, its in zip(hosts, cores, strict=True)))
 
 
 def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str:
-    """Choose the named device, or CUDA where a host has GPUs.
+    """Return the device ``asked`` for; ``auto`` is CUDA if any host has GPUs, otherwise the CPU.
 
-    ``hosts`` have the number of their ranks as slots, and ``gpus`` belong to each of them.
+    Each host has as many slots as ranks, and ``gpus`` has the number of GPUs of each host.
 
     Raises:
-        UnavailableError: a host has fewer GPUs than ranks.
+        UnavailableError: the device is CUDA, and a host has fewer GPUs than ranks.
     """
     if asked not in {"auto", "cuda"} or (asked == "auto" and not any(gpus)):
         return asked if asked != "auto" else "cpu"
@@ -194,15 +192,15 @@ def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str
 def choose_arms(
     named: tuple[Arm, ...], device: str, survey: Survey, *, one_host: bool
 ) -> tuple[tuple[Arm, ...], dict[str, str]]:
-    """Choose the arms that the user named, or all that can run.
+    """Return the arms that the user ``named``, or all that can run if none are named.
 
-    On ``one_host`` all ranks could share its memory.
+    With ``one_host``, arms whose ranks share memory on CPUs are among all that can run.
 
     Returns:
-        The arms, and the backends that were left out with the reason.
+        The arms, and the reason for each backend or arm that was left out, by its name.
 
     Raises:
-        UnavailableError: an arm that was named cannot run here.
+        UnavailableError: an arm that was named cannot run on this machine, or no backend can.
     """
     if named:
         for arm in named:
@@ -257,10 +255,10 @@ def _require_arm(arm: Arm, device: str, survey: Survey) -> None:
 
 
 def require_other_hosts(arms: Sequence[Arm]) -> None:
-    """Refuse arms that run on this machine only.
+    """Require that every arm can run on other hosts.
 
     Raises:
-        UnavailableError: names the first of them, with the reason.
+        UnavailableError: an arm runs on this machine only; names the first one, with the reason.
     """
     for arm in arms:
         if reason := arm.runtime.only_here_because or (_OTHER_INTERPRETER if arm.against else ""):
@@ -281,16 +279,17 @@ def _twins(arm: Arm) -> tuple[Arm, ...]:
 
 
 def with_control(arms: tuple[Arm, ...], *, control: bool) -> tuple[Arm, ...]:
-    """Put the control first, unless it is not wanted."""
+    """Return the arms, with the control as the first if it is asked for or one of them."""
     others = tuple(arm for arm in arms if arm.backend != CONTROL)
     return (Arm(CONTROL), *others) if control or len(others) < len(arms) else others
 
 
 def choose_baseline(asked: str | None, arms: tuple[Arm, ...]) -> str:
-    """Choose the named baseline, or the first arm that is no control.
+    """Return the baseline's label: that of the arm ``asked`` for, or of the first arm but the control.
 
     Raises:
-        UsageError: what was asked for is no arm.
+        UsageError: ``asked`` has an unknown backend, option or value. ``RunConfig`` refuses one that is not
+            among ``arms``.
     """
     if asked is not None:
         wanted = parse_arm(asked)
@@ -299,10 +298,10 @@ def choose_baseline(asked: str | None, arms: tuple[Arm, ...]) -> str:
 
 
 def choose_dataset(asked: str) -> DatasetChoice:
-    """Read a data set's name.
+    """Return ``asked``, after checking that it is the name of a data set or ``auto``.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: it is neither.
     """
     known: tuple[DatasetChoice, ...] = ("auto", "mnist", "digits")
     for name in known:
@@ -312,20 +311,20 @@ def choose_dataset(asked: str) -> DatasetChoice:
 
 
 class OwnChoice(NamedTuple):
-    """A workload of the user's own, and what follows from it."""
+    """A workload of the user's own, and the fields of the config that follow from it."""
 
     source: DatasetSource
     config: RunFields
 
 
 def choose_own(written: str | None, replaced: Mapping[str, object], *, length: RunFields) -> OwnChoice | None:
-    """Read ``--workload``; None where it is left out.
+    """Return the workload that ``--workload`` names; None if the flag is left out.
 
-    ``replaced`` has the values of the flags whose place it takes, and ``length`` the ``epochs`` and ``steps``
-    of the command.
+    ``replaced`` has the flags whose place the workload takes, each with its value or None. ``length`` has the
+    ``epochs`` and ``steps`` of the command.
 
     Raises:
-        UsageError: it names no file, or another flag contradicts it.
+        UsageError: the flag names no file, or another flag contradicts it.
     """
     if written is None:
         return None
@@ -347,10 +346,10 @@ def choose_own(written: str | None, replaced: Mapping[str, object], *, length: R
 
 
 def choose_all_hosts(hostfile: Path | None, named: str | None) -> tuple[Host, ...]:
-    """Read the hosts of a hostfile or ``-H``, or take this machine.
+    """Return the hosts of a hostfile or of ``-H`` (``named``); with neither, this machine with one slot.
 
     Raises:
-        UsageError: the hosts are wrong, or both were given.
+        UsageError: a host is not valid, or both a hostfile and ``-H`` were given.
     """
     if hostfile and named is not None:
         raise UsageError("--hostfile and -H both name hosts.", remedy="Give one of them.")
@@ -368,12 +367,13 @@ def choose_hosts(
     exclude: Sequence[str] = (),
     given: Sequence[Host] = (),
 ) -> tuple[Host, ...]:
-    """Read the hosts, each with as many slots as it gets ranks.
+    """Return the hosts of a run, each with as many slots as it gets ranks.
 
-    Without ``ranks`` every slot is filled. ``given`` hosts need neither file nor name.
+    Without ``ranks`` every slot is filled. ``given`` hosts take the place of a hostfile and of ``-H``. If no
+    hosts come from anywhere, this machine takes all ranks.
 
     Raises:
-        UsageError: the hosts are wrong, have fewer slots than ``ranks``, or are one machine named twice.
+        UsageError: a host is not valid, the slots are fewer than ``ranks``, or this machine is named twice.
     """
     if hostfile is None and named is None and not given:
         if include or exclude:

@@ -1,10 +1,10 @@
-"""Plan the turns of a cohort from the finished ones. Pure and seeded.
+"""Plan the turns of a cohort from the finished cohorts; the same run and seed give the same plan.
 
-Among open comparisons, lengths and numbers follow from the spread of turns and launches, never from means.
-What is settled takes short turns. The variance of a log ratio is s_a^2 / T_a + s_b^2 / T_b for turns of the
-lengths T with the spreads s. An arm has a length in proportion to s, times the square root of the number of
-comparisons that it takes part in. In a given time, that minimises the sum of all variances (J. Neyman,
-Journal of the Royal Statistical Society 97, 1934).
+In open comparisons, the length and number of turns depend on how step times spread between turns and between
+launches, never on which arm is faster. Settled arms take short turns. For turns of T seconds and spread s,
+the variance of a log ratio is s_a^2 / T_a + s_b^2 / T_b. So the turns of an arm are as long as its s times
+the square root of the number of its open comparisons, up to a common factor. In a given time, that minimises
+the sum of all variances (J. Neyman, Journal of the Royal Statistical Society 97, 1934).
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from compare.schema.results import Launch, Run
 from compare.schema.turns import PlannedTurn
 
 TURNS = 4
-"""Turns of an arm in a cohort, while little is known; also the fewest."""
+"""Turns of each arm in a cohort until spreads are known; later the minimum."""
 MOST_TURNS = 10
-"""More gain little: the spread of launches remains."""
+"""Maximum of an arm's turns in a cohort; more gain little, because the spread of launches remains."""
 TURN_SECONDS = 0.7
-"""Mean length of a turn, without its blocks of the reference."""
+"""Mean length of a turn, without the blocks of its reference."""
 SHORT_SECONDS = 0.35
-"""Length of the turns of arms in no open comparison: the control, and what is settled."""
+"""Length of the turns of arms without an open comparison: the control, and settled arms."""
 LEAD_SECONDS = 0.1
-"""First part of a turn, not timed: its steps take longer."""
+"""Length of the first part of a turn, which is not timed because its steps take longer."""
 START_SECONDS = 3.0
 """Least time to start the ranks of an arm: they load torch."""
 _HANDOVER_SECONDS = 0.02
 """Time from the last step of a turn to the first of the next one."""
 _RESERVE = 0.85
-"""Share of a limit that is planned for: rounds differ, and a budget ends one that is late."""
+"""Share of a time limit that a plan may fill, because rounds differ and a budget ends a late one."""
 _ENOUGH_COHORTS = 2
-"""Finished cohorts that tell something about spreads."""
+"""Minimum number of finished cohorts from which spreads are estimated."""
 
 Comparison = tuple[str, str]
-"""Labels of two arms that are compared."""
+"""Labels of an arm, and of what it is compared with: the baseline, or its twin in a gate."""
 
 
 def plan_turns(run: Run, planned: Sequence[Planned]) -> list[PlannedTurn]:
-    """Order the turns of a cohort, settled before its first one.
+    """Return all turns of a cohort in their order, settled before the cohort starts.
 
-    Every arm takes one turn in a pass. As in ``order_of``, every two passes are shuffled anew, and the second
-    is the first in reverse. ``planned`` are the launches of the cohort.
+    ``planned`` are the launches of the cohort. In a pass every arm takes one turn. As in ``order_of``, each
+    two passes get a new random order, which the second pass reverses.
     """
     order, turns = random.Random(f"{run.config.seed}/{planned[0].round}/turns"), []
     open_ones = open_comparisons(run)
@@ -75,9 +75,9 @@ def plan_turns(run: Run, planned: Sequence[Planned]) -> list[PlannedTurn]:
 
 
 def open_comparisons(run: Run) -> list[Comparison]:
-    """Return the pairs of arms that no look has settled yet, baseline or older twin last.
+    """Return the comparisons that no look at the verdicts has settled yet.
 
-    A run of exactly so many rounds has its only look at the end.
+    Without a time limit that is every comparison, because such a run has its only look at the end.
     """
     config = run.config
     if config.slower_limit is not None:
@@ -90,7 +90,7 @@ def open_comparisons(run: Run) -> list[Comparison]:
 
 
 def _settled(run: Run) -> set[str]:
-    """Return the labels of arms with a verdict."""
+    """Return the labels of the arms whose verdict is not ``unresolved``."""
     gate = judge_gate(run)
     kinds = (
         {change.arm: change.kind for change in gate.changes}
@@ -103,10 +103,11 @@ def _settled(run: Run) -> set[str]:
 def turn_seconds(
     arms: Sequence[str], comparisons: Sequence[Comparison], spreads: Mapping[str, float]
 ) -> dict[str, float]:
-    """Share out the time of a pass among the arms.
+    """Return the length of each arm's turns in seconds, by its label.
 
-    A pass takes as many times `TURN_SECONDS` as it has arms. Arms in no comparison take `SHORT_SECONDS`, and
-    the others share the rest by the spread of their turns.
+    A pass takes `TURN_SECONDS` times the number of arms. Arms without a comparison take `SHORT_SECONDS`. The
+    others share the rest by the spread of their turns and the square root of their number of comparisons, and
+    take `SHORT_SECONDS` at least.
     """
     weights = {
         arm: spreads[arm] * math.sqrt(count)
@@ -126,12 +127,13 @@ def turn_seconds(
 def turns_of_arm(
     run: Run, comparisons: Sequence[Comparison], seconds: Mapping[str, float], spreads: Mapping[str, float]
 ) -> int:
-    """Return how many turns each arm of the next cohort takes.
+    """Return how many turns each arm takes in the next cohort, from `TURNS` to `MOST_TURNS`.
 
-    A cohort of m turns has the variance L + V / m, and costs the time to start it plus m passes. At equal
-    time, m = sqrt(V / L * start / pass) makes the variance of the mean smallest (two-stage sampling: W. G.
-    Cochran, "Sampling Techniques", 3rd ed., 1977). L is of launches and V of turns, summed over comparisons.
-    At least five cohorts must fit into the time. Without a limit of time, more turns only make a run longer.
+    With m turns of each arm, a cohort has the variance L + V / m, where L is that of launches and V that of
+    turns, summed over comparisons. A cohort takes its start plus m passes. In a given time, the variance of
+    the mean is least for m = sqrt(V / L * start / pass) (two-stage sampling: W. G. Cochran, "Sampling
+    Techniques", 3rd ed., 1977). Fewer are taken if the first five cohorts or ``--timeout`` leave no time.
+    Without a time limit the number is `TURNS`, because more turns only make a run longer.
     """
     if run.config.limit_seconds is None:
         return TURNS
@@ -148,7 +150,7 @@ def turns_of_arm(
 
 
 def least_round_seconds(config: RunConfig, mode: str) -> float:
-    """Return the least time of a round, by its starts and turns."""
+    """Return the minimum time of a round in seconds: all starts, and in mode ``blocks`` all turns."""
     turns = TURNS * TURN_SECONDS if mode == "blocks" else 0.0
     return len(config.arms) * (START_SECONDS + turns)
 
@@ -160,22 +162,22 @@ def _spreads(run: Run) -> dict[str, float]:
 
 
 def _pass_seconds(run: Run) -> float:
-    """Return what a pass of the last cohort took, with the blocks of the reference.
+    """Return the seconds that a pass of the last cohort took, with the blocks of the reference.
 
-    A turn of slow steps is longer than planned.
+    It is longer than planned if steps are slow, because a turn has a minimum number of steps.
     """
     return sum(map(_turn_seconds, cohorts(run)[-1]))
 
 
 def _turn_seconds(launch: Launch) -> float:
-    """Return what a turn of a launch took on average, from its first step to the next one's turn."""
+    """Return the mean seconds of a launch's turns, from the first step of one to that of the next turn."""
     blocks = launch.ranks[0].blocks
     of_blocks = sum(block.wall_ns * (block.steps + 1) / block.steps for block in blocks) / 1e9
     return of_blocks / len({block.turn for block in blocks}) + LEAD_SECONDS + _HANDOVER_SECONDS
 
 
 def _most_by_timeout(run: Run) -> Iterator[float]:
-    """Yield the turns that each arm's launch has time for before ``--timeout`` ends it."""
+    """Yield for each arm how many turns its launch has time for before ``--timeout`` ends it."""
     for launch in cohorts(run)[-1]:
         rank, turn = launch.ranks[0], _turn_seconds(launch)
         own = launch.seconds - rank.waited_ns / 1e9

@@ -1,4 +1,4 @@
-"""Carry out a verification: launch every arm once, and try every gate."""
+"""Carry out ``compare verify``: launch every arm once, and check it by every gate."""
 
 from __future__ import annotations
 
@@ -40,13 +40,17 @@ def verify_arms(
     watch: Watch[RunConfig, VerificationObserver],
     on_early_end: Callable[[Verification], None] = lambda _: None,
 ) -> tuple[Verification, Path]:
-    """Prove every arm that a user asked for.
+    """Verify every arm that a user asked for, and save the results in a folder.
 
-    ``on_early_end`` receives what is kept of a verification that is stopped or fails.
+    ``say`` prints a line, and ``watch`` makes the observer of the verification. ``on_early_end`` receives the
+    saved part of a verification that is stopped or fails.
+
+    Returns:
+        The results, and the path of their folder.
 
     Raises:
-        RingsideError: something failed; notes of the error say what is kept.
-        KeyboardInterrupt: likewise.
+        RingsideError: something failed; a note of the error names the folder of the finished part, if any.
+        KeyboardInterrupt: the user stopped the verification; with the same note.
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle(request, cluster)
@@ -60,12 +64,12 @@ def verify_arms(
 
 
 def verify(run: Run, directory: Path, cluster: Cluster, observer: VerificationObserver) -> Verification:
-    """Launch and judge every arm once, in the order named.
+    """Launch and judge every arm once, in the order of the config, and return the verification.
 
-    The verification is saved after every arm. An arm that fails stops no other.
+    The verification is saved after every arm. If one arm fails, the others still run.
 
     Raises:
-        BudgetError: the scheduler's job ends before every arm was verified.
+        BudgetError: the time of the scheduler's job ended before every arm was verified.
         RingsideError: something failed that would fail every arm; what was finished is saved.
     """
     write_request(run, directory)

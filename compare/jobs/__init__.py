@@ -1,1 +1,1 @@
-"""Write jobs that run a command of Ringside later: they reach no host themselves."""
+"""Write jobs for schedulers that run a command of Ringside later; this package reaches no host."""

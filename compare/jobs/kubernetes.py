@@ -1,7 +1,7 @@
 """Write the manifest of an MPIJob, which Kubernetes' MPI operator carries out.
 
-The operator starts the pods, gives them an ssh key in common, and writes the hostfile of the launcher's pod.
-Ringside runs there, and reaches the workers over ssh.
+The operator starts the pods, gives them a common ssh key, and writes a hostfile into the launcher's pod.
+Ringside runs in the launcher's pod, and reaches the workers over ssh.
 """
 
 from __future__ import annotations
@@ -18,29 +18,26 @@ from compare.schema.config import LARGEST_NUMBER
 from compare.text import counted, duration, seconds_of
 
 MEMORY, SHARED_MEMORY = "8Gi", "1Gi"
-"""What a worker gets if the user gives no sizes."""
+"""Sizes of a worker's memory and of its /dev/shm if the user gives none."""
 _SSHD_PORT = 22
 _START_SECONDS = 600
-"""Maximum time for the workers' pods to start.
-
-A shorter job gives them a third of its time.
-"""
+"""Maximum time for the workers' pods to start; a job shorter than three times this gives them a third."""
 _END_SECONDS = 60
-"""Time for the result, before Kubernetes deletes the launcher's pod."""
+"""Time that is kept at the end to save the result, before Kubernetes deletes the launcher's pod."""
 _READY_SECONDS = 2
 _VOLUME = "shared-memory"
 _LAUNCHER = {"cpu": "1", "memory": "2Gi"}
-"""Resources of the pod that trains nothing."""
-# Names of pods are made of it, with up to 17 characters more.
+"""Resources of the launcher's pod, which trains nothing."""
+# The name of a job. Kubernetes makes the names of pods from it, with up to 17 more characters.
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _QUANTITY = re.compile(r"([1-9][0-9]*(?:\.[0-9]+)?)([MGT])(i?)")
-# YAML reads these as they are; it would take others for numbers, truth values or marks.
+# Text that YAML reads as it is. Without quotes, other text may become a number, a truth value or a mark.
 _PLAIN = re.compile(r"[A-Za-z/][\w./-]*")
 _WORDS_OF_YAML = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 class Resources(NamedTuple):
-    """What a job asks for; those of one worker, unless stated."""
+    """What a job asks for. CPUs, GPUs and memory are those of one worker."""
 
     image: str
     workers: int
@@ -48,27 +45,31 @@ class Resources(NamedTuple):
     minutes: int
     """Time limit of the whole job."""
     cpus: int | None = None
-    """None for one CPU a rank."""
+    """CPUs of a worker; None for one CPU for each rank."""
     gpus: int = 0
     name: str = ""
-    """Name of the job, or empty."""
+    """Name of the job; empty for a name made from the command."""
     namespace: str = ""
-    """Empty for that of kubectl."""
+    """Kubernetes' namespace; empty for the default of kubectl."""
     memory: str = MEMORY
+    """Memory of a worker, with a unit as in 8Gi."""
     shared_memory: str = SHARED_MEMORY
     """Size of /dev/shm, which is a part of the memory."""
 
 
 def job_name(resources: Resources, words: Sequence[str]) -> str:
-    """Return the name of the job."""
+    """Return the name that the user gave the job, or ``compare-`` and the command."""
     return resources.name or f"compare-{words[0]}"
 
 
 def write_manifest(resources: Resources, words: Sequence[str]) -> str:
-    """Return the manifest that runs a command of Ringside as an MPIJob.
+    """Return the YAML of the manifest that runs a command of Ringside as an MPIJob.
+
+    ``words`` is the command line, without the name of the program.
 
     Raises:
-        UsageError: the command launches no ranks, or a size is none. A value of ``-x`` is refused, too.
+        UsageError: the command launches no ranks, has a value of ``-x``, or has no time left to measure; or
+            the resources are wrong.
     """
     require_command(
         words,
@@ -84,11 +85,12 @@ def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:
     if resources.gpus:
         own["nvidia.com/gpu"] = str(resources.gpus)
     command = ["ringside", *(word.replace("$", "$$") for word in words)]  # Kubernetes would expand $(NAME)
-    for flag, value in [("--engine", "ssh"), *_times(resources, words)]:  # never the launcher's pod alone
+    # Without --engine ssh, a command might use only the launcher's pod.
+    for flag, value in [("--engine", "ssh"), *_times(resources, words)]:
         if not names_flag(words, flag):
             command += [flag, value]
     sshd = {
-        # The folder of the operator's keys can be written by everybody.
+        # StrictModes would refuse the operator's keys, because every user may write to their folder.
         "command": ["/usr/sbin/sshd", "-De", "-oStrictModes=no", f"-p{_SSHD_PORT}"],
         "readinessProbe": {"tcpSocket": {"port": _SSHD_PORT}, "periodSeconds": _READY_SECONDS},
     }
@@ -113,9 +115,12 @@ def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:
 
 
 def explain_time(resources: Resources, words: Sequence[str], usual_seconds: float) -> str:
-    """Return how a job shares its time.
+    """Return sentences that state how a job divides its time, and whether that is enough to measure.
 
-    ``usual_seconds`` is what a run takes to settle its verdicts, where it has the time.
+    ``usual_seconds`` is the time that a run without a limit takes to settle its verdicts.
+
+    Raises:
+        UsageError: no time is left to measure, or a flag's time is wrong.
     """
     wait, left = _shares(resources, words)
     shares = (
@@ -140,22 +145,22 @@ def explain_time(resources: Resources, words: Sequence[str], usual_seconds: floa
 
 
 def _times(resources: Resources, words: Sequence[str]) -> list[tuple[str, str]]:
-    """Return flags with which a command ends before the job does."""
+    """Return the flags that end a command before its job ends, each with its value in seconds."""
     wait, left = _shares(resources, words)
     times = [("--wait-for-hosts", f"{wait:g}")]
     return [*times, ("--budget", f"{left:g}")] if _sets_budget(words) else times
 
 
 def _sets_budget(words: Sequence[str]) -> bool:
-    """Return whether the job gives a budget; only ``run`` has one."""
+    """Return whether the job adds ``--budget``: only to ``run`` without ``--budget`` and ``--repeats``."""
     return words[0] == "run" and not any(names_flag(words, flag) for flag in ("--repeats", "--budget"))
 
 
 def _shares(resources: Resources, words: Sequence[str]) -> tuple[float, float]:
-    """Return the seconds for the workers to start, and to measure.
+    """Return the seconds in which the workers may start, and those that are left to measure.
 
     Raises:
-        UsageError: none are left to measure.
+        UsageError: none are left to measure, or the value of ``--wait-for-hosts`` is no time.
     """
     limit = 60 * resources.minutes
     asked = _seconds(words, "--wait-for-hosts")
@@ -171,18 +176,18 @@ def _shares(resources: Resources, words: Sequence[str]) -> tuple[float, float]:
 
 
 def _least_minutes(words: Sequence[str], seconds: float) -> int:
-    """Return the shortest job that leaves so many seconds to measure."""
+    """Return the minutes of the shortest job that leaves so many seconds to measure."""
     whole = seconds + _END_SECONDS
     asked = _seconds(words, "--wait-for-hosts")
-    # Workers get a third of a short job.
+    # In a short job, the workers may take a third of the time to start.
     return math.ceil((min(whole + _START_SECONDS, whole * 3 / 2) if asked is None else whole + asked) / 60)
 
 
 def _seconds(words: Sequence[str], flag: str) -> float | None:
-    """Return the value of a time's flag; None without it.
+    """Return the value of a flag in seconds, or None if the command line lacks the flag.
 
     Raises:
-        UsageError: it is no time.
+        UsageError: the value is no time, or is out of range.
     """
     asked = flag_value(words, flag)
     if asked is None:
@@ -261,7 +266,7 @@ def _yaml(fields: Mapping[str, Any]) -> str:
 
 
 def _lines(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Write a mapping, with lists of words in one line."""
+    """Yield the lines of a mapping in YAML, with each list of words on one line."""
     for key, value in fields.items():
         if isinstance(value, Mapping):
             yield f"{_scalar(key)}:"
@@ -285,5 +290,5 @@ def _scalar(value: str | int) -> str:
 
 
 def _quoted(value: str) -> str:
-    # YAML reads the strings of JSON.
+    # Every string of JSON is also one of YAML.
     return json.dumps(value, ensure_ascii=False)

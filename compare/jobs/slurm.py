@@ -1,4 +1,4 @@
-"""Write a Slurm job's script, submit it, and follow its output."""
+"""Write the script of a Slurm job, submit it, and follow the job's output."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from compare.system.files import write_text
 
 _LOOK_SECONDS = 2.0
 _SILENT_SECONDS = 60.0
-"""Maximum time without an answer of the controller."""
+"""Maximum time without an answer from Slurm's controller."""
 _ENDED = {
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"),
     *("DEADLINE", "OUT_OF_MEMORY", "REVOKED"),
 }
-"""States of a job that goes on no more."""
+"""States of a job that has ended."""
 
 
 class Resources(NamedTuple):
-    """What a job asks for."""
+    """What a job asks for: values for the options of sbatch."""
 
     nodes: int
     ranks_per_node: int
@@ -38,13 +38,13 @@ class Resources(NamedTuple):
 
 
 def write_script(resources: Resources, words: Sequence[str], output: Path) -> str:
-    """Return the script that runs a command of Ringside as a job.
+    """Return the script that runs a command of Ringside as a Slurm job.
 
-    ``output`` is the file for what it prints.
+    ``words`` is the command line, without the name of the program. ``output`` is the file for what it prints.
 
     Raises:
-        UsageError: the command launches no ranks, or an option makes another kind of job. A value of ``-x``
-            is refused, too: it would stand in the script.
+        UsageError: the command launches no ranks, or has a value of ``-x``, which the script would reveal. An
+            option that makes another kind of job or moves the output is refused as well.
     """
     require_command(
         words,
@@ -75,12 +75,13 @@ def write_script(resources: Resources, words: Sequence[str], output: Path) -> st
 
 
 def _require_one_job(options: Sequence[str]) -> None:
-    """Require options of one job, with its output as named.
+    """Refuse options with which sbatch would make several jobs, or write the output to another file.
 
-    sbatch takes long options cut short, as ``--arr=1-3``.
+    Only the first letters are compared, because sbatch accepts long options that are cut, such as
+    ``--arr=1-3``.
 
     Raises:
-        UsageError: one makes several jobs or components, or moves the output.
+        UsageError: an option makes an array or a heterogeneous job, or names the output.
     """
     for option in options:
         if option.startswith(("--ou", "-o")):
@@ -103,13 +104,16 @@ def _require_one_job(options: Sequence[str]) -> None:
 
 
 def submit(script: str, file: Path) -> str:
-    """Write a script, submit it, and return the job's number.
+    """Write a script into ``file``, submit it with sbatch, and return the job's number as text.
 
     Raises:
         OutputError: the file cannot be written.
-        UnavailableError: sbatch is not installed, or refuses the job.
+        UnavailableError: sbatch cannot be executed, or refuses the job.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError.unwritten(file.parent, error) from None
     write_text(file, script)
     try:
         done = subprocess.run(
@@ -131,15 +135,16 @@ def submit(script: str, file: Path) -> str:
 
 
 def follow(job: str, output: Path, show: Callable[[str], None]) -> int:
-    """Show a job's output until its end, and return its status.
+    """Pass a job's output to ``show`` as it grows, until the job ends, and return the job's exit status.
 
     Raises:
-        AllocationError: it ended without a status of its own.
+        AllocationError: the job did not end by itself, so it has no exit status of its own.
+        UnavailableError: Slurm's controller has not answered for a minute.
     """
     shown, state, answered = 0, "", time.monotonic()
     while state not in _ENDED:
         time.sleep(_LOOK_SECONDS)
-        state, status = _state(job)  # before the output, so that its end is shown
+        state, status = _state(job)  # asked before the output is read, so that the last output is shown
         answered = time.monotonic() if state else answered
         if time.monotonic() - answered > _SILENT_SECONDS:
             raise UnavailableError(
@@ -165,7 +170,7 @@ def follow(job: str, output: Path, show: Callable[[str], None]) -> int:
 
 
 def _state(job: str) -> tuple[str, str]:
-    """Return the job's state and status; empty without an answer."""
+    """Return a job's state, and its exit code as ``status:signal``; both are empty without an answer."""
     asked = ["scontrol", "--oneliner", "show", "job", job]
     try:
         done = subprocess.run(asked, capture_output=True, text=True, check=False)
@@ -176,6 +181,6 @@ def _state(job: str) -> tuple[str, str]:
 
 
 def default_files(folder: Path, command: str) -> tuple[Path, Path]:
-    """Return the files of a job's script and of its output."""
+    """Return two paths in ``folder``, for a new job's script and its output, named by time and command."""
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{command}-{os.getpid()}"
     return folder / f"{stem}.sh", folder / f"{stem}.out"

@@ -1,4 +1,4 @@
-"""Check what a user submits to a scheduler."""
+"""Check the command that a user submits to a scheduler."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from compare.errors import UsageError
 from compare.schema.environment import masked
 
 COMMANDS = ("run", "aa", "verify", "scale", "collectives")
-"""The commands that launch ranks."""
+"""The commands that launch ranks, so a job can run them."""
 
 
 def require_command(words: Sequence[str], *, secrets: str) -> None:
-    """Require a command that launches ranks, without a value of ``-x``.
+    """Require a command that launches ranks, and has no value of ``-x``, which may be a secret.
 
-    ``secrets`` is how ranks of this scheduler receive such a value.
+    ``secrets`` is the remedy: how ranks can receive such a value with this scheduler.
 
     Raises:
-        UsageError: it is another command, or a value would be written down.
+        UsageError: it is another command, or the value would be written into the job.
     """
     if not words or words[0] not in COMMANDS:
         raise UsageError(
@@ -25,14 +25,14 @@ def require_command(words: Sequence[str], *, secrets: str) -> None:
             remedy=f"Name one of {', '.join(COMMANDS)} after two dashes: compare submit -- run --backend ddp",
         )
     if masked(words) != list(words):
-        raise UsageError("A value of -x would be written into the job.", remedy=secrets)
+        raise UsageError("A value of -x would stand in the job, where others can read it.", remedy=secrets)
 
 
 def require_printable(values: Sequence[str]) -> None:
-    """Require values of one line without control characters.
+    """Require values without line breaks and control characters.
 
     Raises:
-        UsageError: one has another line, or a control character.
+        UsageError: a value has one.
     """
     for value in values:
         if not value.isprintable():
@@ -44,12 +44,12 @@ def require_printable(values: Sequence[str]) -> None:
 
 
 def names_flag(words: Sequence[str], flag: str) -> bool:
-    """Return whether a command line gives a long flag."""
+    """Return whether a command line has a long flag such as ``--budget``, written in full."""
     return flag_value(words, flag) is not None
 
 
 def flag_value(words: Sequence[str], flag: str) -> str | None:
-    """Return the value of a long flag; None without it."""
+    """Return the last value of a long flag: ``--flag value`` or ``--flag=value``. None without the flag."""
     value = None
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == flag:

@@ -1,7 +1,7 @@
 """Start launches, watch those that are alive, and end them.
 
-Every launch takes this road, one by itself as well as all arms of a round. While one of them is waited for,
-all others are looked after.
+A launch by itself is handled in the same way as all arms of a round. While this module waits for one launch,
+it also checks that no other one fails or stalls.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ T = TypeVar("T")
 class AliveLaunches:
     """Launches that are alive side by side.
 
-    ``make_job`` returns how the job of a launch is made. With ``in_turns`` ranks wait for their turns. With
-    ``started_alone`` no other launch starts meanwhile. ``budget_ends_at`` is a Unix time. A launch that fails
-    is ended, and its root cause raised. Call ``end_all`` in any case.
+    For each launch, ``make_job`` returns the function that makes its job. With ``in_turns``, ranks wait for
+    their turns. ``started_alone`` notes that no other launch starts at the same time. ``budget_ends_at`` is a
+    Unix time. A launch that fails is ended, and its root cause is raised. The others stay alive until
+    ``end_all``, which must be called in any case.
     """
 
     def __init__(
@@ -54,9 +55,9 @@ class AliveLaunches:
         budget_ends_at: float = math.inf,
     ) -> None:
         self.current: Planned | None = None
-        """The launch that starts, trains or ends, or that failed."""
+        """The launch that was last started or waited for, or the one that failed; None before the first."""
         self.alive: list[PreparedLaunch] = []
-        """In the order of their starts."""
+        """Launches that were started and not yet ended, in the order of their starts."""
         self._config = config
         self._directory = directory
         self._cluster = cluster
@@ -66,9 +67,9 @@ class AliveLaunches:
         self._started_alone = started_alone
         self._budget_ends_at = budget_ends_at
         self._started: dict[int, PreparedLaunch] = {}
-        """By their numbers."""
+        """Every launch by its number; if it started twice, the second one."""
         self._seconds: dict[PreparedLaunch, float] = {}
-        """What each launch has taken, without its waits for others."""
+        """Seconds spent in waiting for each launch, summed over all waits."""
 
     def start(self, planned: Planned) -> None:
         """Start a launch, without waiting for its ranks.
@@ -84,9 +85,10 @@ class AliveLaunches:
         self._start(planned, launch_files(self._directory, planned))
 
     def after_its_port(self, planned: Planned, wait: Callable[[PreparedLaunch], T]) -> T:
-        """Wait for a launch, and return what ``wait`` does.
+        """Return what ``wait`` returns for a launch, and restart a launch whose port was taken.
 
-        A launch that is starting begins once more if another process took its port.
+        If ``wait`` fails because another process took a launch's port, that launch starts once more, and
+        ``wait`` is called again. The failed launch may be another one than ``planned``.
 
         Raises:
             RingsideError: see ``wait_for_turn`` and ``finish``.
@@ -105,10 +107,10 @@ class AliveLaunches:
                 self._start(failed, files_again(files), restarted_because=PORT_TAKEN)
 
     def wait_for_turn(self, launch: PreparedLaunch) -> PreparedLaunch:
-        """Wait until all ranks of a launch wait for a turn.
+        """Return ``launch`` as soon as all its ranks wait for a turn.
 
         Raises:
-            BudgetError: the run's budget was over before.
+            BudgetError: the run's budget ended first.
             HostError: a host was lost.
             LaunchError: a rank of any launch failed, died or stalled.
         """
@@ -118,10 +120,12 @@ class AliveLaunches:
         return launch
 
     def finish(self, launch: PreparedLaunch) -> Ending:
-        """Wait until a launch has ended by itself.
+        """Wait until a launch has ended, and return how.
+
+        If it takes too long, it is ended, and ``timed_out`` is set. Nothing of it is left on the hosts.
 
         Raises:
-            RingsideError: as ``wait_for_turn``.
+            RingsideError: the same errors as ``wait_for_turn``.
         """
         ending = self._watch(launch, until_waiting=False)
         assert ending is not None  # noqa: S101 -- it ends in no other way
@@ -132,7 +136,7 @@ class AliveLaunches:
         return ending
 
     def end_all(self) -> None:
-        """End what is alive, on all hosts."""
+        """End every launch that is still alive, on all hosts."""
         for launch in self.alive:
             launch.place.ask_to_end()  # all at once; each may take seconds
         try:
@@ -160,13 +164,13 @@ class AliveLaunches:
         launch.place.begin(launch.commands, launch.job)
 
     def _watch(self, launch: PreparedLaunch, *, until_waiting: bool) -> Ending | None:
-        """Wait for one launch, and look after all others meanwhile.
+        """Wait for one launch, and raise the root cause if any launch fails or stalls meanwhile.
 
-        All waits for a launch together take no longer than a launch may. The time of other arms, which it
-        spends waiting for its turn, does not count.
+        All waits for one launch together are limited by the time that a launch may take. The turns of other
+        arms do not count towards this limit.
 
         Returns:
-            How the launch ended; None if its ranks wait.
+            How the launch ended; None if all its ranks wait for a turn.
         """
         self.current = launch.planned
         place, began = launch.place, time.monotonic() - self._seconds.get(launch, 0.0)
@@ -199,14 +203,14 @@ class AliveLaunches:
         """Require that no rank of a launch has failed or stalled.
 
         Raises:
-            LaunchError: one has; the error names it.
+            LaunchError: a rank has; the error names it.
         """
         goes_on, ending = launch.monitor.tick(), launch.place.ending()
         if not goes_on and not ending:
             self._fail(launch, Ending(None))
 
     def _fail(self, launch: PreparedLaunch, ending: Ending) -> NoReturn:
-        """End a launch, and raise the root cause."""
+        """End a launch that failed, and raise the loss of its host or else the root cause."""
         self.current = launch.planned
         lost = self._end(launch)
         if lost:

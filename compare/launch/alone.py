@@ -1,4 +1,4 @@
-"""Launch one arm by itself, or one group whose collectives are timed."""
+"""Launch one arm, or one group to time its collectives, while no other launch is alive."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ def launch_arm(
     proof: Proof = "brief",
     budget_ends_at: float = math.inf,
 ) -> Launch:
-    """Launch an arm, and once more if another process took its port.
+    """Launch an arm, and return the launch with one result from every rank.
 
-    ``proof`` is what every rank trains beside a single process, unless its training repeats a proven one. Its
-    outcome is part of what is returned; nothing is judged here. ``budget_ends_at`` is a Unix time.
+    It starts a second time if another process took its port, and again after every Ctrl-Z and ``fg``.
+    ``proof`` is the parity check that every rank makes, unless its training repeats a proven one. Its outcome
+    is part of the result, and a failed check raises no error. ``budget_ends_at`` is a Unix time.
 
     Raises:
-        BudgetError: the run's budget was over before the launch was.
+        BudgetError: the run's budget ended before the launch did.
         HostError: a host was lost.
         LaunchError: a rank failed, died or stalled.
         OutputError: the run's folder cannot be written.
@@ -59,10 +60,12 @@ def launch_sweep(
     *,
     budget_ends_at: float = math.inf,
 ) -> SweepLaunch:
-    """Launch a group, to time its collectives alone.
+    """Launch a group to time its collectives without training, and return one result from every rank.
+
+    It starts again in the same cases as in ``launch_arm``.
 
     Raises:
-        BudgetError: ``budget_ends_at``, a Unix time, came before the launch was over.
+        BudgetError: ``budget_ends_at``, a Unix time, came before the launch ended.
         HostError: a host was lost.
         LaunchError: a rank failed, died or stalled.
         OutputError: the run's folder cannot be written.
@@ -90,7 +93,7 @@ def _launch(
 
 
 def _until_continued(launch: Callable[[], T], planned: Planned, directory: Path, observer: Observer) -> T:
-    """Launch; at Ctrl-Z end the launch, stop, and launch again after ``fg``."""
+    """Return what ``launch`` returns; after Ctrl-Z, end the launch, stop until ``fg``, and launch again."""
     while True:
         try:
             with suspendable():

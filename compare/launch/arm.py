@@ -1,4 +1,4 @@
-"""Prepare the launch of one arm, and take exactly one result from every rank."""
+"""Prepare the launch of one arm, and collect exactly one result from every rank."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from compare.system.clock import unix_time
 from compare.system.files import write_json
 
 _LONGEST_NAME = 100
-"""Maximum length of an arm's label in the name of a folder.
+"""Maximum number of characters that a folder's name has of a label.
 
-A name may have 255 bytes. The number of the launch makes it unique.
+A name may have 255 bytes. Labels may be equal where they are cut, but the launch's number differs.
 """
 
 PORT_TAKEN = "another process took its port before it could"
@@ -43,45 +43,45 @@ _PORT_ERRORS = ("EADDRINUSE", "address already in use")
 
 T = TypeVar("T")
 MakeJob: TypeAlias = Callable[..., LaunchJob]
-"""Makes a job from the fields that all jobs have."""
+"""Makes a job from the fields of ``LaunchJob``, given as keyword arguments."""
 
 
 class Observer(Protocol):
-    """Receives what happens in a run."""
+    """Receives the events of a run."""
 
     def launch_begins(self, planned: Planned) -> None:
-        """Receive a launch that is about to start."""
+        """Receive a launch before it is prepared."""
 
     def launch_starts(self, planned: Planned, commands: list[Command]) -> None:
-        """Receive the commands that are started."""
+        """Receive the commands of a launch just before they are executed."""
 
     def rank_progressed(self, planned: Planned, progress: Progress | None) -> None:
-        """Receive the latest record of rank 0, or None."""
+        """Receive the latest progress record of rank 0, or None before its first."""
 
     def launch_restarts(self, planned: Planned, reason: str) -> None:
-        """Receive the reason why a launch is started a second time."""
+        """Receive the reason why a launch starts again: its port was taken, or Ctrl-Z came."""
 
     def not_in_turns(self, why: str) -> None:
-        """Receive why the arms run one after another."""
+        """Receive the reason why the arms run one after another instead of in turns."""
 
     def cohort_restarts(self, round_: int) -> None:
         """Receive a round that begins again after Ctrl-Z and ``fg``."""
 
     def turn_begins(self, planned: Planned, turn: int, turns: int) -> None:
-        """Receive the number of a turn, of all turns of a cohort."""
+        """Receive the launch whose turn begins, and the turn's number out of all turns of the cohort."""
 
     def launch_ended(self, planned: Planned, launch: Launch) -> None:
-        """Receive a launch that ended well."""
+        """Receive a launch that succeeded, with the results of its ranks."""
 
     def round_repeats(self, round_: int, other_load: float) -> None:
-        """Receive a round that is repeated, and its other CPU load."""
+        """Receive a round that is repeated, and the largest fraction of the CPUs used by other processes."""
 
     def rounds_done(self, run: Run) -> None:
-        """Receive the run before its first launch and after every round."""
+        """Receive the run with its launches so far, before the first launch and after every round."""
 
 
 def forget_launch(directory: Path, planned: Planned) -> None:
-    """Remove the files of a launch that did not finish."""
+    """Remove the folder of a launch that did not finish, and that of its second start."""
     files = launch_files(directory, planned)
     for each in (files, files_again(files)):
         shutil.rmtree(each.directory, ignore_errors=True)
@@ -90,9 +90,10 @@ def forget_launch(directory: Path, planned: Planned) -> None:
 def commands_for(
     config: LaunchConfig, arm: Arm, place: LaunchPlace, own_settings: Mapping[str, str]
 ) -> list[Command]:
-    """Return the commands that launch an arm.
+    """Return the commands that launch an arm: one for each host, or a single one for this machine.
 
-    ``own_settings`` is the environment of this launch alone, over that of all arms.
+    ``own_settings`` are environment variables of this launch. They override those of all arms, and variables
+    of the arm itself override both.
 
     Raises:
         UnavailableError: the arm's launcher is not installed.
@@ -136,20 +137,23 @@ def commands_for(
 
 
 def shell_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what the user's shell sets for a launch, and nothing overrides."""
+    """Return the library settings that a launch takes from the user's shell, by their names.
+
+    LD_LIBRARY_PATH is one of them. A variable to which ``environment`` gives another value is left out.
+    """
     read = inherited(os.environ)
     from_shell = library_settings(read) | {name: read[name] for name in ("LD_LIBRARY_PATH",) if name in read}
     return {name: value for name, value in from_shell.items() if environment.get(name, value) == value}
 
 
 def launch_files(directory: Path, planned: Planned) -> LaunchFiles:
-    """Return the files of a launch in a run's folder."""
+    """Return the paths of a launch's files, in its own folder below that of the run."""
     name = "".join(c if (c.isascii() and c.isalnum()) or c in "-=." else "_" for c in planned.label)
     return LaunchFiles(directory / "launches" / f"{planned.number:02d}-{name[:_LONGEST_NAME]}")
 
 
 class PreparedLaunch:
-    """A launch with its folder and commands, before its ranks."""
+    """One launch with its folder, job, commands and monitor, made before any rank starts."""
 
     def __init__(
         self,
@@ -163,9 +167,10 @@ class PreparedLaunch:
         started_alone: bool = True,
         restarted_because: str = "",
     ) -> None:
-        """Prepare a launch; ``in_turns`` with other launches of its round.
+        """Make the launch's folder, and prepare its job and commands.
 
-        ``make_job`` takes the fields that all jobs have.
+        With ``in_turns``, it takes turns with other launches of its round. ``started_alone`` and
+        ``restarted_because`` become fields of its record.
 
         Raises:
             OutputError: the launch's folder cannot be made.
@@ -201,7 +206,7 @@ class PreparedLaunch:
         write_json(files.commands, [list(command.argv) for command in self.commands])
 
     def conclude(self, ending: Ending) -> Launch:
-        """Return the launch with all results, or raise the root cause.
+        """Return the launch's record with the results of all ranks, or raise the root cause.
 
         Raises:
             RingsideError: see ``Monitor.conclude``.
@@ -210,7 +215,11 @@ class PreparedLaunch:
         return Launch(**self._record(), ranks=ranks)
 
     def conclude_sweep(self, ending: Ending) -> SweepLaunch:
-        """Return the launch of a sweep likewise."""
+        """Return the record of a sweep's launch with the results of all ranks, or raise the root cause.
+
+        Raises:
+            RingsideError: see ``Monitor.conclude``.
+        """
         ranks = self._results(ending, RankSweep)
         return SweepLaunch(**self._record(), group=self.planned.group, ranks=ranks)
 
@@ -218,7 +227,7 @@ class PreparedLaunch:
         return self.monitor.conclude(f"{self.planned.label}, round {self.planned.round}", ending, kind)
 
     def _record(self) -> dict[str, Any]:
-        """Return the fields of ``LaunchRecord``."""
+        """Return the fields of ``LaunchRecord``, by their names."""
         command = self.commands[0]
         return {
             "number": self.planned.number,
@@ -243,12 +252,15 @@ def _make_directory(files: LaunchFiles) -> None:
 
 
 def files_again(files: LaunchFiles) -> LaunchFiles:
-    """Return the files of a launch that is started a second time."""
+    """Return the paths of the files of a launch's second start, in a folder whose name ends in -again."""
     return LaunchFiles(files.directory.with_name(f"{files.directory.name}-again"))
 
 
 def port_was_taken(files: LaunchFiles, config: LaunchConfig) -> bool:
-    """Return whether a launcher failed because its port was in use."""
+    """Return whether a launcher failed because its port was in use.
+
+    Its log must say so, and no rank may have written a progress record.
+    """
     began = any(read_progress(files, rank) for rank in range(config.ranks))
     printed = "\n".join(tail(log, lines=200) for log in files.launcher_logs())
     return not began and any(mark in printed for mark in _PORT_ERRORS)

@@ -1,7 +1,7 @@
-"""Name what is known of a launch and may explain its failure.
+"""Add to an error what is known about its launch and may explain it.
 
-The check at the start finds defects of hosts, and libraries read settings of the user's shell. Each stands
-beside the failures that it can cause, and beside no other.
+Two things are known: defects of hosts that the check at the start found, and settings that libraries read
+from the user's shell. Each is added only to errors that it can cause.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _BY_LAUNCHER = {
     "mpirun": "open mpi ",
     "mpiexec.hydra": "mpich",
 }
-"""What ranks of a launcher load, in the words that they attest."""
+"""The communication libraries that ranks of each launcher load, named as in their attestations."""
 _MOST_SETTINGS = 6
 _KILLED = "SIGKILL"
-"""A person or the kernel does that, and no setting."""
+"""Only a person or the kernel sends this signal, so no defect or setting explains it."""
 
 
 class Defect(NamedTuple):
-    """What the check at the start found on a host."""
+    """A problem that the check at the start found on a host."""
 
     topic: str
     host: str
@@ -37,9 +37,10 @@ class Defect(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What decides whether a defect may be the reason."""
+    """The facts of a failure that decide whether a defect may have caused it."""
 
     libraries: str
+    """The communication libraries that the ranks loaded; ``none`` without communication."""
     trained: bool
     """Whether any rank had finished a step."""
     text: str
@@ -60,15 +61,19 @@ _MAY_CAUSE: dict[str, Callable[[Failure], bool]] = {
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What is known of the launch of one arm."""
+    """What is known about the launch of one arm before it starts."""
 
     arm: Arm | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings of libraries that it inherits from the shell."""
+    """Library settings that the launch inherits from the user's shell, by their names."""
     defects: Callable[[], Sequence[Defect]] = tuple
+    """Returns what the check at the start found."""
 
     def beside(self, error: ErrorType, *, trained: bool) -> ErrorType:
-        """Return the error with what may explain it, and the fix."""
+        """Add to an error what may explain it, with the fixes, and return the same error.
+
+        ``trained`` says whether any rank finished a step.
+        """
         failure = Failure(self._libraries(), trained, str(error))
         if _KILLED in failure.text:
             return error
@@ -91,7 +96,10 @@ class Circumstances:
         return f"{_BY_LAUNCHER[self.arm.runtime.launcher]} {self.arm.options.get('controller', '')} "
 
     def _read(self, failure: Failure) -> list[str]:
-        """Return the settings that it reads, its own libraries' first."""
+        """Return the settings that may explain a failure, as ``NAME=VALUE``.
+
+        Settings of the launch's communication libraries come first, then those that all libraries read.
+        """
         own, of_all = [], []
         for name, value in self.settings.items():
             readers = readers_of(name, value)

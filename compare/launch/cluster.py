@@ -1,8 +1,8 @@
-"""The hosts of a run, with an agent on each.
+"""Connect to the hosts of a run, with an agent on each.
 
-A run on one machine has one host, and its agent is a child process. A run on many hosts has an agent on
-each of them. It has one on this machine too, because mpirun and horovodrun start here. From here on all
-launches take one path: see ``place.py``.
+A run on one machine has one host, and its agent is a child process. A run on many hosts has an agent on each
+of them, and one on this machine too, because mpirun and horovodrun start on this machine. Launches treat both
+cases in the same way: see ``place.py``.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ def open_cluster(
     interface: str | None = None,
     exported: Mapping[str, str] | None = None,
 ) -> Iterator[Cluster]:
-    """Start an agent on every host, and end it after the block.
+    """Start an agent on every host, yield the cluster, and end the agents after the block.
 
-    ``interface`` is None for the one that all hosts share. ``exported`` travels in private files alone.
+    Without ``interface``, the one that all hosts share is chosen. ``exported`` holds environment variables of
+    the ranks, which are passed on in private files only.
 
     Raises:
-        HostError: a host cannot be reached, or has another version.
-        UsageError: the network interface is missing, or cannot be chosen.
+        HostError: a host cannot be reached, has another version, or sees too little of the job.
+        UsageError: the network interface is missing or cannot be chosen, or two hosts are one machine.
     """
     hosts, carrier, _, job, rehearsed = allocation
     # mpirun and horovodrun start on this machine, also where it is no host of the run.
@@ -73,8 +74,9 @@ def open_cluster(
 class Cluster:
     """The hosts of a run and their agents; made by ``open_cluster``.
 
-    ``agents`` has one of every host, in the order of ranks. ``here`` is that of this machine, which may be
-    one of them. ``exported`` is the environment of the ranks that travels in private files alone.
+    ``agents`` are the connections to the hosts' agents, in the order of ranks. ``here`` is the connection to
+    the agent of this machine, which may be one of them. ``exported`` holds environment variables of the
+    ranks, which are passed on in private files only.
     """
 
     def __init__(
@@ -94,24 +96,24 @@ class Cluster:
         self.is_this_machine = all(map(is_local, self.hosts))
         """Whether this machine is the only host."""
         self.job = job
-        """The scheduler's job, where the engine knows it."""
+        """The scheduler's job that the hosts belong to; None if the engine knows of none."""
         self._ready = [agent.ready for agent in self.agents if agent.ready]
         self._carrier = carrier
         self._datasets: list[str] = []
         self._name = f"ringside-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._launches = itertools.count(1)
         self.defects: Callable[[], Sequence[Defect]] = tuple
-        """What the check at the start found on these hosts."""
+        """Returns what the check at the start found on these hosts; nothing before that check."""
         self.attended = list(dict.fromkeys([*self.agents, self.here]))
 
     def cpus(self) -> list[list[int]]:
-        """Return the CPUs that ranks may use, host by host."""
+        """Return the numbers of the CPUs that ranks may use, in one list for each host."""
         return [ready.cpus for ready in self._ready]
 
     def cores(self) -> list[int]:
-        """Count the CPUs that ranks may fill, host by host.
+        """Return for each host how many CPUs its ranks may keep busy.
 
-        A container may see more than it may use.
+        It may be fewer than the ranks see, because of a container's quota or the share of a scheduler's job.
         """
         job = self.job
         counts = [max(1, int(min(len(r.cpus), r.core_quota or math.inf))) for r in self._ready]
@@ -120,8 +122,8 @@ class Cluster:
     def launches_at_once(self) -> int:
         """Return how many launches may start at a time.
 
-        Ranks load their libraries on a core each. A launcher has done so before, on one core, so there may be
-        one launch more than ranks fill the cores.
+        While a launch starts, every rank loads libraries on a core of its own, so the cores limit the number.
+        One launch more may start, because its launcher loads libraries on one core before its ranks do.
         """
         sharing = len(self.hosts) if self.network.rehearsed else 1
         return 1 + min(
@@ -129,19 +131,19 @@ class Cluster:
         )
 
     def memory_left(self) -> list[int]:
-        """Return how many bytes ranks may take, host by host.
+        """Return for each host how many bytes of memory its ranks may take.
 
-        That was as each agent started. Hosts of a rehearsal share one machine.
+        The memory was read when the agents started. Hosts of a rehearsal share that of one machine equally.
         """
         sharing = len(self.hosts) if self.network.rehearsed else 1
         return [ready.memory_left_bytes // sharing for ready in self._ready]
 
     def gpus(self) -> list[int]:
-        """Return the number of GPUs that the driver shows, host by host."""
+        """Return for each host how many GPUs its driver and CUDA_VISIBLE_DEVICES show."""
         return [ready.gpus for ready in self._ready]
 
     def topology(self) -> list[str]:
-        """Describe the hosts in lines, before anything is started."""
+        """Return lines that describe the hosts, one for each, and a last line for their network."""
         network = self.network
         lines = [
             f"{host.name}: {counted(host.slots, 'rank')}, {counted(cores, 'CPU')}, {address}"
@@ -151,7 +153,9 @@ class Cluster:
         return [*lines, f"all over {network.interface}{where}; the ranks meet at {network.addresses[0]}"]
 
     def require_launchers(self, names: set[str]) -> None:
-        """Require that hosts can call back launchers on this machine.
+        """Require that hosts can connect to the launchers that run on this machine.
+
+        ``names`` are the launchers of all arms. torchrun runs on every host, so it needs no such connection.
 
         Raises:
             HostError: this machine is not on the network of the hosts.
@@ -168,10 +172,10 @@ class Cluster:
             )
 
     def require_compilers(self) -> None:
-        """Require that torch.compile can compile on every host.
+        """Require that torch.compile can compile on every host, unless ``-x CXX`` names the compiler.
 
         Raises:
-            UnavailableError: a host has no C++ compiler, or no header of Python.
+            UnavailableError: a host lacks a C++ compiler, Python's header, or a folder for programs.
         """
         if "CXX" in self.exported:
             return
@@ -185,15 +189,21 @@ class Cluster:
                 )
 
     def stage(self, source: DatasetSource, say: Callable[[str], None]) -> None:
-        """Stage the data set on every host.
+        """Find the data set on every host, or copy it there, and remember its folders.
+
+        ``say`` receives a line before a copy.
 
         Raises:
-            HostError: it cannot be copied to a host.
+            HostError: the data set cannot be copied to a host.
         """
         self._datasets = stage(self.hosts, source, python=sys.executable, carrier=self._carrier, say=say)
 
     def free_port(self) -> int:
-        """Return a port that is free now on the first host."""
+        """Return a port that is free now on the first host.
+
+        Raises:
+            HostError: the host was lost, or does not answer.
+        """
         first = self.agents[0]
         first.find_port()
         self.wait(lambda: first.port is not None, [first])
@@ -211,14 +221,18 @@ class Cluster:
         return next(agent for agent in self.agents if agent.host.name == host.name)
 
     def attend(self, until: Callable[[], bool], seconds: float) -> bool:
-        """Exchange messages until a condition holds, at most for ``seconds``."""
+        """Exchange messages until a condition holds, at most for ``seconds``; return whether it holds.
+
+        Raises:
+            RingsideError: a host or a launch was lost; see ``connection.attend``.
+        """
         return attend(self.attended, until, seconds)
 
     def wait(self, until: Callable[[], bool], agents: Sequence[Connection]) -> None:
-        """Exchange messages until a condition holds that these agents bring about.
+        """Exchange messages until a condition holds that these agents should bring about.
 
         Raises:
-            HostError: it does not hold in time.
+            HostError: a host was lost, or the condition does not hold within 80 s.
         """
         seconds = START_SECONDS + ANSWER_SECONDS
         if not self.attend(until, seconds):
@@ -231,7 +245,7 @@ class Cluster:
             )
 
     def job_for(self, agent: Connection, job: LaunchJob) -> LaunchJob:
-        """Return the job for one host: its CPUs, data set and clock."""
+        """Return a copy of the job with the CPUs, the data set's folder and the clock of one host."""
         number = list(self.agents).index(agent)
         own = msgspec.structs.replace(
             job, affinity=self.cpus()[number], launched_at=job.launched_at + agent.clock_ahead_seconds
@@ -242,12 +256,12 @@ class Cluster:
         return msgspec.structs.replace(own, dataset=dataset)
 
     def remote_shell(self, folder: Path) -> Mapping[str, str]:
-        """Return the files that let launchers start ranks on hosts."""
+        """Return the files that let launchers start ranks on hosts; see ``Carrier.remote_shell``."""
         return self._carrier.remote_shell(folder, self.hosts)
 
 
 def _require_ready(agents: Sequence[Connection], hosts: int) -> None:
-    """Wait for all agents, so that one error names every failed host."""
+    """Wait for the first message of every agent, so that one error names all failed hosts."""
     lost: dict[Connection, RingsideError] = {}
     # Each connection has a time limit of its own, after which it is lost.
     attend(agents, lambda: all(agent.ready or agent in lost for agent in agents), math.inf, lost=lost)

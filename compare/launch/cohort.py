@@ -1,12 +1,12 @@
 """Launch all arms of a round, and let them train in turns.
 
 A cohort is one launch of every arm. Each waits when its ranks have joined their group. Then one arm after
-another warms up, they take turns, and one after another ends its measurements. While an arm does so, all
-others wait. The order of the turns is settled before the first. This module sends each turn to the agents of
-all hosts, and the next one when all ranks wait again. So no turn overlaps another, on any host.
+another warms up, they take turns, and one after another ends its measurements. While one arm does any of
+this, all others wait. The order of the turns is settled before the first. This module sends each turn to the
+agents of all hosts, and the next one when all ranks wait again. So no turn overlaps another on any host.
 
-Nothing is measured while launches start and leave, so they do that side by side. Only in a run's first cohort
-they start one after another. That shows how long a start takes, and whether memory holds another launch.
+Nothing is measured while launches start and exit, so they do both side by side. Only in a run's first cohort
+do they start one after another, which shows how long a start takes and whether memory holds one more launch.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ class Cohort:
             budget_ends_at=budget_ends_at,
         )
         self.side_by_side = False
-        """Whether several launches were alive."""
+        """Whether several launches were alive at the same time."""
 
     @property
     def current(self) -> Planned | None:
-        """The launch that starts, trains or ends, or that failed."""
+        """The launch that was last started or waited for, or the one that failed; None before the first."""
         return self._launches.current
 
     def carry_out(self, planned: Sequence[Planned], turns: Sequence[PlannedTurn]) -> list[Launch]:
-        """Launch every arm, let them take their turns, and return all launches.
+        """Launch every arm, let them take their turns, and return the launches in the order of ``planned``.
 
         A launch that fails ends the cohort. Nothing is left on any host afterwards.
 
         Raises:
-            BudgetError: the run's budget was over before the cohort was.
+            BudgetError: the run's budget ended before the cohort did.
             HostError: a host was lost.
             InterleaveError: the arms do not fit into memory, or a rank cannot be stopped.
             LaunchError: a rank failed, died or stalled.
@@ -85,7 +85,10 @@ class Cohort:
             self._launches.end_all()
 
     def _start_one_by_one(self, planned: Sequence[Planned]) -> list[PreparedLaunch]:
-        """Start and warm up one launch after another; what fits once fits again."""
+        """Start and warm up one launch after another, as long as memory holds one more.
+
+        Later cohorts need no such check, because they take as much memory as the first.
+        """
         joined: list[PreparedLaunch] = []
         for one in planned:
             if joined:
@@ -97,7 +100,7 @@ class Cohort:
         return joined
 
     def _start_side_by_side(self, planned: Sequence[Planned]) -> list[PreparedLaunch]:
-        """Start launches, some at a time, and let them warm up one after another."""
+        """Start launches, as many at a time as the cores allow, then warm up one after another."""
         at_once = self._cluster.launches_at_once()
         for number, one in enumerate(planned):
             if number >= at_once:
@@ -109,7 +112,7 @@ class Cohort:
         return joined
 
     def _joined(self, planned: Planned) -> PreparedLaunch:
-        """Return a launch when its ranks have joined their group."""
+        """Return a launch as soon as all its ranks have joined their group."""
         return self._launches.after_its_port(planned, self._launches.wait_for_turn)
 
     def _start(self, planned: Planned) -> None:
@@ -118,7 +121,7 @@ class Cohort:
         self.side_by_side = len(self._launches.alive) > 1
 
     def _take(self, launch: PreparedLaunch, turn: PlannedTurn) -> None:
-        """Let one arm train for its turn."""
+        """Let one arm train for its turn, and wait until all its ranks wait again."""
         steps = turn_of(
             turn.number,
             lead_seconds=turn.lead_seconds,

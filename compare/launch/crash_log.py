@@ -1,7 +1,7 @@
-"""Read the log of a dead rank, or of its launcher: pure.
+"""Find the lines that explain a crash in the log of a dead rank, or of its launcher.
 
 Python prints its stacks at a crash, and a library prints an error before it aborts. Lines around these
-explain nothing: rules, numbered stacks, the line of code shown with a warning.
+explain nothing, so they are left out: rules, numbered stacks, the line of code shown with a warning.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ The interpreter's state and the traceback of an exception may stand there.
 _CRASH = re.compile(
     rf"Fatal Python error[^\n]*(?=\n(?:[^\n]*\n){{0,{_DUMP_LINES}}}?(?:Current thread|Thread) 0x)"
 )
-"""Text without a newline may stand before it.
+"""Python's first line at a crash, before which text without a newline may stand.
 
-A crash that a program only quotes has no stacks below it.
+A crash that a program only quotes does not match, because no stacks follow it.
 """
 _CRASHED_AT = re.compile(
     r'^Current thread 0x[^\n]*:\n  File "(?P<file>[^"]+)", line (?P<line>\d+) in ', re.MULTILINE
@@ -57,24 +57,24 @@ _AFTERMATH = (
     r"^YOUR APPLICATION TERMINATED",
     r"^(\[\d+\]<std\w+>:)?Terminated$",
 )
-"""How launchers begin to report that a rank is gone."""
+"""Patterns of the lines with which launchers begin to report that a rank is gone."""
 _FIRST_LINES, _LAST_LINES = 8, 3
-"""Open MPI begins with the reason; a traceback ends with it."""
+"""How many lines are kept at each end: Open MPI begins with the reason, and a traceback ends with it."""
 
 
 class CrashLog(NamedTuple):
-    """Lines of a log that explain a crash; safe for a terminal."""
+    """Lines of a log that explain a crash, safe for a terminal; each is empty if it is missing."""
 
     error: str
     """Python's own line: ``Fatal Python error: Segmentation fault``."""
     printed: str
-    """The last line before it that explains anything."""
+    """The last line before ``error`` that explains anything."""
     where: str
     """file:line of the Python code that crashed."""
 
 
 def read_crash_log(log: str) -> CrashLog:
-    """Read the end of the log of a rank that died."""
+    """Return the lines that explain a crash, given the end of the log of a rank that died."""
     *_, crash = [None, *_CRASH.finditer(log)]
     printed = log[: crash.start()] if crash else log
     at = _CRASHED_AT.search(log, crash.end()) if crash else None
@@ -86,7 +86,10 @@ def read_crash_log(log: str) -> CrashLog:
 
 
 def read_launcher_log(log: str) -> list[str]:
-    """Return a launcher's lines that may explain a silent rank's end."""
+    """Return lines of a launcher's log that may explain why a rank ended without printing anything.
+
+    They end where the launcher reports that a rank is gone. Of many lines, the middle is replaced by "…".
+    """
     gone = re.search("|".join(_AFTERMATH), log, re.MULTILINE)
     lines = list(_explaining(log[: gone.start()] if gone else log))
     if len(lines) <= _FIRST_LINES + _LAST_LINES:

@@ -1,4 +1,4 @@
-"""Find the root cause of a failed launch in its files: pure.
+"""Find the root cause of a failed launch in the contents of its files.
 
 Launchers name the victim: the rank whose connection broke, not the one that broke it. The root cause is
 the first observed failure, by the time at which the process exited. No other rank can notice it sooner,
@@ -18,7 +18,7 @@ from compare.launch.crash_log import read_crash_log
 from compare.schema.job import Progress, RankExit, RankFailure
 
 _DUMP = re.compile(r"Timeout \([\d:.]+\)!\n(?=(?:Current thread|Thread) 0x)")
-"""What the watchdog prints. Text without a newline may stand before it."""
+"""What a rank's watchdog prints above the stacks. Text without a newline may stand before it."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
 _CUT_OFF = re.compile(r"^  \.\.\.$", re.MULTILINE)
 """The end of a stack with more than a hundred frames."""
@@ -32,52 +32,52 @@ _WAITING = (
     *("/torch/distributed/", "/horovod/torch/", "/horovod/common/", "/mpi4py/"),
 )
 _WAITING_INSIDE = ("/torch/autograd/graph.py", "/torch/nn/parallel/distributed.py")
-"""Code that waits in C, unless it called back: DDP before its second forward, to agree on its buckets."""
+"""Files that wait in C code if their frame is innermost, as DDP does to agree on its buckets."""
 _Stack = list[tuple[str, str]]
 """(file:line, function), innermost first."""
 
 
 class Evidence(NamedTuple):
-    """The files of one rank; times by the clock of this machine."""
+    """What the files of one rank say, with times by the clock of this machine."""
 
     rank: int
     host: str
     has_result: bool
     failure: RankFailure | None
     exit: RankExit | None
-    """None where its witness was killed, or never started."""
+    """How the rank exited; None if its witness was killed, or never started."""
     started: bool
-    """Whether its witness started."""
+    """Whether the rank's witness started."""
     log: str
-    """The end of what it printed."""
+    """The end of what the rank printed."""
     stacks: str
-    """Its stacks at SIGTERM, or nothing."""
+    """The rank's stacks at SIGTERM; empty without any."""
     progress: Progress | None
 
     @property
     def stalled(self) -> bool:
-        """Whether its own watchdog ended it."""
+        """Whether the rank's own watchdog ended it."""
         return bool(_DUMP.search(self.log))
 
     @property
     def ended(self) -> bool:
-        """Whether it was ended before it failed by itself."""
+        """Whether the rank was ended, by a signal to its witness or by its lease, before it failed itself."""
         if self.stalled:
             return False
         return bool(self.exit.ended_by if self.exit else self.stacks)
 
     @property
     def stopped(self) -> bool:
-        """Whether it was stopped (SIGSTOP) in its work when it was ended.
+        """Whether the rank was stopped (SIGSTOP) during its work and was still so when it exited.
 
-        The agent itself stops ranks that wait for their turn.
+        A stop while a rank waits for its turn does not count, because the agent itself does that.
         """
         waits = self.progress is not None and self.progress.stage == "turn"
         return bool(self.exit and self.exit.stopped and not waits)
 
     @property
     def killed(self) -> bool:
-        """Whether something outside the launch killed it, or its witness."""
+        """Whether something outside the launch killed the rank, or its witness."""
         if self.exit is None:
             return self.started and not (self.ended or self.stalled or self.failure)
         return self.exit.signal == signal.SIGKILL and not self.ended
@@ -89,16 +89,17 @@ class Cause(NamedTuple):
     rank: int
     host: str
     kind: Literal["raised", "died", "stalled", "deadlocked"]
-    """If all wait for each other, ``rank`` is the lowest of them."""
+    """``deadlocked`` if ranks wait for each other; then ``rank`` is the lowest of them."""
     at: float
+    """Unix time by this machine's clock at which the rank exited or failed; infinite if unknown."""
     found: str
-    """Its error, or how it exited."""
+    """The rank's error, or how it exited and what it did last."""
     where: str
-    """file:line, where it is known."""
+    """file:line of the code; empty if unknown."""
 
 
 def find_cause(evidence: list[Evidence]) -> Cause | None:
-    """Find the root cause; None where no rank failed by itself."""
+    """Return the root cause of a failed launch; None if no rank failed by itself."""
     open_cases = [rank for rank in evidence if not rank.has_result]
     # Launchers notice a killed witness at once. Beside a stall, a missing one was killed afterwards. As
     # horovodrun ends, srun kills the step with a stopped rank in it.
@@ -113,7 +114,7 @@ def find_cause(evidence: list[Evidence]) -> Cause | None:
 
 
 def find_unstarted(evidence: list[Evidence]) -> Evidence | None:
-    """Find the only rank that never started, if all others were ended."""
+    """Return the only rank that never started, if all others without a result were ended; else None."""
     open_cases = [rank for rank in evidence if not rank.has_result]
     unstarted = [rank for rank in open_cases if not rank.started and not rank.failure]
     ended = [rank for rank in open_cases if rank.ended]
@@ -122,10 +123,10 @@ def find_unstarted(evidence: list[Evidence]) -> Evidence | None:
 
 
 def main_stack(evidence: Evidence) -> _Stack:
-    """Return the stack of the main thread of a rank.
+    """Return the stack of a rank's main thread, innermost frame first; empty if it is unknown.
 
-    It leaves out the frames of the import system. A rank that imports MPI waits there for all others, so the
-    importing module counts.
+    Frames of the import system are left out. A rank that imports MPI waits for all others within that system,
+    so the module that imports MPI counts.
     """
     dump = _DUMP.search(evidence.log)
     for stack in _THREAD.split(evidence.log[dump.end() :] if dump else evidence.stacks)[1:]:
@@ -172,12 +173,12 @@ def _how_it_exited(record: RankExit | None) -> str:
 
 
 def _stalled(open_cases: list[Evidence]) -> Cause:
-    """Choose one of several ranks that made no progress.
+    """Return the cause of a stall: the rank that most likely held up the others.
 
     A stopped rank comes first, then one without any trace, then one that waits for no other rank. The
-    launcher may have ended that one, where the watchdog of a waiting rank fired first. Of several, one that
-    its own watchdog ended comes first, because the others may still compute. Where all wait, the one that is
-    behind comes first; where none is, they wait for each other.
+    launcher may have ended the last kind, if the watchdog of a waiting rank fired first. Of several such
+    ranks, one that its own watchdog ended comes first, because the others may still compute. If all ranks
+    wait, the one with the fewest steps comes first; if several have as few, they wait for each other.
     """
     dumped = [e for e in open_cases if e.stalled]
     stopped = [e for e in open_cases if e.stopped]
@@ -209,7 +210,7 @@ def _waits(stack: _Stack) -> bool:
 
 
 def _waited_in(failure: RankFailure | None) -> _Stack:
-    """Return the stack of a rank that waited for another and raised."""
+    """Return the stack of a rank that raised while it waited for another; otherwise an empty one."""
     if failure is None:
         return []
     frames = [(f"{m['file']}:{m['line']}", m["function"]) for m in _RAISED_FRAME.finditer(failure.traceback)]
@@ -217,7 +218,7 @@ def _waited_in(failure: RankFailure | None) -> _Stack:
 
 
 def _entered(stack: _Stack) -> str:
-    """Return the innermost frame outside the libraries: the call that waits."""
+    """Return the innermost place outside the libraries, as file:line: the call that waits."""
     ours = (place for place, _ in stack if not any(mark in place for mark in (*_WAITING, "/torch/")))
     return next(ours, stack[0][0])
 

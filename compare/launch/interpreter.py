@@ -1,4 +1,4 @@
-"""Ask another interpreter what it is and what it has."""
+"""Ask another Python interpreter for its version, its libraries and its copy of Ringside."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from compare.schema.interpreter import Interpreter
 _ANSWER_SECONDS = 30.0
 """Maximum time for an interpreter to start and to answer."""
 _ANSWER_BYTES = 1 << 18
-"""Maximum size of its answer; a description has less than a kilobyte."""
+"""Maximum size of what an interpreter prints; a description has less than a kilobyte."""
 _QUOTED = 500
-"""Characters of its messages that an error quotes."""
+"""Number of characters that an error quotes from the end of an interpreter's standard error."""
 _NEEDED = ("torch", "msgspec")
-"""What a rank needs besides the code of the worker."""
+"""Packages that a rank needs besides Ringside."""
 _QUESTION = """
 import importlib.metadata as metadata, json, platform, sys
 found = {"prefix": sys.prefix, "python": platform.python_version(), "versions": {}}
@@ -42,7 +42,7 @@ print(json.dumps(found))
 
 
 class _Description(msgspec.Struct):
-    """The answer to the question."""
+    """What an interpreter prints when it executes ``_QUESTION``."""
 
     prefix: str
     python: str
@@ -53,13 +53,14 @@ class _Description(msgspec.Struct):
 
 
 def find_interpreter(written: str) -> Interpreter:
-    """Return the interpreter of an environment, given its path.
+    """Return a description of another environment's interpreter, given its path.
 
-    Its own package of Ringside runs there, if it has the same protocol. Else this package's sources do.
+    Its ranks run the Ringside of that environment if it has the same protocol as this one. Otherwise they run
+    the sources of this Ringside.
 
     Raises:
-        UnavailableError: it cannot be executed, or lacks a library.
-        UsageError: there is no such file.
+        UnavailableError: the interpreter cannot be executed, or lacks a library.
+        UsageError: there is no such program.
     """
     executable = shutil.which(written)
     if executable is None:
@@ -89,12 +90,12 @@ def find_interpreter(written: str) -> Interpreter:
 
 
 def _ask(path: Path) -> _Description:
-    """Let an interpreter describe itself.
+    """Return an interpreter's description of itself.
 
-    Its own packages count alone, not those that your PYTHONPATH names.
+    It is asked without the user's PYTHONPATH, so that only its own packages count.
 
     Raises:
-        UnavailableError: it answers with something else, or not in time.
+        UnavailableError: it cannot be executed, is too slow, or prints something else.
     """
     environment = {name: value for name, value in inherited(os.environ).items() if name != "PYTHONPATH"}
     command = Command((str(path), "-c", _QUESTION, *_NEEDED), environment | {"PYTHONSAFEPATH": "1"})

@@ -15,7 +15,10 @@ _AT_ONCE = 64
 
 
 def addresses_of(names: Sequence[str], seconds: float = LOOKUP_SECONDS) -> list[str]:
-    """Look up the IPv4 address of every name; empty where unknown."""
+    """Return an IPv4 address of every name, in order; empty for a name without one.
+
+    Names that are not found within ``seconds`` count as names without an address.
+    """
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     found: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
     for name in names:

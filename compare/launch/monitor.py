@@ -21,20 +21,21 @@ from compare.system.files import read_json
 
 T = TypeVar("T")
 _WATCHDOG_SECONDS = 5.0
-"""Maximum delay of a rank's own watchdog, which has more to report."""
+"""Extra time for a rank's own watchdog to end the rank first, because it reports more."""
 _TEARDOWN_SECONDS = 10.0
-"""Maximum time for a launcher to exit after its ranks."""
+"""Least time that a launcher gets to exit after its ranks are done."""
 _LITTLE_BYTES = 1 << 20
 _TAIL_BYTES = 1 << 20
 _LOG_CHARACTERS, _LOG_LINES = 100_000, 1000
-"""The stacks of some threads, of a hundred frames each."""
+"""Maximum that is read of a log: the stacks of some threads, of a hundred frames each."""
 
 
 class Monitor:
-    """The monitor of one launch.
+    """Watches one launch through the files of its ranks.
 
-    Call ``tick`` while the launch runs, then ``conclude``. Ranks of an ``oversubscribed`` host may look
-    stalled, and only be slow. What the ``circumstances`` explain stands beside the failure.
+    Call ``tick`` while the launch runs, then ``conclude``. If a host is ``oversubscribed``, it has more ranks
+    than cores, so the error of a stalled rank adds that the rank may only be slow. Known problems in
+    ``circumstances`` that may explain a failure are added to its error.
     """
 
     def __init__(
@@ -57,7 +58,10 @@ class Monitor:
         self._done_at: float | None = None
 
     def tick(self) -> bool:
-        """Read the files of the ranks; return whether to go on."""
+        """Read the files of the ranks, and return whether the launch may go on.
+
+        It may not if a rank has failed or stalled, or if the launcher does not exit after its ranks.
+        """
         self._checked_at = time.time()
         return not (
             any(map(self._has_failed, self._ranks))
@@ -66,18 +70,18 @@ class Monitor:
         )
 
     def progress(self) -> Progress | None:
-        """Return the latest progress record of the first rank."""
+        """Return the latest progress record of rank 0, or None before the first."""
         return read_progress(self._files, 0)
 
     def conclude(self, where: str, ending: Ending, kind: type[T]) -> list[T]:
-        """Return one result from every rank, or raise the root cause.
+        """Return one result from every rank, in their order, or raise the root cause.
 
-        ``kind`` is the struct of a result.
+        ``where`` names the launch in errors. ``kind`` is the struct of a result.
 
         Raises:
-            StalledError: a rank stalled, or all of them took too long.
+            StalledError: a rank stalled, or the launch took too long.
             LaunchError: a rank raised or died, or the launcher failed.
-            OutputError: the disk is full.
+            OutputError: the disk is full, or a result cannot be read.
         """
         missing = [rank for rank in self._ranks if not self._has_result(rank)]
         if not missing and ending.status == 0:
@@ -101,7 +105,7 @@ class Monitor:
         return self._files.result(rank).exists()
 
     def _is_over(self) -> bool:
-        """Return whether all ranks are done and the launcher does not exit."""
+        """Return whether all ranks were done long ago, but the launcher has not exited."""
         now = time.monotonic()
         if self._done_at is None and all(map(self._has_result, self._ranks)):
             self._done_at = now
@@ -109,9 +113,10 @@ class Monitor:
         return self._done_at is not None and now - self._done_at > limit
 
     def _is_stuck(self, rank: int) -> bool:
-        """Return whether a rank's own watchdog is overdue.
+        """Return whether a rank wrote no new record for so long that its own watchdog must have failed.
 
-        The rank was stopped, for example. Only changes count, so clocks may differ and be set.
+        The rank may have been stopped, for example. The time since the last change of a record is measured on
+        this machine, so the clocks of the hosts may differ or be set.
         """
         progress, now = read_progress(self._files, rank), time.monotonic()
         if progress is None or self._has_result(rank):
@@ -137,7 +142,7 @@ class Monitor:
         )
 
     def _exit(self, rank: int) -> RankExit | None:
-        """Read the exit record of a rank, dated by this machine's clock."""
+        """Return the exit record of a rank, with its time by this machine's clock; None without a record."""
         file = self._files.exit(rank)
         if not file.exists():
             return None
@@ -145,7 +150,7 @@ class Monitor:
         return msgspec.structs.replace(record, time=record.time - self._place.clock_ahead_seconds(rank))
 
     def _failure(self, rank: int) -> RankFailure | None:
-        """Read the failure of a rank, dated by this machine's clock."""
+        """Return the exception of a rank, with its time by this machine's clock; None if it raised none."""
         file = self._files.failure(rank)
         if not file.exists():
             return None
@@ -153,7 +158,7 @@ class Monitor:
         return msgspec.structs.replace(failure, at=failure.at - self._place.clock_ahead_seconds(rank))
 
     def _require_space(self) -> None:
-        """Refuse a full disk, or one without inodes or quota."""
+        """Require that the disk of the launch's folder is not full, and has inodes and quota left."""
         directory = self._files.directory
         try:
             with tempfile.NamedTemporaryFile(dir=directory, prefix=".room-") as file:
@@ -199,9 +204,10 @@ class Monitor:
         return self._circumstances.beside(error, trained=any(p.step for p in seen if p))
 
     def _where_to_read(self, cause: Cause) -> tuple[list[str], str]:
-        """Name the file that explains the cause, or else the folder.
+        """Return lines of the launcher that explain a cause, and a sentence that names the file to read.
 
-        Where a rank printed nothing, lines of its launcher may explain it.
+        There are such lines only if the rank itself printed nothing. If its launcher printed nothing either,
+        the sentence names the folder.
         """
         log, stacks = self._files.log(cause.rank), self._files.stacks(cause.rank)
         # The watchdog prints stacks into the log. A rank that was ended before that has them in a file.
@@ -255,9 +261,10 @@ class Monitor:
         )
 
     def _least_limit(self) -> float:
-        """Return the time after which a launch without progress is ended.
+        """Return the shortest limit, in seconds, of the ranks without a result.
 
-        The watchdog that fires first may be that of a rank that only waits.
+        A launch without progress ends after that time. The watchdog that fires first may belong to a rank
+        that only waits for another one.
         """
         unfinished = (read_progress(self._files, r) for r in self._ranks if not self._has_result(r))
         return min((p.limit_seconds for p in unfinished if p), default=self._stall_seconds)
@@ -271,9 +278,9 @@ class Monitor:
 
 
 def tail(path: Path, lines: int = 8) -> str:
-    """Return the last lines of a file, or nothing if unreadable.
+    """Return the last lines of a file; empty if it cannot be read.
 
-    A rank may have written gigabytes, so only the end is read.
+    A rank may have written gigabytes, so only the last MiB is read.
     """
     try:
         with path.open("rb") as file:

@@ -11,12 +11,12 @@ from compare.schema.hosts import LOOPBACK, Host, Network
 
 
 def require_distinct(machines: Sequence[tuple[Host, Ready]]) -> None:
-    """Require that no two hosts are one machine.
+    """Require that no two hosts are the same machine, with equal hostnames and addresses.
 
-    The hostname counts as well, because containers of two machines may have the same address.
+    Addresses alone do not decide, because containers on two machines may have the same ones.
 
     Raises:
-        UsageError: two are.
+        UsageError: two hosts are the same machine.
     """
     first: dict[str, Host] = {}
     for host, ready in machines:
@@ -34,19 +34,19 @@ def require_distinct(machines: Sequence[tuple[Host, Ready]]) -> None:
 def choose_network(
     addresses: Mapping[str, Mapping[str, Sequence[str]]], *, asked: str | None, reached_at: Sequence[str]
 ) -> Network:
-    """Choose the interface of all arms, and the network on it.
+    """Choose the interface of all arms, and return it with its network and every host's address.
 
-    It is the one asked for, or else the one over which the hosts are reached. Every host must have an
-    interface of that name, with an address of its own. An address that all hosts share, as on docker0,
+    The interface is the one asked for, or else the one over which the hosts are reached. Every host must have
+    an interface of that name, with an address of its own. An address that all hosts share, as on docker0,
     leads to no other host.
 
     Args:
-        addresses: by host and interface, as 10.0.0.2/24.
-        asked: the interface that the user named.
+        addresses: lists of addresses, as 10.0.0.2/24, by host and then by interface.
+        asked: the interface that the user named, or None.
         reached_at: the address at which every host was reached, in their order; empty where unknown.
 
     Raises:
-        UsageError: there is none, or more than one could be meant.
+        UsageError: no network fits, or several fit equally well.
     """
     hosts = list(addresses)
     names = [name for name in addresses[hosts[0]] if asked in {None, name}]
@@ -64,13 +64,20 @@ def choose_network(
         raise UsageError(
             "The hosts share more than one network, and none is preferred.",
             found="; ".join(f"{each.interface} in {each.network}" for each in best),
-            remedy=f"Name one: --interface {best[0].interface}",
+            remedy=_how_to_choose(best),
         )
     return best[0]
 
 
+def _how_to_choose(networks: Sequence[Network]) -> str:
+    names = dict.fromkeys(each.interface for each in networks)
+    if len(names) > 1:
+        return f"Name one: --interface {next(iter(names))}"
+    return "All are on one interface. Name the hosts by their addresses in the network that you mean."
+
+
 def network_of_one(addresses: Mapping[str, Sequence[str]], *, asked: str | None) -> Network:
-    """Return the network of one machine: loopback, or as asked.
+    """Return the network of one machine, on the loopback interface unless another is asked for.
 
     Raises:
         UsageError: this machine has no such interface that is up.
@@ -92,7 +99,10 @@ def network_of_one(addresses: Mapping[str, Sequence[str]], *, asked: str | None)
 
 
 def in_network(address: str, network: Network) -> bool:
-    """Return whether an address such as 10.0.0.2/24 belongs to the network."""
+    """Return whether an address such as 10.0.0.2/24 belongs to the network.
+
+    Every address does if the hosts have no network in common and are routed to each other.
+    """
     if network.network == network.interface:
         return True
     return ipaddress.ip_interface(address).ip in ipaddress.ip_network(network.network)
@@ -103,7 +113,11 @@ def _looped(address: str) -> bool:
 
 
 def _on(name: str, hosts: Sequence[Mapping[str, Sequence[str]]]) -> list[Network]:
-    """Return the networks of one interface that hold all hosts."""
+    """Return the networks in which every host has an address of its own on one interface.
+
+    If there is none, but every host has exactly one address, the hosts are assumed to be routed to each
+    other. The network then has the interface's name.
+    """
     own = [[ipaddress.ip_interface(a) for a in its.get(name, ())] for its in hosts]
     own = [[a for a in its if not (a.ip.is_loopback or a.ip.is_link_local)] for its in own]
     shared = {a.network for a in own[0] if a.network.prefixlen < a.max_prefixlen}

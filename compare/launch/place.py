@@ -1,11 +1,11 @@
 """Carry out one launch through the agents of its hosts.
 
-Every launch takes one path. The agents make its folders and write its job. Then the agent of this machine
-starts mpirun or horovodrun, or the agent of every host starts its torchrun. The agents renew the lease of
-the ranks, send back the files, and end everything.
+Every launch takes the same path. The agents make its folders and write its job. Then the agent of this
+machine starts mpirun or horovodrun, or the agent of every host starts its torchrun. The agents renew the
+lease of the ranks, send back the files, and end all processes.
 
-A run on one machine has one agent, which works in the run's own folder. So it has nothing to send back,
-and messages name paths of the user.
+A run on one machine has one agent, which works in the run's own folder. So it sends no files back, and
+errors name paths that the user knows.
 """
 
 from __future__ import annotations
@@ -40,40 +40,41 @@ if TYPE_CHECKING:
 _END_SECONDS = 20.0
 """Maximum time for all agents to end a launch."""
 _NO_TIMEOUT = str(24 * 60 * 60)
-"""Seconds; watchdogs, the lease and this program end what hangs."""
+"""A day in seconds, which stands for no limit: watchdogs and the lease end what hangs."""
 _CUDA_BYTES = 3 << 29
-"""GPU memory that CUDA and NCCL take, beside a rank's tensors.
+"""GPU memory that CUDA and NCCL take in addition to a rank's tensors: 1.5 GiB.
 
-On an H200 it was 1.2 GiB.
+On an H200 they took 1.2 GiB.
 """
 _OF_MPICH = "mpich_*"
-"""MPICH's segments in /dev/shm, which are needed only while the launch runs."""
+"""Pattern of MPICH's files in /dev/shm, which are needed only while the launch runs."""
 TICK_SECONDS = 0.5
-"""Time between two looks at the files of a launch.
+"""Time between two checks of the files of a launch.
 
-Every look takes a core from a rank for a moment.
+Every check takes a core from a rank for a moment.
 """
 
 
 class LaunchPlace:
-    """The place of one launch on the hosts of a cluster.
+    """The folders and the agents of one launch on the hosts of a cluster.
 
-    Its name differs from that of any other launch on these hosts.
+    Its name, ``mark``, differs from that of any other launch on these hosts.
     """
 
     def __init__(self, cluster: Cluster, files: LaunchFiles, *, in_turns: Arm | None = None) -> None:
-        """Name the place of a launch, without making its folders.
+        """Choose the folders of a launch, without making them.
 
-        ``in_turns`` is the arm of a launch that takes turns with others.
+        ``in_turns`` is the arm of a launch that takes turns with others, and None for any other launch.
         """
         self.files = files
-        """Where the files of the ranks are read."""
+        """The launch's files on this machine, which receive what the ranks on all hosts write."""
         self.cluster = cluster
-        """The hosts."""
+        """The cluster on which the launch runs."""
         self._in_turns = in_turns
         self._asked: list[LaunchLink] = []
-        """The hosts that were asked to start, in that order."""
+        """The launch on each host that was asked to start it, in the order of asking."""
         self._starters: list[LaunchLink] = []
+        """Those of ``_asked`` whose host starts a launcher."""
         self._segments: Segments | None = None
         self._agent_of = [agent for agent in cluster.agents for _ in range(agent.host.slots)]
         in_place, name = cluster.is_this_machine, cluster.name_launch()
@@ -88,18 +89,18 @@ class LaunchPlace:
         self._exported = self._temporary / "exported.json"
         self._pipes = self._temporary / "turns"
         self.turns = str(self._pipes) if in_turns else ""
-        """Folder of the pipes for turns on every host, or empty."""
+        """Folder of the pipes for turns, the same path on every host; empty without turns."""
         self.job_file = self._directory / files.job.name
-        """The job, at the same path on every host."""
+        """Path of the job's file, the same on every host."""
         self.mark = str(self._directory)
-        """The launch's name, in the environment of every process of it."""
+        """The launch's name: its folder's path, which all its processes have in their environment."""
         self._links = {agent: agent.launch(self.mark) for agent in cluster.agents}
 
     @property
     def programs(self) -> Path:
-        """Return the folder where launchers find programs for other hosts.
+        """Return the folder where launchers find the programs with which they reach other hosts.
 
-        It is chosen where a launch needs it first.
+        It is chosen at the first call, because many launches need none.
 
         Raises:
             OutputError: no folder lets a program be executed.
@@ -108,7 +109,7 @@ class LaunchPlace:
         return self._programs
 
     def settings(self) -> dict[str, str]:
-        """Return the environment of this launch alone."""
+        """Return the environment variables of this launch that are added to those of all arms."""
         return {
             # What your shell tells the libraries holds on every host; on this machine it is inherited.
             **({} if self.cluster.is_this_machine else library_settings(inherited(os.environ))),
@@ -122,9 +123,10 @@ class LaunchPlace:
         }
 
     def _without_listeners(self) -> dict[str, str]:
-        """Return what keeps Open MPI's ranks from listening on one machine.
+        """Return the variable that keeps Open MPI's ranks from listening for peers on other hosts.
 
-        They would listen on every address, for peers on other hosts.
+        Without it, they would listen on every address. The result is empty if there are other hosts, or if
+        the user's shell sets the variable.
         """
         listens = self.cluster.network.network or "OMPI_MCA_btl" in os.environ
         return {} if listens else {"OMPI_MCA_btl": "^tcp"}
@@ -159,16 +161,17 @@ class LaunchPlace:
         return all(link.arrivals for link in self._with_ranks)
 
     def step_seconds(self) -> float:
-        """Return the step time of the slowest rank that waits."""
+        """Return the longest step time that the waiting ranks reported, in seconds."""
         return max(rank.step_seconds for link in self._with_ranks for rank in link.arrivals)
 
     def require_room(self, others: Sequence[LaunchPlace], arms: int) -> None:
-        """Require memory for another launch beside those that wait.
+        """Require that every host has memory for one more launch beside those that wait.
 
-        It may need as much as the largest of them. ``arms`` is the number of launches to be alive.
+        The next launch may need as much as the largest of them, which are this one and ``others``. Errors
+        name ``arms``, the number of launches that are to be alive in the end.
 
         Raises:
-            InterleaveError: a host has too little memory left.
+            InterleaveError: a host, or one of its GPUs, has too little memory left.
         """
         indices = range(len(self._with_ranks))
         # Hosts of a rehearsal share the memory of one machine.
@@ -187,17 +190,23 @@ class LaunchPlace:
             _require_gpu_room(link, [a for arrivals in waiting for a in arrivals], arms)
 
     def waiting_on(self, index: int) -> list[Arrival]:
-        """Return the ranks that wait on a host, by its index."""
+        """Return the arrivals of the ranks that wait on one host; empty if none wait.
+
+        ``index`` counts from 0 the hosts on which the launch has ranks.
+        """
         links = self._with_ranks
         return links[index].arrivals if index < len(links) else []
 
     def go(self, turn: Turn) -> None:
-        """Give all ranks their turn."""
+        """Send all ranks their turn, without waiting for its end."""
         for link in self._with_ranks:
             link.go(turn)
 
     def ending(self) -> Ending | None:
-        """Return how the launchers ended, or None while they run."""
+        """Return how the launchers ended, or None while they run.
+
+        A failure of one launcher decides at once, but success needs all of them.
+        """
         ended = [link.exited for link in self._starters if link.exited]
         if any(exited.abandoned for exited in ended):
             return Ending(None, abandoned=True)
@@ -211,9 +220,9 @@ class LaunchPlace:
                 link.end()
 
     def end(self) -> HostError | None:
-        """End the launch, and return the error of a lost host.
+        """End the launch on all hosts, and return the error of a lost or unresponsive host; None without.
 
-        Nothing of the launch is left on any host afterwards.
+        Nothing of the launch is left on the other hosts. A lost host ends its ranks when their lease expires.
         """
         lost: dict[Connection, RingsideError] = {}
         self.ask_to_end()
@@ -240,12 +249,12 @@ class LaunchPlace:
         return hosts[0] if hosts else None
 
     def host_of(self, rank: int) -> str:
-        """Name a rank's host."""
+        """Return the name of a rank's host, which for this machine alone is its hostname."""
         agent = self._agent_of[rank]
         return agent.ready.hostname if self.cluster.is_this_machine and agent.ready else agent.host.name
 
     def clock_ahead_seconds(self, rank: int) -> float:
-        """Return how far the clock of a rank's host is ahead."""
+        """Return the seconds by which the clock of a rank's host is ahead of this machine's."""
         return self._agent_of[rank].clock_ahead_seconds
 
     def _begin(
@@ -254,7 +263,7 @@ class LaunchPlace:
         own: Mapping[Connection, Command],
         job: LaunchJob,
     ) -> None:
-        """Start the launch on some hosts, and wait for their folders."""
+        """Start the launch on some hosts, and wait until they have made its folders."""
         mirrored = None if self.cluster.is_this_machine else self.files
         for agent in agents:
             if agent not in self._links:  # this machine's, which has no ranks
@@ -293,7 +302,7 @@ class LaunchPlace:
         )
 
     def _turns_on(self, agent: Connection) -> Turns | None:
-        """Return how the ranks of a host wait for their turns."""
+        """Return how the ranks of a host wait for their turns; None if they take no turns."""
         ranks, arm = self._ranks_on(agent), self._in_turns
         if arm is None or not ranks:
             return None
@@ -313,7 +322,7 @@ class LaunchPlace:
     def _end_here(self) -> None:
         """End the launch on this machine without its agent.
 
-        The agent was killed, or a second Ctrl-C ended the wait for it.
+        This is needed if the agent was killed, or if a second Ctrl-C ended the wait for it.
         """
         with uninterrupted():
             end_all(self.mark, segments=self._segments)
@@ -322,10 +331,10 @@ class LaunchPlace:
 
 
 def _require_gpu_room(link: LaunchLink, waiting: Sequence[Arrival], arms: int) -> None:
-    """Require memory of a GPU for another launch beside those that wait.
+    """Require that the GPUs of a host have memory for one more launch beside those that wait.
 
     Raises:
-        InterleaveError: a GPU has too little left.
+        InterleaveError: a GPU has too little memory left.
     """
     own = [arrival.memory.gpu_left_bytes for arrival in link.arrivals]
     left = min((size for size in own if size is not None), default=None)

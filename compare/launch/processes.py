@@ -36,26 +36,26 @@ class Ending(NamedTuple):
     """How a launch ended."""
 
     status: int | None
-    """The exit status of the launcher; None where it was ended."""
+    """The exit status of the launcher; None if it was ended, or if there was none."""
     seconds: float = 0.0
     timed_out: bool = False
     abandoned: bool = False
-    """Whether agents ended it, because the parent sent no messages."""
+    """Whether agents ended the launch, because the parent sent no messages."""
 
 
 class Segments(NamedTuple):
-    """Shared memory that killed ranks of a launch leave."""
+    """Shared memory that killed ranks of a launch leave behind."""
 
     pattern: str
-    """Of its files in /dev/shm."""
+    """Pattern of the names of its files in /dev/shm."""
     since: float
-    """Unix time of the launch; older ones are of other launches."""
+    """Unix time at which the launch started; older files are of other launches."""
 
 
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent exits.
 
-    Even one that dropped its environment and its session is found then.
+    A process that has changed its environment and its session can then still be found.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -75,13 +75,13 @@ def supervise(
     while_waiting: Callable[[], None] = lambda: None,
     segments: Segments | None = None,
 ) -> Ending:
-    """Execute a command until it ends or ``on_tick`` gives up.
+    """Execute a command until it exits or ``on_tick`` returns False, and return how it ended.
 
-    Nothing of the launch is left running on this machine afterwards. The command gets no shell and no input.
-    Without a command, another machine starts the ranks of this one; ``on_tick`` ends them.
+    No process of the launch is left on this machine afterwards. The command gets no shell and no input.
+    Without a command, another machine's launcher starts the ranks, and only ``on_tick`` ends them.
     ``name`` marks every process that descends from the launch. ``on_tick`` is called twice a second, and at
     once when one of ``wake`` can be read. It returns whether the launch may go on. Processes may take seconds
-    to exit; ``while_waiting`` is called meanwhile. ``segments`` is what its library may leave.
+    to exit, during which ``while_waiting`` is called. ``segments`` is the shared memory to remove.
 
     Raises:
         UnavailableError: the command could not be executed.
@@ -105,7 +105,7 @@ def supervise(
 def answer_of(command: Command, *, seconds: float, most_bytes: int) -> tuple[str, str]:
     """Return what a command prints on standard output and on standard error.
 
-    Nothing that it started is left running afterwards. Its environment is that of ``command`` alone.
+    No process that it started is left afterwards. It inherits no variables, but gets those of ``command``.
 
     Raises:
         OSError: it could not be executed.
@@ -182,7 +182,7 @@ def _start(command: Command, name: str, output: BinaryIO) -> subprocess.Popen[by
 
 
 def _wait(process: subprocess.Popen[bytes] | None, wake: Sequence[int], seconds: float) -> None:
-    """Wait until a process ends or one of ``wake`` can be read."""
+    """Wait until a process ends or one of ``wake`` can be read, at most for ``seconds``."""
     with contextlib.ExitStack() as opened:
         events = select.poll()
         for descriptor in wake:
@@ -203,13 +203,14 @@ def end_all(
     spared: Collection[psutil.Process] | None = None,
     segments: Segments | None = None,
 ) -> None:
-    """End every process of a launch on this machine, also by SIGKILL.
+    """End every process of a launch on this machine, first with SIGTERM and then with SIGKILL.
 
-    The ranks come first, by their witnesses. At SIGTERM, an Open MPI that aborts already would kill them at
-    once, and they would leave no exit record. A second Ctrl-C ends the wait. ``name`` is the launch's folder.
-    ``child`` is the launch's process that this one started, and must reap. ``while_waiting`` is called again
-    and again until they have exited. All descendants of this process but the ``spared`` ones belong to the
-    launch too; None spares them all. ``segments`` are removed that no process maps.
+    The witnesses of the ranks get the first SIGTERM. An Open MPI that aborts already would react to it by
+    killing the ranks at once, and they would leave no exit record. A second Ctrl-C ends the wait.
+    ``name`` is the launch's folder. ``child`` is the launch's process that this one started and must reap.
+    ``while_waiting`` is called again and again until all have exited. Descendants of this process belong to
+    the launch too, except the ``spared`` ones; if that is None, no descendant does. Of ``segments``, files
+    that no process maps are removed.
     """
 
     def end_with(end: Callable[[psutil.Process], None], only: Collection[int] | None = None) -> None:
@@ -231,7 +232,7 @@ def end_all(
 
 
 def _reap(adopted: Collection[psutil.Process]) -> None:
-    """Take the statuses of orphans that this process has adopted."""
+    """Reap the orphans that this process has adopted and that have exited."""
     for process in adopted:
         with contextlib.suppress(ChildProcessError):  # it is a grandchild
             os.waitpid(process.pid, os.WNOHANG)
@@ -240,8 +241,9 @@ def _reap(adopted: Collection[psutil.Process]) -> None:
 def _remove_segments(segments: Segments) -> None:
     """Remove this user's segments of a launch that no process maps.
 
-    A killed rank leaves them, and MPICH offers no folder of their own. A live launch maps its segments. One
-    in another container may share the folder, but its processes are not seen; so older ones are left alone.
+    A killed rank leaves them behind, and MPICH cannot make them in another folder. A live launch maps its
+    segments, but its processes are not seen if it is in another container with the same /dev/shm. So segments
+    older than this launch are left alone.
     """
     found = {str(path): path for path in _SHARED_MEMORY.glob(segments.pattern) if _is_of(path, segments)}
     for table in Path("/proc").glob("[0-9]*/maps") if found else ():
@@ -283,7 +285,10 @@ def _end_with(
     spared: Collection[psutil.Process] | None,
     only: Collection[int] | None,
 ) -> None:
-    """End the processes of a launch, or ``only`` those with these PIDs."""
+    """Apply ``end`` to the processes of a launch until none is left, at most for the grace period.
+
+    If ``only`` is given, it is limited to processes with these PIDs.
+    """
     signalled: set[psutil.Process] = set()
     deadline = time.monotonic() + _GRACE_SECONDS
     # Listed anew each time, because one may have been started meanwhile. In a container, orphans that
@@ -300,7 +305,7 @@ def _end_with(
 
 
 def _all_of(name: str, spared: Collection[psutil.Process] | None) -> Iterator[psutil.Process]:
-    """Find a launch's processes, by their mark or parents."""
+    """Yield the live processes of a launch, which have its mark or descend from this process."""
     yield from descendants(name)
     for process in () if spared is None else children() - set(spared):
         with contextlib.suppress(psutil.Error):
@@ -309,9 +314,9 @@ def _all_of(name: str, spared: Collection[psutil.Process] | None) -> Iterator[ps
 
 
 def descendants(name: str) -> Iterator[psutil.Process]:
-    """Find the live processes of a launch by their mark.
+    """Yield the live processes of a launch, which have its mark in their environment.
 
-    Process groups or the process tree would not find them all. Launchers put ranks into sessions of
+    Process groups and the process tree would not show them all, because launchers put ranks into sessions of
     their own, and orphans change their parent.
     """
     for process in psutil.process_iter():

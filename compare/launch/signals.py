@@ -1,4 +1,4 @@
-"""Interrupts: Ctrl-C, SIGTERM, and the end of the terminal."""
+"""Handle interrupts (Ctrl-C, SIGTERM and the end of the terminal) and suspension (Ctrl-Z)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _INTERRUPTS = (signal.SIGINT, *_FROM_OUTSIDE)
 
 
 class Suspended(KeyboardInterrupt):
-    """Ctrl-Z came: end what runs, then stop this program."""
+    """Raised at Ctrl-Z, so that running launches are ended before this program stops."""
 
 
 @contextlib.contextmanager
 def suspendable() -> Iterator[None]:
     """Raise ``Suspended`` at the first Ctrl-Z within the block.
 
-    Otherwise this program would stop at once, and its agents would take it for lost.
+    Otherwise this program would stop at once, and its agents would take it for lost. The block has no effect
+    outside the main thread, or where Ctrl-Z has another handler already.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
@@ -48,7 +49,7 @@ def stop_until_continued() -> None:
 
 
 def end_in_good_order() -> None:
-    """Treat SIGTERM and SIGHUP as Ctrl-C from now on."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C from now on, unless they are ignored or handled already."""
     for ending in _FROM_OUTSIDE:
         if signal.getsignal(ending) is signal.SIG_DFL:  # under nohup it is ignored, and stays so
             signal.signal(ending, signal.default_int_handler)
@@ -67,10 +68,10 @@ def uninterrupted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def postponed_interrupts(react: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Raise an interrupt after the block; call ``react`` when it comes.
+    """Postpone interrupts until the end of the block, but call ``react`` as soon as one comes.
 
     Raises:
-        KeyboardInterrupt: one came.
+        KeyboardInterrupt: an interrupt came within the block.
     """
     came: list[int] = []
 
@@ -89,7 +90,7 @@ def postponed_interrupts(react: Callable[[], object] = lambda: None) -> Iterator
 
 
 def ignore_interrupts() -> dict[signal.Signals, Any]:
-    """Ignore interrupts from now on; return the handlers before."""
+    """Ignore interrupts from now on, and return the replaced handlers by their signals."""
     return _handled_by(signal.SIG_IGN)
 
 

@@ -24,23 +24,24 @@ _PUT_SECONDS = 600.0
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What a host answers."""
+    """Where a host has the data set, or would keep a copy."""
 
     directory: str
-    """Where it has the data set, verified; empty if it has none."""
+    """Folder of the data set, which was verified; empty if the host has none."""
     cache: str
-    """Where it would keep it."""
+    """Folder in which the host would keep a copy."""
 
 
 def stage(
     hosts: Sequence[Host], source: DatasetSource, *, python: str, carrier: Carrier, say: Callable[[str], None]
 ) -> list[str]:
-    """Return the folder of the data set on every host.
+    """Return the folder of the data set on every host, in the order of hosts.
 
-    Hosts that lack it get a copy. This machine is not asked, because the data set was found there.
+    Hosts that lack the data set get a copy, which ``say`` announces. This machine is not asked, because the
+    data set was found on it before.
 
     Raises:
-        HostError: a host cannot be asked, or its copy did not arrive whole.
+        HostError: a host cannot be asked, its copy did not arrive whole, or the data is too large to copy.
     """
     others = [host for host in hosts if not is_local(host)]
     found = dict(zip(others, _stage(others, source, python, carrier, say), strict=True))
@@ -69,15 +70,15 @@ def _stage(
     for host, its in zip(hosts, held, strict=True):
         if not its.directory:
             raise HostError(
-                f"Host {host.name} could not be given the data set.",
-                found=f"{its.cache} is not what was sent there.",
-                remedy="Is its disk full, or something else in that folder? Remove the folder and run again.",
+                f"Host {host.name} did not get a whole copy of {source.name}.",
+                found=f"After copying, {its.cache} does not hold the files that were sent.",
+                remedy="Free space there if its disk is full, remove that folder, and run again.",
             )
     return [its.directory for its in held]
 
 
 def not_copied(host: Host, source: DatasetSource) -> HostError:
-    """Return the error of a host without a large workload."""
+    """Return the error of a host that lacks a workload which is too large to be copied."""
     folder, quoted = source.directory, shlex.quote(source.directory)
     return HostError(
         f"Host {host.name} does not have the folder of the workload.",
@@ -95,16 +96,16 @@ def _ask(hosts: Sequence[Host], source: DatasetSource, python: str, carrier: Car
 
 
 def ask_hosts(hosts: Sequence[Host], source: DatasetSource, *, python: str, carrier: Carrier) -> list[Answer]:
-    """Ask hosts where they have a data set; ``read_held`` reads an answer."""
+    """Ask hosts where they have a data set, and return their answers, which ``read_held`` reads."""
     ask = python_command(python, "compare.launch.staging", source.name, source.directory, data.key_of(source))
     return run_everywhere(hosts, ask, carrier=carrier, timeout_seconds=_LOOK_SECONDS)
 
 
 def read_held(answer: Answer) -> Held:
-    """Read the answer of a host.
+    """Return what a host answered to ``ask_hosts``.
 
     Raises:
-        HostError: it is no answer of this program.
+        HostError: the answer does not come from this program.
     """
     # The last line: a login shell may have printed something before.
     lines = answer.stdout.strip().splitlines()
@@ -119,7 +120,10 @@ def read_held(answer: Answer) -> Held:
 
 
 def main(dataset: DatasetName, directory: str, key: str) -> Held:
-    """Find a data set or an own workload on this machine."""
+    """Return where this machine has a data set or a user's own workload.
+
+    ``directory`` is searched first, then the folder for copies. ``key`` is the hash of the content.
+    """
     cache = data.default_root() / "delivered" / f"{dataset}-{key[:12]}"
     held = next((str(p) for p in (Path(directory), cache) if data.is_in(p, dataset, key)), "")
     return Held(held, str(cache))

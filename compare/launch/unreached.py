@@ -1,4 +1,4 @@
-"""The hosts of a plan: nothing is asked of them."""
+"""Describe the hosts of a plan without connecting to them."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ from compare.schema.job import Job
 from compare.schema.launch_files import LaunchFiles
 
 INTERFACE = "INTERFACE"
-"""Stands for the interface that the hosts would be asked for."""
+"""Placeholder for the name of the interface, which only the hosts themselves could give."""
 _PORT = 29500
 """The port that torchrun takes by default."""
 
 
 class PlannedLaunch(NamedTuple):
-    """A launch that has not been started."""
+    """What a plan shows of a launch: its job and its commands."""
 
     job: Job
-    """What its ranks would read."""
+    """The job that every rank would read."""
     commands: list[Command]
-    """One for each host that starts ranks, or one for all of them."""
+    """One for each host if the launcher runs on all of them, as torchrun does; otherwise one in all."""
 
 
 class Unreached(Cluster):
-    """Hosts as they are written, without agents and connections.
+    """A cluster of hosts as the user named them, without agents and connections.
 
-    Other hosts are taken for machines like this one, with ``with_gpus`` one for each rank.
+    Every other host is assumed to be a machine like this one. It has one GPU for each of its ranks if
+    ``with_gpus`` is set, and otherwise none.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Unreached(Cluster):
             self.network = Network(interface=name, network=name, addresses=addresses, rehearsed=rehearsed)
 
     def planned(self, job: Job, files: LaunchFiles) -> PlannedLaunch:
-        """Return what would launch an arm.
+        """Return the job, and the commands that would launch its arm.
 
         Raises:
             UnavailableError: the arm's launcher is not installed.
@@ -76,7 +77,7 @@ class Unreached(Cluster):
         return PlannedLaunch(job, commands_for(job.config, job.arm, place, place.settings()))
 
     def free_port(self) -> int:
-        """Return a port that is free here, or the usual one elsewhere."""
+        """Return a free port of this machine; for other hosts, torchrun's default port, unchecked."""
         if not self.is_this_machine:
             return _PORT
         with socket.socket() as listening:
@@ -84,7 +85,7 @@ class Unreached(Cluster):
             return int(listening.getsockname()[1])
 
     def require_launchers(self, names: set[str]) -> None:
-        """Require nothing: no network is known."""
+        """Accept all launchers, because the networks of the hosts are unknown."""
 
 
 def _like(ready: Ready, gpus: int) -> Ready:

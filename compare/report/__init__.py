@@ -1,6 +1,7 @@
-"""Make documents of results, and write them in any format.
+"""Turn results into documents, and write them in any format.
 
-``of_…`` modules turn a result into a ``Document``. ``formats`` writes documents, and knows no command.
+Each ``of_…`` module turns one kind of result into a ``Document``. ``formats`` writes a document without
+knowing which command made it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from compare.schema.scale import Scale
 __all__ = ["FORMATS", "Result", "View", "document_of", "render", "write"]
 
 Result: TypeAlias = Run | Scale | CollectivesRun | Verification
-"""What a command saves, and ``compare report`` shows."""
+"""What a command saves, and what ``compare report`` can show again."""
 
 
 _USUAL = View()
@@ -26,7 +27,11 @@ _USUAL = View()
 def document_of(
     result: Result, form: str = "table", view: View = _USUAL, *, analysis: Analysis | None = None
 ) -> Document:
-    """Make the document of a result, as a format shows it; a page always shows every detail."""
+    """Return the document of a result, with what the format ``form`` shows of it.
+
+    A page (``html``) has every detail. A ``table`` of a run is the short view, unless ``view`` asks for more.
+    ``analysis`` is that of a run; without it, the run is analysed.
+    """
     from compare.report import of_collectives, of_run, of_scale, of_verification
 
     if isinstance(result, Scale):
@@ -44,7 +49,9 @@ def document_of(
 
 
 def render(run: Run, analysis: Analysis, form: str, **view: Any) -> str:
-    """Write a run in one format, without a newline at the end.
+    """Return a run as text in one format, without a newline at the end.
+
+    ``view`` has the fields of a ``View``.
 
     Raises:
         KeyError: there is no such format.

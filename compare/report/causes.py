@@ -1,4 +1,4 @@
-"""Write causes and different conditions as sentences and rows."""
+"""Write the causes of a sync cost as sentences, and the conditions that differ as rows."""
 
 from __future__ import annotations
 
@@ -69,35 +69,42 @@ _CAUSES = {
         "",
     ),
 }
-"""Name, evidence, advice and short form of each cause, in order."""
+"""Name, evidence, advice and short form of each kind of cause, in the order of printing.
+
+The short form follows "Why ARM costs X ms a step:". A kind without one is never the main cause.
+"""
 _COSTS = ("background_seconds", "excess_seconds", "collective_seconds", "exposed_seconds")
-"""The figure of a cause that is a cost."""
+"""Names of the figures that measure a cost. The first that a cause has is the size of the cause."""
 _NOUNS = {"ranks": "rank", "threads_per_rank": "thread", "cores": "core", "calls": "call"}
 
 
 def causes(analysis: Analysis) -> list[str]:
-    """Write a sentence for each cause, with the evidence of every arm."""
+    """Return a line for each kind of cause that was found, with the evidence of every arm that has it."""
     return explain(
         analysis.causes, noisy=" (measured in noisy rounds)" if analysis.summary.noisy_rounds else ""
     )
 
 
 def explain(found_causes: Sequence[Cause], *, noisy: str = "") -> list[str]:
-    """Write a sentence for each kind of cause; ``noisy`` follows its name."""
+    """Return a line for each kind of cause, with the evidence of every arm that has it, and advice.
+
+    ``noisy`` is added to the name of each kind except oversubscription, which is counted and not measured.
+    """
     lines = []
     for key, (name, evidence, advice, _) in _CAUSES.items():
         found = [evidence.format_map(_figures(cause)) for cause in found_causes if cause.key == key]
-        caveat = "" if key == "oversubscription" else noisy  # which is not measured
+        caveat = "" if key == "oversubscription" else noisy  # oversubscription is counted, not measured
         if found:
             lines.append(f"Why: {name}{caveat}: {'; '.join(found)}. {advice}")
     return lines
 
 
 def main_cause(analysis: Analysis, baseline: str) -> str:
-    """Write in one sentence why synchronising costs what it costs.
+    """Return one sentence on why synchronising costs what it costs; empty if no cause explains it.
 
-    It is the largest cause of the baseline, or else of the costliest arm. An arm that costs less than half of
-    what another does explains little. Empty without a cause.
+    The sentence gives the largest cause of the baseline. If the baseline has none, it gives that of the
+    costliest arm that has one. Arms that cost less than half of the costliest arm are ignored, because they
+    explain little.
     """
     costly = {arm.arm: arm for arm in analysis.summary.arms if arm.sync_seconds and not arm.below_noise}
     half = max(map(_cost, costly.values()), default=0.0) / 2
@@ -124,7 +131,7 @@ def _explained(cause: Cause) -> float:
 
 
 def _figures(cause: Cause) -> dict[str, str]:
-    """Write the figures of a cause, each with its unit."""
+    """Return the evidence of a cause as text with units, by the names that the templates use."""
     seen = {"arm": cause.arm, **cause.evidence}
     if "calls" in seen:
         one = seen["calls"] == 1
@@ -144,7 +151,7 @@ def _spell(name: str, value: Any) -> str:
 
 
 def differences(analysis: Analysis) -> list[list[str]]:
-    """List the conditions that differ, one row each, under a heading."""
+    """Return a row of headings, and one row for each condition that is not the same in all arms."""
     rows = [
         [
             condition.item,

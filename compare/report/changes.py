@@ -1,6 +1,6 @@
 """Render what ``compare diff`` and ``compare gate`` found.
 
-A comparison that was forced states it in every format.
+If ``--force`` let two unlike runs be compared, every format says so.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ _NO_DECISION = (
     "as well."
 )
 _JUNIT_ELEMENT = {"slower": "failure", "unresolved": "error"}
-"""An open arm is an error: a skipped test would be green."""
+"""XML element of an arm that did not pass.
+
+An open arm is an error, because a skipped test would be shown as green.
+"""
 
 
 def document_of(changes: Changes) -> Document:
-    """Show what a gate or ``compare diff`` found, the conclusion last."""
+    """Return the document of a gate or of ``compare diff``: one row for each arm, and the conclusion."""
     last = conclusion(changes)
     headings = _headings(changes)
     columns = [Column(name, str, is_text=name in {"arm", "verdict"}) for name in headings]
@@ -41,9 +44,10 @@ def document_of(changes: Changes) -> Document:
 
 
 def benchmark(changes: Changes) -> str:
-    """Render the JSON of github-action-benchmark, where smaller is better.
+    """Return the JSON that github-action-benchmark reads for its tool ``customSmallerIsBetter``.
 
-    It has the new state of each arm. Its chart keeps the old ones.
+    It has only the new figure of each arm: the step time in ms for a gate, and for ``compare diff`` the ratio
+    to the reference arm. The action keeps the figures of earlier runs for its chart.
     """
     factor, unit = _unit(changes)
     entries = [
@@ -61,9 +65,9 @@ def benchmark(changes: Changes) -> str:
 
 
 def junit(gate: Changes) -> str:
-    """Render JUnit XML of a gate, one test for each arm.
+    """Return JUnit XML of a gate, with one test for each arm.
 
-    An arm that is slower is a failure, and one that is open an error.
+    The test of a slower arm is a failure, and that of an open arm is an error.
     """
     kinds = [_JUNIT_ELEMENT.get(change.kind, "") for change in gate.changes]
     suite = _suite(kinds)
@@ -80,7 +84,7 @@ def junit(gate: Changes) -> str:
 
 
 def junit_of_early_end(run: Run) -> str:
-    """Render JUnit XML of an unfinished gate: one error."""
+    """Return JUnit XML of a gate that did not finish: a single test, whose error gives the reason."""
     suite = _suite(["error"])
     case = ET.SubElement(suite, "testcase", classname="ringside.gate", name="complete")
     why = run.failure.message if run.failure else "It ended before its last round."
@@ -89,7 +93,10 @@ def junit_of_early_end(run: Run) -> str:
 
 
 def _suite(kinds: Sequence[str]) -> ET.Element:
-    """Start a suite of tests; a kind is an element, or empty."""
+    """Return a JUnit test suite that has the counts of its tests, but no tests yet.
+
+    ``kinds`` holds ``failure``, ``error`` or an empty text for each test.
+    """
     return ET.Element(
         "testsuite",
         name="compare gate",
@@ -109,14 +116,14 @@ def _xml(suite: ET.Element) -> str:
 
 
 def heading(changes: Changes) -> str:
-    """Say in which unit the figures are."""
+    """Return the title of the table, which states what the figures are."""
     if changes.command == "gate":
         return "Time of a step in ms, in two environments"
     return f"Cost of synchronising in two runs: step time over that of {changes.reference} in the same round"
 
 
 def conclusion(changes: Changes) -> str:
-    """Conclude from a gate, or name what does from two runs."""
+    """Return the conclusion of a gate; for ``compare diff``, a note that it decides nothing."""
     if changes.limit is None:
         return _NO_DECISION
     limit = f"{changes.limit * 100:g} %"
@@ -131,7 +138,7 @@ def conclusion(changes: Changes) -> str:
 
 
 def differing(one: Differing) -> str:
-    """Write one fact with both of its values."""
+    """Return a fact that differs as text, with its old and its new value."""
     return f"{one.what}: {one.old} → {one.new}"
 
 
@@ -151,7 +158,10 @@ def _explained(changes: Changes) -> Iterator[str]:
 
 
 def _unit(changes: Changes) -> tuple[float, str]:
-    """Return the factor and the unit of figures."""
+    """Return the factor that turns a figure into what is shown, and the unit to append.
+
+    The unit of a gate is empty, because its title says that the figures are in ms.
+    """
     return (1e3, "") if changes.command == "gate" else (1.0, "×")
 
 
@@ -169,7 +179,7 @@ def _row(changes: Changes, change: Change) -> list[str]:
 
 
 def _told(changes: Changes, change: Change) -> str:
-    """Write all of a row but its arm in one line."""
+    """Return the row of a change in one line, without the name of the arm."""
     _, *cells = zip(_headings(changes), _row(changes, change), strict=True)
     return ", ".join(f"{heading} {cell}" for heading, cell in cells)
 

@@ -1,4 +1,4 @@
-"""Write the columns of every table, in the units that people read."""
+"""Define the columns of a run's tables, and write verdicts and figures in the units that people read."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _LONG_LABEL = 16
 
 
 def speed_columns(run: Run, summary: Summary) -> list[Column[ArmSummary]]:
-    """Show speed, sync cost and verdict, then the outcome.
+    """Return the columns of the full table: speed, sync cost, verdict, test results, memory and transport.
 
-    A run that can rank nothing shows no ratio as if it were known.
+    If noise hides every difference, an efficiency or a ratio that it may explain is shown as ``noise``. If
+    the ranks outnumber the cores, no ratio to the baseline is shown.
     """
     noisy = summary.noise_hides_all
     baseline = run.config.baseline if len(run.config.baseline) <= _LONG_LABEL else "baseline"
@@ -49,14 +50,18 @@ def _ratio(summary: Summary, arm: ArmSummary) -> str:
 
 
 def _gpu_columns(summary: Summary) -> list[Column[ArmSummary]]:
-    """Show the memory of a GPU, if an arm ran on one."""
+    """Return the column with the memory of the GPU; empty if no arm ran on one."""
     if all(arm.peak_device_memory_bytes is None for arm in summary.arms):
         return []
     return [Column("GPU MiB", lambda arm: _mebibytes(arm.peak_device_memory_bytes))]
 
 
 def _test_columns(run: Run) -> list[Column[ArmSummary]]:
-    """Show accuracy, with the loss where an arm trains something else."""
+    """Return the columns with the results on the test set.
+
+    A user's own workload has its metric and the loss. A built-in model has the accuracy, and the loss only if
+    an arm does not declare the same training.
+    """
     loss = Column[ArmSummary](
         "test loss", lambda arm: "–" if arm.test_loss is None else f"{arm.test_loss:.4g}"
     )
@@ -69,7 +74,7 @@ def _test_columns(run: Run) -> list[Column[ArmSummary]]:
 
 
 def cost_columns() -> list[Column[ArmSummary]]:
-    """Show the parts of the sync cost, then the collectives alone."""
+    """Return the columns of the detailed table: parts of the sync cost, the collectives alone, and load."""
     return [
         Column("sync ms", _sync_milliseconds),
         Column("= exposed", lambda arm: _milliseconds(arm.detail.exposed_seconds)),
@@ -99,10 +104,10 @@ def cost_columns() -> list[Column[ArmSummary]]:
 
 
 def describe(verdict: Verdict) -> str:
-    """Write a verdict in a few words.
+    """Return a verdict in a few words.
 
-    *x % slower*: a step takes x % longer. *x % faster*: the baseline's step takes x % longer. So a difference
-    has the same figure from either side.
+    *x % slower* means that the arm's step takes x % longer, and *x % faster* that the baseline's step does.
+    So the figure stays the same if the two change places.
     """
     ratio, low, high = verdict.speed_ratio, verdict.low, verdict.high
     if verdict.uneven_load and verdict.kind == "unresolved":
@@ -118,7 +123,7 @@ def describe(verdict: Verdict) -> str:
         return f"unresolved: {either_way}, {_more_rounds(verdict.rounds_to_settle)}"
     if verdict.kind == "slower":
         ratio, low, high = 1 / ratio, 1 / high, 1 / low
-    # Later rounds may have widened the interval over the one that the verdict needed.
+    # Rounds after the look that settled the arm may have widened the interval.
     since = f" (by round {verdict.settled_after})" if low <= 1 and verdict.settled_after else ""
     if ratio >= 2:  # noqa: PLR2004 -- "3.1×" reads better than "212 % faster"
         return f"{ratio:.1f}× {verdict.kind} [{low:.1f}, {high:.1f}]{since}"
@@ -140,7 +145,7 @@ def _verdict(arm: ArmSummary) -> str:
 
 
 def size_of(factor: float) -> str:
-    """Write by how much a factor of 1 or more differs from 1."""
+    """Return how far a factor of 1 or more exceeds 1, as text: ``12 %``, or from 2 on ``a factor of 3``."""
     return f"{in_percent(factor)} %" if factor < 2 else f"a factor of {factor:.3g}"  # noqa: PLR2004 -- as above
 
 
@@ -151,15 +156,15 @@ def _more_rounds(rounds: int | None) -> str:
 
 
 def in_percent(ratio: float) -> str:
-    """Write by how many per cent a ratio exceeds 1."""
+    """Return by how many per cent a ratio exceeds 1, as text without the sign ``%``."""
     percent = (ratio - 1) * 100
     return f"{percent:.1f}" if abs(percent) < 10 else f"{percent:.0f}"  # noqa: PLR2004 -- two digits are enough
 
 
 def against_baseline(run: Run, summary: Summary, arm: ArmSummary) -> str:
-    """Write an arm's verdict in the words of the first table.
+    """Return an arm's verdict as the short table shows it; empty for the control.
 
-    A run that can rank nothing shows no ratio.
+    A run that can rank nothing has ``not ranked`` or ``noise`` in place of a ratio.
     """
     if arm.arm == run.config.baseline:
         return "baseline"
@@ -204,9 +209,10 @@ def _percent(estimate: Estimate | None) -> str:
 
 
 def _overlap(arm: ArmSummary) -> str:
-    """Write the hidden share of T_iso.
+    """Return the cell of the overlap: the share of the collectives' time alone that computation hides.
 
-    Below zero nothing is hidden: the exposed time exceeds the collectives. Above one all of it is hidden.
+    It is ``none`` if the whole interval is below zero, because then the exposed time exceeds that of the
+    collectives. Values above one are shown as 100 %.
     """
     hidden = arm.detail.overlap
     if hidden is None:
@@ -229,7 +235,7 @@ def _against(arm: ArmSummary) -> str:
 
 
 def _in_noise(arm: ArmSummary) -> bool:
-    """Return whether noise hides the speed against the baseline."""
+    """Return whether an arm's speed ratio may be noise, in a run where noise hides every difference."""
     ratio = arm.speed_against_baseline
     if ratio is None:
         return False

@@ -1,4 +1,4 @@
-"""Write the lines about an MPI that is refused its copies."""
+"""Write the warnings about an MPI library that may not copy directly between two ranks."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 Attested: TypeAlias = Mapping[str, Iterable[Mapping[str, Any]]]
-"""What the ranks of every arm, or of every group, attest."""
+"""What each rank attests, by the label of its arm or the name of its group."""
 _OPEN_MPI = "OMPI_MCA_btl_vader_single_copy_mechanism", "none"
 _MPICH = "MPIR_CVAR_CH4_CMA_ENABLE", "0"
-"""The settings that make a library copy twice."""
+"""Environment variables and their values that make Open MPI and MPICH copy twice, through shared memory."""
 _MEANS = {
     "CMA": "large messages fail at first, and are then copied in parts",
     "none": "large messages are copied twice and not once",
     "unknown": "large messages may fail at first, and be copied twice",
 }
-"""What a refusal means, by the mechanism that the library holds."""
+"""What a refusal does to large messages, by the copy mechanism that the library reports."""
 
 
 def refused_copies(attested: Attested) -> list[str]:
-    """Name those whose ranks may not read each other's memory.
+    """Return a warning for each reason why ranks cannot read each other's memory, with their arms or groups.
 
-    A setting that chose copies has nothing to be refused.
+    Ranks whose settings ask for two copies are left out, because they need no such read.
     """
     found: dict[tuple[str, str, tuple[str, str]], list[str]] = {}
     for label, ranks in attested.items():
@@ -36,7 +36,10 @@ def refused_copies(attested: Attested) -> list[str]:
 
 
 def _refusal(attestation: Mapping[str, Any]) -> tuple[str, str, tuple[str, str]] | None:
-    """Return the reason, its meaning, and the setting that avoids it."""
+    """Return why reads are refused, what that means for messages, and the setting that avoids it.
+
+    None if nothing is refused, if the setting is chosen already, or if the mechanism is not known.
+    """
     group, environment = attestation.get("group"), attestation.get("environment")
     if not isinstance(group, dict) or not (reason := group.get("memory_reads_refused")):
         return None

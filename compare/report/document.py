@@ -1,4 +1,7 @@
-"""What a command shows, without a format: every format renders a document, and knows no command."""
+"""Define documents: what a command shows, without a format.
+
+Every format can render every document, and none knows which command made it.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,19 @@ from compare.report.pictures.canvas import Picture
 
 T = TypeVar("T")
 Style: TypeAlias = Literal["", "best", "aside", "bad", "doubtful"]
-"""How a row or a cell stands out."""
+"""How a row or a cell stands out; each format chooses its colours."""
 
 
 class Column(NamedTuple, Generic[T]):
-    """A column of a table, with its cell for one item."""
+    """A column of a table, with a function that writes its cell for one item."""
 
     heading: str
-    """With a newline where it takes two lines."""
+    """The heading; a newline divides it into two lines."""
     cell: Callable[[T], str]
     is_text: bool = False
-    """Text is aligned left, figures right."""
+    """Whether the cells are text, which is aligned left; figures are aligned right."""
     block: str = ""
-    """Neighbours with the same block stay side by side on a narrow terminal."""
+    """Neighbouring columns with the same block stay side by side on a narrow terminal."""
 
 
 class Row(NamedTuple):
@@ -31,9 +34,9 @@ class Row(NamedTuple):
     cells: tuple[str, ...]
     style: Style = ""
     styles: tuple[Style, ...] = ()
-    """Those of single cells; empty if the row has one style."""
+    """Style of each cell; empty if the whole row has one style."""
     shares: tuple[float | None, ...] = ()
-    """What a bar before each cell shows, from 0 to 1; empty without bars."""
+    """Length of each cell's bar, from 0 to 1; None is no bar, and an empty tuple no bars."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +47,9 @@ class Table:
     rows: Sequence[Row]
     title: str = ""
     groups: bool = False
-    """Whether neighbours with the same first cell belong together."""
+    """Whether neighbouring rows with the same first cell form a group, which a gap sets apart."""
     is_prose: bool = False
-    """Whether its cells are sentences."""
+    """Whether the cells of text are sentences, which may be wrapped."""
 
     @classmethod
     def of(
@@ -64,7 +67,7 @@ class Table:
 
 
 class Attested(NamedTuple):
-    """What the libraries and the kernel say of an arm or a group."""
+    """Facts about an arm or a group, read back from the libraries and the kernel."""
 
     name: str
     launcher: str
@@ -73,43 +76,43 @@ class Attested(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What a reader wants to see of a result, where there is a choice."""
+    """What a reader chose to see of a result."""
 
     wide: bool = False
-    """Every column, in a table."""
+    """Show every column and note of a run in a table, in place of the short view."""
     detail: bool = False
-    """Also where the cost goes, or one table for each group."""
+    """Also show where the cost goes in a run; of ``compare collectives``, show one table for each group."""
     sort: str | None = None
-    """The order of arms: step, name or sync."""
+    """The order of arms: ``step``, ``name`` or ``sync``; None is the default order."""
     again: str = "RUN"
-    """The argument of ``compare report`` that shows it again."""
+    """The argument with which ``compare report`` shows the run again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """All that a command shows of a result, in the order of reading."""
+    """All that a command shows of a result; each format takes what it can show."""
 
     title: str
     alerts: Sequence[str] = ()
-    """What stands before the title, because nothing holds without it."""
+    """Warnings that stand before the title, because every figure must be read with them."""
     glance: Table | None = None
-    """The first table, where there is a shorter one than the others."""
+    """A short table before the others; None without one."""
     tables: Sequence[Table] = ()
     warnings: Sequence[str] = ()
-    """What limits the figures."""
+    """Lines about what limits the figures."""
     failures: Sequence[str] = ()
     lead: Sequence[str] = ()
-    """What to know first."""
+    """Lines with the most important findings."""
     statements: Sequence[str] = ()
-    """What else the figures mean."""
+    """Lines with further findings, such as the causes of a cost."""
     notes: Sequence[str] = ()
-    """What explains the figures."""
+    """Lines that explain the figures."""
     conclusion: str = ""
     draw: Callable[[], Sequence[Picture]] = tuple
     facts: Sequence[tuple[str, str]] = ()
-    """How it was made, for a page."""
+    """Names and values that tell how the result was made, for a page."""
     attested: Sequence[Attested] = ()
     records: Callable[[], Sequence[Mapping[str, object]]] = tuple
-    """Every figure for programs, one record for each item, in seconds and bytes."""
+    """Returns every figure for programs: one record for each item, in seconds and bytes."""
     content: Callable[[], Any] = field(default=lambda: None)
-    """Everything for programs, as JSON has it."""
+    """Returns everything for programs, to be written as JSON."""

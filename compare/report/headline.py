@@ -1,4 +1,4 @@
-"""Write the first line of a report."""
+"""Write the first line of a report: what was measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DATASET_NAMES = {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"
 
 
 def headline(run: Run) -> str:
-    """Describe in one line what was measured, with every setting."""
+    """Return one line with the model, ranks, device, batch, optimizer and length of a run."""
     config = run.config
     length = f"{config.steps} steps" if config.steps else counted(config.epochs, "epoch")
     return " · ".join(
@@ -33,7 +33,7 @@ def headline(run: Run) -> str:
 
 
 def short_headline(run: Run, summary: Summary) -> str:
-    """Describe in a few words what was measured."""
+    """Return one line with the model, ranks and batch of a run, its rounds, and whether they were noisy."""
     batch = f"batch {run.config.batch_size_per_rank}{_passes(run)}"
     parts = [_trained(run), f"{_ranks(run)}, {run.config.device}", *_arithmetic(run), batch]
     rehearsed = filter(None, [rehearsed_on(run.network, run.hosts)])
@@ -41,7 +41,10 @@ def short_headline(run: Run, summary: Summary) -> str:
 
 
 def shared_options(run: Run) -> Arm | None:
-    """Return the options that every arm with communication has, as an arm."""
+    """Return an arm that has only the options which all synchronising arms share.
+
+    Its backend is that of the first. None if fewer than two arms synchronise, or if they share no option.
+    """
     arms = run.config.synchronising
     if len(arms) < 2:  # noqa: PLR2004 -- one arm shares nothing
         return None
@@ -78,7 +81,7 @@ def _passes(run: Run) -> str:
 
 
 def _order(run: Run) -> Iterator[str]:
-    """Say how several arms took their places."""
+    """Yield whether several arms ran in turns or one after another; nothing for a single arm."""
     if len(run.config.arms) > 1:
         yield "in turns" if run.interleaved.mode == "blocks" else "one launch after another"
 

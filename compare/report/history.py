@@ -1,4 +1,4 @@
-"""Render a history: a line for each run, then trends."""
+"""Render a history as text: a line for each run, then the trends."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from compare.text import counted, printable
 
 _BARS = "▁▂▃▄▅▆▇█"
 _NEWEST = 20
-"""Maximum number of bars of a trend."""
+"""Maximum number of bars of a trend, one for each of its newest runs."""
 _TITLE_CELLS = 38
-"""Maximum width of a run's start and name."""
+"""Maximum width in cells of a run's start and name."""
 _STATE_CELLS = 12
 _ARM_CELLS = 22
 _WIDTH = 80
 _MORE = " …"
 _TIE = "\u00a0"
-"""Space at which no line ends: within a setting of a group."""
+"""Space at which no line is broken; it stands within one setting of a group."""
 
 
 def table(history: History) -> str:
-    """Render a history within 80 cells: one line a run."""
+    """Return the runs, the trends, and the runs that could not be read, in lines of at most 80 cells.
+
+    The text is empty if the history is.
+    """
     titles = [_title(entry) for entry in history.runs]
     room = max(map(cell_len, titles), default=0)
     lines = [
@@ -38,7 +41,7 @@ def table(history: History) -> str:
 
 
 def _title(entry: RunEntry) -> str:
-    """Write when a run started, and its name."""
+    """Return when a run started, and its name; only the name if it begins with the date."""
     name = _one_line(entry.name)
     if name.startswith(entry.started_at[:10]):  # a folder that no --output named
         return cut_in_the_middle(name, _TITLE_CELLS)
@@ -47,7 +50,7 @@ def _title(entry: RunEntry) -> str:
 
 
 def _line(title: str, entry: RunEntry) -> str:
-    """Write one run with the steps of as many arms as fit."""
+    """Return the line of one run, with the step times in ms of as many arms as fit."""
     state = "" if entry.state == "complete" else cut_in_the_middle(_one_line(entry.state), _STATE_CELLS)
     noisy = entry.noisy_rounds
     noise = f"{noisy} noisy" if noisy else "all noise" if entry.noise_hides_all else ""
@@ -66,7 +69,7 @@ def _line(title: str, entry: RunEntry) -> str:
 
 
 def _wrapped(line: str) -> Iterator[str]:
-    """Break a line between words; cells count, not characters."""
+    """Yield the parts of a line that is broken between words, each at most 80 cells wide."""
     kept = ""
     for word in (cut_in_the_middle(word, _WIDTH - 4) for word in line.split(" ")):
         if kept and cell_len(f"{kept} {word}") > _WIDTH:
@@ -94,12 +97,12 @@ def _trends(trends: Sequence[Trend]) -> Iterator[str]:
 
 
 def bars_of(values: Sequence[float]) -> str:
-    """Draw values as bars between their minimum and maximum."""
+    """Return a bar for each value, scaled between the minimum and the maximum of all."""
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in values)
 
 
 def _one_line(text: str) -> str:
-    """Escape what steers a terminal, and line breaks as well."""
+    """Return the text with control characters and line breaks escaped."""
     return printable(text).replace("\n", "\\n")

@@ -1,7 +1,7 @@
-"""Write a run as a lesson, with the code.
+"""Write a run as a lesson, with the code that synchronises.
 
-It states what a step sends, and how long that takes. Every figure is of the run's results. What was not
-measured is stated.
+The lesson states what a step sends, and how long that takes. Every figure comes from the run's results. Where
+something was not measured, the lesson says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CODE = "    "
 _FIXED_SPACE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:ms|µs|[kMG]?B|[MG]B/s|bytes|ranks?|samples?|tensors?|calls?)\b)")
 _SLOW = 0.1
-"""Below so many GB/s, a rate is in MB/s."""
+"""A rate below this, in GB/s, is written in MB/s."""
 _SHORT_SECONDS = 50e-6
 _SAME = 1.05
 """Times within this factor of each other are called the same."""
@@ -47,14 +47,14 @@ _WHEN = {
 
 
 class Part(NamedTuple):
-    """A paragraph with its label."""
+    """One paragraph of a section, with its label."""
 
     label: str
     text: str
 
 
 class Section(NamedTuple):
-    """One part of the lesson under a heading."""
+    """One section of the lesson: a heading, its paragraphs, and code."""
 
     heading: str
     parts: list[Part]
@@ -62,7 +62,7 @@ class Section(NamedTuple):
 
 
 def text(run: Run, analysis: Analysis, arms: Sequence[str] = ()) -> str:
-    """Render the lesson for a terminal, at most 80 columns wide."""
+    """Return the lesson for a terminal, at most 80 columns wide; ``arms`` as for ``sections``."""
     lines = _wrapped(_first(run, analysis))
     for section in sections(run, analysis, arms):
         lines += ["", *_wrapped([section.heading])]
@@ -75,7 +75,7 @@ def text(run: Run, analysis: Analysis, arms: Sequence[str] = ()) -> str:
 
 
 def markdown(run: Run, analysis: Analysis, arms: Sequence[str] = ()) -> str:
-    """Render the lesson as Markdown, with the code in fences."""
+    """Return the lesson as Markdown, with the code in fences; ``arms`` as for ``sections``."""
     first, *rest = _first(run, analysis)
     lines = [f"**{first}**", *(f"\n{line}" for line in rest)]
     parts = [markdown_text(lines)]
@@ -92,7 +92,11 @@ RENDERERS: dict[str, Callable[..., str]] = {"text": text, "markdown": markdown}
 
 
 def sections(run: Run, analysis: Analysis, arms: Sequence[str] = ()) -> Iterator[Section]:
-    """Explain every step, then each arm, or those that are named."""
+    """Yield a section on what every step needs, then one for each arm that communicates.
+
+    ``arms`` are the labels of the arms to explain; if it is empty, all are explained. Code that several arms
+    share is quoted once. Without a launch of such an arm, there is no section.
+    """
     found = lessons(run, analysis.summary)
     if not found:
         return
@@ -214,7 +218,7 @@ def _takes(lesson: Lesson) -> str:
 
 
 def _so(lesson: Lesson, computing: float | None) -> Iterator[str]:
-    """Compare computing and communicating with the step."""
+    """Yield sentences that compare a step with its computing and communicating, and state the sync cost."""
     own, step = lesson.figures, lesson.figures.step_seconds.mean
     compute = computing if computing is not None else lesson.compute_seconds
     alone = own.detail.collective_seconds.mean if own.detail.collective_seconds else None
@@ -271,7 +275,7 @@ def _bytes(size: float) -> str:
 
 
 def _wrapped(lines: Iterable[str], first: str = "", rest: str = "") -> list[str]:
-    """Wrap lines, but no figure from its unit."""
+    """Return lines wrapped at ``WIDTH``, but never between a figure and its unit."""
     return [
         part.replace(_FIXED_SPACE, " ")
         for line in lines
@@ -286,7 +290,7 @@ def _wrapped(lines: Iterable[str], first: str = "", rest: str = "") -> list[str]
 
 
 def _folded(quote: Quote) -> Iterator[str]:
-    """Fold lines of code that are wider than the terminal."""
+    """Yield the lines of quoted code; those that are too wide are folded."""
     for line in quote.text.splitlines():
         indent = line[: len(line) - len(line.lstrip())]
         more = indent + ("# " if line.lstrip().startswith("#") else "        ")

@@ -1,4 +1,4 @@
-"""Write the lines about what a machine limits."""
+"""Write the warnings about what holds back the ranks on a machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compare.text import counted
 
 
 def limits(run: Run, summary: Summary) -> list[str]:
-    """Name what holds back the arms: priority, quota, cores, refused copies, and what ranks state."""
+    """Return the warnings about priority, CPU quotas, cores and refused copies, then those of ``told``."""
     attested = {
         arm.label: [rank.attestation for launch in run.of(arm) for rank in launch.ranks]
         for arm in run.config.arms
@@ -44,7 +44,7 @@ def _quota(run: Run) -> list[str]:
 
 
 def _quotas(run: Run) -> Iterator[tuple[float, int]]:
-    """Yield quota and CPUs of each host with fewer cores allowed."""
+    """Yield the CPU quota, in cores, and the CPUs of each host that has more CPUs than its quota allows."""
     for launch in run.launches:
         for rank in launch.ranks:
             quota, cpus = rank.attestation.get("core_quota"), rank.machine.cpus if rank.machine else 0

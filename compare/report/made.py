@@ -1,4 +1,4 @@
-"""State by which command something was measured, and what ran."""
+"""State which command measured something, and what its libraries attest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compare.schema.scale import Series
 
 
 def facts_of(made: Run | CollectivesRun | Series) -> list[tuple[str, str]]:
-    """Return by which command something was measured, and when."""
+    """Return pairs of a name and a value: the command, when it started, and the version of Ringside."""
     return [
         ("command", " ".join(made.command)),
         ("started", made.started_at),
@@ -18,7 +18,7 @@ def facts_of(made: Run | CollectivesRun | Series) -> list[tuple[str, str]]:
 
 
 def attested_by(run: Run) -> list[Attested]:
-    """Return what the first rank of each arm's last launch attests."""
+    """Return what the first rank of each arm's last launch attests; arms without a launch are left out."""
     return [
         Attested(arm.label, launches[-1].launcher, launches[-1].ranks[0].attestation)
         for arm in run.config.arms

@@ -1,4 +1,4 @@
-"""Write what noise hides, and what the intervals are worth."""
+"""Write what noise hides in a run, and how far its intervals can be trusted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compare.schema.results import Run
 from compare.text import listed
 
 STALLS = 0.05
-"""Stalls are named where the mean over blocks exceeds the median by this share."""
+"""An arm has stalls if the mean over its blocks exceeds the median by more than this share."""
 WRONG_AT_MOST = f"in at most {ALPHA * 100:g} of 100 runs"
 VERDICTS_TOGETHER = (
     f"All verdicts together, at every look, find a difference where there is none {WRONG_AT_MOST}. "
@@ -26,7 +26,7 @@ FASTEST_IS_APART = (
 
 
 def nothing_ranked(run: Run, summary: Summary) -> str:
-    """State that noise hides every difference, with the remedy."""
+    """Return the alert that noise hides every difference, with the reason and the remedy."""
     width = narrowest([arm.verdict for arm in summary.arms if arm.verdict])
     if width is None:
         return (
@@ -41,7 +41,10 @@ def nothing_ranked(run: Run, summary: Summary) -> str:
 
 
 def intervals(summary: Summary) -> list[str]:
-    """Say what the intervals of the verdicts are worth, and the name of the fastest."""
+    """Return notes on how often the intervals and the name of the fastest arm may be wrong.
+
+    Empty if no verdict has an interval, or if noise hides every difference.
+    """
     shown = [arm.verdict for arm in summary.arms if arm.verdict and arm.verdict.low is not None]
     if not shown or summary.noise_hides_all:
         return []
@@ -50,7 +53,7 @@ def intervals(summary: Summary) -> list[str]:
 
 
 def would_have_seen(summary: Summary) -> list[str]:
-    """Name the difference that each open verdict would probably have found."""
+    """Return a line with the difference that each open verdict would have found in 80 of 100 such runs."""
     of = {
         arm.arm: arm.would_have_seen
         for arm in summary.arms
@@ -63,7 +66,7 @@ def would_have_seen(summary: Summary) -> list[str]:
 
 
 def stalls(summary: Summary) -> list[str]:
-    """Name the arms with blocks that took much longer than most."""
+    """Return a warning that names the arms in which some blocks took much longer than most."""
     above = {arm.arm: arm.mean_over_median.mean for arm in summary.arms if arm.mean_over_median}
     each = listed(f"{in_percent(ratio)} % for {arm}" for arm, ratio in above.items() if ratio > 1 + STALLS)
     if not each or summary.noise_hides_all:

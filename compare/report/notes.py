@@ -22,16 +22,17 @@ from compare.text import counted, duration, numbered
 _HASH_DIGITS = 12
 _LONGEST_CONDITION = 300
 _LONGER = 3
-"""Factor of the proposed budget where the time was too short."""
+"""Factor by which a longer budget is proposed where the time was too short."""
 
 
 # ---- warnings ----
 
 
 def warnings(run: Run, analysis: Analysis) -> list[str]:
-    """List what limits the figures, the most serious first.
+    """Return a line for each thing that limits the figures of a run.
 
-    Where noise hides every difference, the first line says that, and no other line names noise.
+    If noise hides every difference, one line says so in place of those about noisy rounds, uneven load and
+    stalls.
     """
     summary = analysis.summary
     return [
@@ -61,13 +62,13 @@ def warnings(run: Run, analysis: Analysis) -> list[str]:
 
 
 def describe_condition(condition: Condition) -> str:
-    """Write a condition's value in every arm, and what that means."""
+    """Return a condition with its value in every arm, and the reason or the effect of the difference."""
     values = "; ".join(f"{arm} {value}" for arm, value in condition.values.items())
     return f"{condition.item} ({values}): {condition.why}."
 
 
 def _in_short(condition: Condition) -> str:
-    """Describe a condition, without values that would hide other lines."""
+    """Describe a condition, without its values if they would make the line too long."""
     described = describe_condition(condition)
     if len(described) <= _LONGEST_CONDITION:
         return described
@@ -75,7 +76,7 @@ def _in_short(condition: Condition) -> str:
 
 
 def _unused(run: Run) -> list[str]:
-    """Name parameters without a gradient, and arms that move them."""
+    """Return a line with the parameters that get no gradient, and the arms that still move them."""
     passes = [taken for launch in run.launches for taken in launch.ranks[0].parity]
     names = next((taken.unused for taken in passes if taken.unused), [])
     if not names:
@@ -86,7 +87,7 @@ def _unused(run: Run) -> list[str]:
 
 
 def _not_compiled(run: Run) -> list[str]:
-    """Name arms of a compiled run that compiled nothing."""
+    """Return a line with the arms that compiled nothing in a run with --compile."""
     names = [
         arm.label
         for arm in run.config.arms
@@ -115,12 +116,12 @@ def _repeated(summary: Summary) -> list[str]:
 
 
 def noisy_rounds(summary: Summary) -> list[str]:
-    """Name the noisy rounds that count, with the remedy."""
+    """Return a warning with the noisy rounds that count, and the remedy; empty if there are none."""
     return [noisy_in(summary.noisy_rounds)] if summary.noisy_rounds else []
 
 
 def uneven_loads(baseline: str, summary: Summary) -> list[str]:
-    """Name the verdicts that uneven load withholds."""
+    """Return a warning for each arm whose difference from the baseline may come from uneven load."""
     loads = {arm.arm: arm.verdict.uneven_load for arm in summary.arms if arm.verdict}
     return [
         f"Uneven load: other processes used {load[0]:.2f} cores beside {arm}, and {load[1]:.2f} beside "
@@ -131,14 +132,14 @@ def uneven_loads(baseline: str, summary: Summary) -> list[str]:
 
 
 def noise_first(run: Run, summary: Summary) -> list[str]:
-    """Return what a noisy run states before anything else."""
+    """Return the warnings about noise, which stand before all others."""
     if summary.noise_hides_all:
         return [nothing_ranked(run, summary)]
     return [*noisy_rounds(summary), *uneven_loads(run.config.baseline, summary)]
 
 
 def noisy_in(rounds: Sequence[int]) -> str:
-    """Name noisy rounds, with the remedy."""
+    """Return the warning that these rounds are noisy, with the remedy."""
     share, which = f"{OTHER_LOAD_LIMIT * 100:g} %", numbered("round", rounds)
     found = f"other processes used more than {share} of the CPUs in {which}"
     return f"Noisy: {found}. Distrust small differences, or measure again on a quieter machine."
@@ -148,7 +149,7 @@ def noisy_in(rounds: Sequence[int]) -> str:
 
 
 def notes(run: Run, analysis: Analysis) -> list[str]:
-    """Explain the figures, and compare what the arms trained."""
+    """Return lines that explain the figures, and that compare what the arms trained."""
     summary = analysis.summary
     if not summary.arms:
         return ["No launch has finished."]
@@ -198,7 +199,7 @@ def _meaning(run: Run, summary: Summary) -> list[str]:
 
 
 def _no_sync_cost(run: Run) -> list[str]:
-    """Explain why arms of other work per rank have no sync cost."""
+    """Return a line for each arm that has an efficiency but no sync cost, with the reason."""
     batch = run.config.global_batch_size // run.config.accumulate
     lines = []
     for arm in run.config.arms:
@@ -216,7 +217,7 @@ def _no_sync_cost(run: Run) -> list[str]:
 
 
 def _waits(launches: list[Launch]) -> str:
-    """Compare a pipeline's bubble in theory with the waits of its ranks."""
+    """Return a sentence with a pipeline's waiting share in theory, and the mean that was measured."""
     facts = [launch.ranks[0].attestation["replica"] for launch in launches]
     theory = f" With equal stages, ranks would wait {facts[0]['bubble_in_theory']:.0%} of a pass"
     measured = [own["waiting_share"] for own in facts if "waiting_share" in own]
@@ -224,7 +225,7 @@ def _waits(launches: list[Launch]) -> str:
 
 
 def _end(run: Run, analysis: Analysis) -> list[str]:
-    """Explain why a run without an exact number of rounds ended."""
+    """Return a line on why a run ended; empty if its number of rounds was fixed, or it is incomplete."""
     config, summary = run.config, analysis.summary
     if config.limit_seconds is None or not run.complete:
         return []
@@ -242,7 +243,7 @@ def _end(run: Run, analysis: Analysis) -> list[str]:
         minutes = max(1, round(max(config.limit_seconds, elapsed_seconds(run)) * _LONGER / 60))
         time = duration(config.limit_seconds)
         uneven = any(verdict.uneven_load for verdict in judged)
-        remedy = "" if uneven else f". Give it longer: --budget {minutes * 60}"  # uneven_loads has another
+        remedy = "" if uneven else f". Give it longer: --budget {minutes * 60}"  # uneven_loads has its own
         why = f"{time} have no time for another{remedy}"
     elif summary.oversubscribed:
         why = "more would not help, because oversubscribed arms are not ranked"
@@ -266,7 +267,7 @@ def _unresolved(run: Run, summary: Summary) -> list[str]:
 
 
 def _trained_model(run: Run, summary: Summary) -> list[str]:
-    """Compare the parameters of exact arms; list the other arms."""
+    """Return lines that compare the final parameters of exact arms, and say why other arms differ."""
     arms = {arm.label: arm for arm in run.config.synchronising}
     ends = {arm.arm: arm.final_hash for arm in summary.arms if arm.arm in arms}
     hashes = {label: end for label, end in ends.items() if not _why_other(arms[label])}
@@ -279,7 +280,7 @@ def _trained_model(run: Run, summary: Summary) -> list[str]:
 
 
 def _why_other(arm: Arm) -> str:
-    """Return why an arm has another hash than exact arms; empty otherwise."""
+    """Return why an arm may end with another hash than exact arms; empty if it may not."""
     if arm.traits.one_process:
         return "adds up the samples of a step in one process, in another order"
     if arm.traits.another_training:
@@ -304,7 +305,7 @@ def _of_exact(hashes: dict[str, str | None], whose: str) -> list[str]:
 
 
 def _parity(run: Run, summary: Summary) -> list[str]:
-    """Report the difference from a single process, as rank 0 found it."""
+    """Return lines with the difference of each arm from a single process, as rank 0 found it."""
     proven = {arm.arm: arm.parity for arm in summary.arms if arm.parity.steps is not None}
     if not proven:
         return []
@@ -333,7 +334,7 @@ def _parity(run: Run, summary: Summary) -> list[str]:
 
 
 def _buffers(run: Run) -> list[str]:
-    """Name the arms whose ranks end with different buffers."""
+    """Return a line with the arms whose ranks ended with different buffers, and do not broadcast them."""
     different = [
         arm.label
         for arm in run.config.arms
@@ -351,7 +352,7 @@ def _buffers(run: Run) -> list[str]:
 
 
 def _compiled(run: Run) -> list[str]:
-    """Count the graphs of compiled models, and the breaks between them."""
+    """Return a line with the number of compiled graphs of each arm, and of the breaks between them."""
     arms: dict[tuple[int, int], list[str]] = {}
     for arm in run.config.arms if run.config.compile else ():
         for launch in run.of(arm)[:1]:
@@ -367,7 +368,7 @@ def _compiled(run: Run) -> list[str]:
 
 
 def _who(run: Run, summary: Summary, proven: list[str]) -> str:
-    """Name the arms with a pass, in few words."""
+    """Name the arms that have a parity pass: one by one, or as every arm or every arm that synchronises."""
     if len(proven) == len(summary.arms):
         return "every arm"
     asked = [arm.label for arm in run.config.synchronising if run.of(arm)]

@@ -20,13 +20,16 @@ from compare.text import counted, listed
 
 Rows: TypeAlias = Sequence[GroupAtSize]
 _WIDE_SHARE = 0.10
-"""Cells with a wider spread are marked."""
+"""Spread, as a share of the median, above which a time is marked."""
 _WHOLE_FROM = 1000
 """Microseconds from which no decimal is shown."""
 
 
 def document_of(run: CollectivesRun, *, detail: bool = False) -> Document:
-    """Show the groups side by side; with ``detail`` one by one, with every column of nccl-tests."""
+    """Return the document of a sweep, with the groups side by side in each table.
+
+    With ``detail``, each group has a table of its own, with every column of nccl-tests.
+    """
     rows = summarise_sweeps(run)
     return Document(
         title=headline(run),
@@ -69,9 +72,10 @@ _SIZE: Column[Rows] = Column("size\n(B)", lambda rows: str(rows[0].message_bytes
 
 
 def side_columns(run: CollectivesRun, groups: Sequence[str]) -> list[Column[Rows]]:
-    """Return size, each group's figures, and all wrong elements.
+    """Return the columns that show groups side by side.
 
-    The figures are time and busbw, and over hosts wire and form.
+    They are the size, then the time and bus bandwidth of each group, over several hosts also wire and form.
+    The last is the number of wrong elements of all groups. A row lists the groups in the order of ``groups``.
     """
     over_hosts = len(run.hosts) > 1
     columns = [
@@ -97,7 +101,7 @@ def _wire_columns_of(index: int, group: str) -> list[Column[Rows]]:
 
 
 def full_columns() -> list[Column[Rows]]:
-    """Return the columns of nccl-tests, of one group, with wire and forms."""
+    """Return the columns of nccl-tests for a single group, followed by wire and forms."""
     return [
         _SIZE,
         Column("count", lambda rows: str(rows[0].count)),
@@ -115,18 +119,18 @@ def full_columns() -> list[Column[Rows]]:
 
 
 def by_exchange(rows: Rows) -> Iterator[tuple[Exchange, list[GroupAtSize]]]:
-    """Return the rows of each exchange, which stand together in order."""
+    """Yield each exchange with its rows, which must stand together in ``rows``."""
     for (collective, dtype, operation), its in groupby(rows, lambda r: (r.collective, r.dtype, r.operation)):
         yield Exchange(collective, dtype, operation), list(its)
 
 
 def by_size(rows: Rows, groups: Sequence[str]) -> list[Rows]:
-    """Return the rows of some groups, a list for each size."""
+    """Return a list for each size, which has the row of each group in the order of ``groups``."""
     return [list(its) for its in zip(*([r for r in rows if r.group == g] for g in groups), strict=True)]
 
 
 def headline(run: CollectivesRun) -> str:
-    """Describe in one line what was measured."""
+    """Return one line with the ranks, hosts, device, launches and iterations of a sweep."""
     config = run.config
     hosts = [f"{len(run.hosts)} hosts over {run.network.interface}"] if len(run.hosts) > 1 else []
     hosts = [rehearsed_on(run.network, run.hosts)] if run.network.rehearsed else hosts
@@ -141,7 +145,7 @@ def headline(run: CollectivesRun) -> str:
 
 
 def warnings(run: CollectivesRun, rows: Rows) -> Iterator[str]:
-    """List wrong results, refusals, and what did not run."""
+    """Yield a line for each wrong result, refusal and failure, for too few cores, and for missing groups."""
     if not run.complete:
         yield "INCOMPLETE: it was stopped before its last launch."
     for exchange, its in by_exchange(rows):
@@ -173,7 +177,7 @@ def _at_sizes(some: Rows, all_rows: Rows) -> str:
 
 
 def notes(run: CollectivesRun, rows: Rows) -> Iterator[str]:
-    """Explain the columns."""
+    """Yield the lines that explain the columns."""
     yield (
         "us: time of a call on the slowest rank, median of all iterations. ±: half of the distance of the "
         f"quartiles; ! marks more than {_WIDE_SHARE:.0%}."
@@ -256,7 +260,7 @@ def _flat(row: GroupAtSize) -> dict[str, object]:
 
 
 def _draw(run: CollectivesRun, rows: Rows) -> Iterator[Picture]:
-    """Draw time and bandwidth of each group over sizes."""
+    """Yield two pictures of each exchange: time and bus bandwidth of every group over sizes."""
     for number, (exchange, its) in enumerate(by_exchange(rows), 1):
         of_group = {
             group: [row for row in its if row.group == group and row.message_bytes]

@@ -21,7 +21,7 @@ NOT_MODELLED = (
 
 
 def document_of(forecast: Forecast) -> Document:
-    """Show a forecast."""
+    """Return the document of a forecast: the predicted step times, and where adding hosts stops paying."""
     notes = [*_notes(forecast), NOT_MODELLED]
     statements = list(_statements(forecast))
     return Document(
@@ -36,7 +36,7 @@ def document_of(forecast: Forecast) -> Document:
 
 
 def document_against(against: Against) -> Document:
-    """Show predictions beside measurements."""
+    """Return the document that compares predictions with the measurements of another run."""
     comparisons = against.comparisons
     covered = sum(comparison.covered for comparison in comparisons)
     worst = max(abs(comparison.error) for comparison in comparisons)

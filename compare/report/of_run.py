@@ -1,4 +1,4 @@
-"""Make the documents of a run: the first view, the wide one, and the page."""
+"""Make the documents of a run: the short view, the full one, and the page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KEYS: Mapping[str, Callable[[ArmSummary], Any]] = {
     "name": lambda arm: arm.arm,
     "sync": lambda arm: arm.sync_seconds.mean if arm.sync_seconds else 0.0,
 }
-"""The orders of ``--sort``."""
+"""What ``--sort`` sorts by, from the smallest; an arm without a sync cost counts as 0."""
 _OF_VERDICTS = (
     "speed_ratio",
     "low",
@@ -45,7 +45,7 @@ _OF_VERDICTS = (
 
 
 def brief(run: Run, analysis: Analysis, *, sort: str | None = None, again: str = "RUN") -> Document:
-    """Show the first view, which fits 80 columns.
+    """Return the short view of a run, which fits 80 columns.
 
     ``again`` is the argument of ``compare report`` that shows the run again.
     """
@@ -63,7 +63,12 @@ def brief(run: Run, analysis: Analysis, *, sort: str | None = None, again: str =
 
 
 def document_of(run: Run, analysis: Analysis, *, detail: bool = False, sort: str | None = None) -> Document:
-    """Show every figure; ``detail`` also where the sync cost goes, and which conditions differ."""
+    """Return the full view of a run, with every column and note.
+
+    ``detail`` adds tables of where the sync cost goes, and of conditions that differ. The records and the
+    content, which programs read, also have costs that are only noise. They keep the run's order unless
+    ``sort`` is given.
+    """
     shown = arrange(analysis, sort)
     summary = shown.summary
     first = noise_first(run, summary)
@@ -84,7 +89,7 @@ def document_of(run: Run, analysis: Analysis, *, detail: bool = False, sort: str
 
 
 def page(run: Run, analysis: Analysis, *, sort: str | None = None) -> Document:
-    """Show everything, with pictures."""
+    """Return the page of a run: all that the detailed view shows, with pictures and with how it was made."""
     shown = arrange(analysis, sort)
     same = [condition.item for condition in analysis.conditions if condition.kind == "same"]
     return replace(
@@ -106,14 +111,14 @@ def page(run: Run, analysis: Analysis, *, sort: str | None = None) -> Document:
 
 
 def arrange(analysis: Analysis, by: str | None) -> Analysis:
-    """Sort the arms, and leave out costs that are noise alone."""
+    """Return the analysis with its arms sorted, and without costs that are only noise."""
     return _without_noise(_sorted(analysis, by))
 
 
 def _sorted(analysis: Analysis, by: str | None) -> Analysis:
-    """Sort the arms, by step time as default.
+    """Return the analysis with its arms sorted, by step time as default.
 
-    Where nothing is ranked, the default is the order of the run.
+    If nothing is ranked, the default is the order of the run.
     """
     summary = analysis.summary
     if by is None and (summary.noise_hides_all or summary.oversubscribed):
@@ -123,9 +128,9 @@ def _sorted(analysis: Analysis, by: str | None) -> Analysis:
 
 
 def _without_noise(analysis: Analysis) -> Analysis:
-    """Leave out the costs of a few rounds that are all noisy.
+    """Return the analysis without its costs, if it has only one or two rounds and all are noisy.
 
-    Formats for programs keep them, beside ``noise_hides_all``.
+    Formats for programs keep these costs, and ``noise_hides_all`` warns of them.
     """
     summary = analysis.summary
     if not summary.noise_hides_all or any(arm.step_seconds.method == "t" for arm in summary.arms):
@@ -144,7 +149,10 @@ def _without_costs(arm: ArmSummary) -> ArmSummary:
 
 
 def _glance(run: Run, analysis: Analysis) -> Table | None:
-    """Show of each arm its step, how much of it is sync, and its verdict."""
+    """Return the short table: each arm's step time, the share that is sync cost, and the verdict.
+
+    None if no launch has finished.
+    """
     if not analysis.summary.arms:
         return None
     baseline = run.config.baseline
@@ -218,7 +226,7 @@ def _content(run: Run, analysis: Analysis) -> dict[str, Any]:
 
 
 def _records(run: Run, analysis: Analysis) -> list[dict[str, object]]:
-    """Return every figure of every arm; an estimate becomes three columns: mean, low and high."""
+    """Return one record for each arm, in which an estimate takes three columns: mean, low and high."""
     summary = analysis.summary
     of_run = {
         "dataset": run.dataset.name,
@@ -229,7 +237,7 @@ def _records(run: Run, analysis: Analysis) -> list[dict[str, object]]:
 
 
 def _flat(value: ArmSummary | Detail, prefix: str = "") -> dict[str, object]:
-    """Spread a struct over columns, the same ones for every arm."""
+    """Return the figures of an arm by column; columns are the same for every arm, so None fills gaps."""
     row: dict[str, object] = {}
     for field in msgspec.structs.fields(value):
         found = getattr(value, field.name)

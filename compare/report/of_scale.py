@@ -20,12 +20,12 @@ from compare.schema.scale import Scale
 from compare.text import counted, listed
 
 _CELLS = 10
-"""Dots of the ideal line."""
+"""Number of dots in the line of an efficiency of 100 %."""
 FULL, HOLLOW, LOST = "●", "○", "·"
 
 
 def document_of(scale: Scale) -> Document:
-    """Show where each arm bends, and why."""
+    """Return the document of a scaling series: each arm's figures by count, where it bends, and why."""
     figures = summarise_scale(scale)
     run = scale.runs[scale.series.counts[-1]]
     return Document(
@@ -43,7 +43,7 @@ def document_of(scale: Scale) -> Document:
 
 
 def columns(scale: Scale) -> list[Column[ScalePoint]]:
-    """Return the columns of every table for people."""
+    """Return the columns of the table, which has a row for each arm and number of ranks."""
     first = counted(scale.series.counts[0], "rank")
     return [
         Column("arm", lambda point: point.arm, is_text=True),
@@ -63,13 +63,13 @@ def _spread(estimate: Estimate, form: str) -> str:
 
 
 def _line(point: ScalePoint) -> str:
-    """Draw the efficiency as dots; the whole line is ideal."""
+    """Return the efficiency as a line of ten dots, one for each 10 %; the missing ones are small."""
     full = max(0, min(_CELLS, round(point.efficiency.mean * _CELLS)))
     return (HOLLOW if point.beyond_cores else FULL) * full + LOST * (_CELLS - full)
 
 
 def headline(scale: Scale) -> str:
-    """Describe in one line what was measured."""
+    """Return one line with the mode, model, numbers of ranks, device, batch and rounds of a series."""
     run = scale.runs[scale.series.counts[-1]]
     config, weak = run.config, scale.series.mode == "weak"
     size = config.batch_size_per_rank if weak else config.global_batch_size
@@ -86,7 +86,7 @@ def headline(scale: Scale) -> str:
 
 
 def warnings(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
-    """List what limits the figures."""
+    """Yield a line for each thing that limits the figures of a series."""
     for count, rounds in figures.noisy.items():
         yield f"With {counted(count, 'rank')}: {noisy_in(rounds)}"
     if not all(map(_is_whole, scale.runs.values())):
@@ -109,7 +109,7 @@ def _is_whole(run: Run) -> bool:
 
 
 def statements(figures: ScaleFigures) -> Iterator[str]:
-    """Say where each arm bends and why, and which arms hold."""
+    """Yield where each arm bends and why, then which arms hold, and which may bend."""
     for bend in figures.bends:
         yield _bends(bend)
         if bend.growth:
@@ -140,7 +140,7 @@ def _bends(bend: Bend) -> str:
 
 
 def _grew(growth: Growth, ranks: int) -> str:
-    """List the parts that a step grew by, the largest first."""
+    """Return a sentence with the parts by which a step grew, the largest first."""
     parts = {
         "computing": growth.computing_seconds,
         "waiting for the slowest rank": growth.waiting_seconds,
@@ -159,7 +159,7 @@ def _grew(growth: Growth, ranks: int) -> str:
 
 
 def notes(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
-    """Explain the columns."""
+    """Yield the lines that explain the columns."""
     first = counted(figures.reference_ranks, "rank")
     kept = "rank" if scale.series.mode == "weak" else "step"
     yield (

@@ -18,7 +18,7 @@ _UNPROVEN = {"nothing": "nothing to prove", "incomparable": "not comparable"}
 
 
 def document_of(verification: Verification) -> Document:
-    """Show every gate of every arm."""
+    """Return the document of a verification, with the gates of each arm in one row."""
     columns: list[Column[ArmVerification]] = [
         Column("arm", lambda arm: arm.arm, is_text=True),
         Column("ranks", partial(_cell, "ranks"), is_text=True),
@@ -89,7 +89,7 @@ def _verdict(arm: ArmVerification) -> str:
 
 
 def warnings(verification: Verification) -> list[str]:
-    """List what limits the proof."""
+    """Return a line for each thing that limits the proof."""
     run = verification.run
     lines = [] if run.complete else ["INCOMPLETE: it was stopped before every arm had run."]
     if run.dataset.note:
@@ -106,14 +106,14 @@ def warnings(verification: Verification) -> list[str]:
 
 
 def _unproven(verification: Verification) -> Iterator[str]:
-    """Say why arms that failed nothing are not proven, and what would let them be."""
+    """Yield, for each arm that failed nothing and is still not proven, the reason and the remedy."""
     for arm in verification.arms:
         if not arm.refuted and (gate := arm.unproven):
             yield f"{arm.arm}, {_UNPROVEN[gate.outcome]}: {gate.what}. {gate.remedy}"
 
 
 def failures(verification: Verification) -> Iterator[str]:
-    """List failed launches and failed gates."""
+    """Yield the errors of failed launches and gates; of gates that fail for one reason, only one."""
     for arm in verification.arms:
         if arm.failure:
             yield arm.failure.message
@@ -127,7 +127,7 @@ def failures(verification: Verification) -> Iterator[str]:
 
 
 def notes(verification: Verification) -> Iterator[str]:
-    """Explain the columns."""
+    """Yield the lines that explain the columns."""
     yield "ranks: all start from one model, train, and end with the same parameters, bit for bit."
     gates = [gate for arm in verification.arms for gate in arm.gates]
     limits: dict[str, float] = {}

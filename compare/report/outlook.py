@@ -1,4 +1,4 @@
-"""Write the standing of a run, and its length and time."""
+"""Write how a run stands, how long it is, and how much time it takes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from compare.text import counted, duration
 
 
 class Pace:
-    """The pace of the launches, and the time left.
+    """The pace of a command's launches, from which the time left is estimated.
 
-    Times are of one monotonic clock.
+    ``now`` is always a reading of the same monotonic clock, in seconds.
     """
 
     def __init__(self, config: RunConfig | SweepConfig, arms: int, counts: int) -> None:
         total = config.total_launches
         self.launches = total * counts if total else None
-        """All launches; None where time decides."""
+        """Number of all launches, with those of repeated rounds; None where time decides it."""
         self.done = 0
         self._arms = arms
         self._expected = self.launches or FIRST_LOOK * arms
@@ -33,7 +33,7 @@ class Pace:
         self._ended_at = 0.0
 
     def start(self, now: float) -> None:
-        """Start the clock with the first launch."""
+        """Start the clock at the first launch; later calls have no effect."""
         if self._began_at is None:
             self._began_at = now
 
@@ -43,7 +43,7 @@ class Pace:
         self._ended_at = now
 
     def repeat(self) -> None:
-        """Expect the launches of a round again."""
+        """Expect the launches of one round more, because a round is repeated."""
         self._expected += self._arms
         self.launches = self.launches and self.launches + self._arms
 
@@ -53,7 +53,11 @@ class Pace:
         self.launches = self.launches and self.launches - 1
 
     def left(self, now: float) -> str:
-        """Write the time left; empty before the pace is known."""
+        """Return the time left as text; empty before the pace is known.
+
+        Under a --budget, or once the expected launches are done, it is the rest of the time limit. Otherwise
+        it is estimated from the mean time of a launch.
+        """
         if self._began_at is None:
             return ""
         if self._limit_seconds is not None and (self._is_hard or self.done >= self._expected):
@@ -69,9 +73,9 @@ class Pace:
 
 
 def standing(run: Run) -> str:
-    """Write the step times of all rounds so far, the shortest first.
+    """Return a line with each arm's mean step time in ms over all rounds so far, the shortest first.
 
-    It states how many verdicts are settled where they are judged.
+    Once verdicts are judged, it also states how many are settled.
     """
     rounds, config = rounds_done(run), run.config
     last = run.launches[-len(config.arms) :]
@@ -96,9 +100,9 @@ def _settled(run: Run, rounds: int) -> str:
 
 
 def outlook(run: Run) -> list[str]:
-    """Announce the length, and after one round the time.
+    """Return the length of a run before its first round, and an estimate of its time after the first.
 
-    An A/A test and a run that is over have nothing to announce.
+    Empty after later rounds, for an A/A test, and for a run that is over.
     """
     done = rounds_done(run)
     if run.config.comparisons is not None or planned_rounds(run) <= done:
@@ -108,7 +112,7 @@ def outlook(run: Run) -> list[str]:
 
 
 def length(config: RunConfig) -> str:
-    """Write how many rounds a run has, or what decides it."""
+    """Return a sentence with the number of rounds of a run, or with what decides it."""
     arms = counted(len(config.arms), "arm")
     until = (
         "until every verdict is settled"
@@ -125,9 +129,10 @@ def length(config: RunConfig) -> str:
 
 
 def planned_time(config: RunConfig, round_seconds: float, *, in_turns: bool) -> str:
-    """Write the length of a planned run, and guess its time.
+    """Return the length of a planned run, and an estimate of its time.
 
-    Only turns have a known length; else training comes on top.
+    ``round_seconds`` is the least time of a round: that of its starts, and of its turns if the arms take
+    turns. Otherwise the training comes on top, for a time that is not known.
     """
     rounds = config.rounds if config.limit_seconds is None else FIRST_LOOK
     what, seconds = f"{counted(rounds, 'round')} take", round_seconds * rounds
@@ -139,7 +144,7 @@ def planned_time(config: RunConfig, round_seconds: float, *, in_turns: bool) -> 
 
 
 def time_to_take(run: Run) -> str:
-    """Estimate the time of the whole run at the pace so far."""
+    """Return a sentence with the time of the run, or with the rounds that fit, at the pace so far."""
     config, most = run.config, planned_rounds(run)
     rivals = len(config.rivals)
     unsettled = f" A verdict takes {FIRST_LOOK}." if rivals > 0 and most < FIRST_LOOK else ""

@@ -1,4 +1,4 @@
-"""Show progress: live in a terminal, else as plain lines."""
+"""Show the progress of a run: live in a terminal, otherwise as plain lines."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _WORDS: dict[Stage, str] = {
     "end": "ending",
 }
 _TIMED: set[Stage] = {"reference", "turn", "train", "collectives"}
-"""Stages of timed code: a redraw would take a core from it."""
+"""Stages in which code is timed, so that a redraw would take a core from it."""
 
 
 class LiveProgress:
-    """What a launch does and how long the run takes, live.
+    """Shows live what a launch does and how long the run takes.
 
-    A line for each round stays: the standing. Without a terminal there are only such lines, and ``quiet``
-    prints none. Nothing is drawn while an arm trains in its turn. Elsewhere the display changes twice a
-    second at most, and in timed stages only with news.
+    Each round leaves one line with the standing of the run. Without a terminal there are only such lines, and
+    ``quiet`` prints none. While an arm trains in its turn, nothing is drawn. At other times the display
+    changes at most twice a second, and in timed stages only if there is something new.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class LiveProgress:
     # ---- drawing ----
 
     def _place(self, planned: Planned) -> str:
-        """Return the round, with their number if known."""
+        """Return the round as text, with the number of all rounds if it is known."""
         of = f" of {self._config.rounds}" if self._config.total_launches else ""
         return f"{self._ranks}round {planned.round}{of}"
 
@@ -132,13 +132,13 @@ class LiveProgress:
         return f"{self._place(planned)} · {planned.label}{number}: {doing}"
 
     def launch_starts(self, planned: Planned, commands: list[Command]) -> None:
-        """Print every command before it starts, with ``--verbose``."""
+        """Print the command lines that are about to start, if ``--verbose`` is given."""
         del planned
         for command in commands if self._verbose else ():
             self._print(f"$ {shlex.join(command.argv)}")
 
     def rank_progressed(self, planned: Planned, progress: RankProgress | None) -> None:
-        """Show the stage that rank 0 is in."""
+        """Show the stage and the step of rank 0, from its latest record; None changes nothing."""
         if progress is None:
             return
         news, self._seen = progress != self._seen, progress
@@ -149,17 +149,17 @@ class LiveProgress:
         self._show(self._of_launch(planned, _WORDS[stage] + steps))
 
     def turn_begins(self, planned: Planned, turn: int, turns: int) -> None:
-        """Show the turn, before it begins; nothing is drawn within it."""
+        """Show the turn that is about to begin; nothing is drawn until it ends."""
         self._in_turn = True
         self._show(f"{self._place(planned)} · turn {turn} of {turns}: {planned.arm.label} trains")
 
     def not_in_turns(self, why: str) -> None:
-        """Print why the arms run one after another, from the first on."""
+        """Print why the arms run one after another, and count launches from the first arm again."""
         self._begun = 0
         self._print(f"One launch after another: {why}", "yellow")
 
     def cohort_restarts(self, round_: int) -> None:
-        """Print that a round begins again."""
+        """Print that a round begins again, because this program was suspended."""
         self._begun = 0
         self._print(f"round {round_} begins again: this program was suspended (Ctrl-Z)", "yellow")
 
@@ -168,7 +168,7 @@ class LiveProgress:
         self._print(f"{self._place(planned)}: {planned.label} starts again: {reason}", "yellow")
 
     def launch_ended(self, planned: Planned, launch: Launch) -> None:
-        """Count a launch; its step time is part of the standing."""
+        """Count a launch that ended; ``rounds_done`` prints its step time."""
         del planned, launch
         self._count()
 
@@ -179,21 +179,21 @@ class LiveProgress:
     # ---- a round ----
 
     def round_repeats(self, round_: int, other_load: float) -> None:
-        """Print that a round is repeated, which takes longer."""
+        """Print that a noisy round is repeated, and expect its launches again."""
         self._pace.repeat()
         self._ended_before = self._pace.done
         used = f"other processes used {other_load * 100:.0f} % of the CPUs"
         self._print(f"round {round_} is repeated: {used}", "yellow")
 
     def count_begins(self, ranks: int) -> None:
-        """Name the number of ranks in the lines that follow."""
+        """Begin the launches with this number of ranks, which the next lines name."""
         self._ranks = f"np {ranks}, "
         self._begun = 0
 
     def rounds_done(self, run: Run) -> None:
-        """Print the standing and the outlook.
+        """Print the standing of a run if launches have ended since the last call, and then the outlook.
 
-        A scaling series has several runs at once, and no outlook.
+        A scaling series has several runs at once, so it prints no outlook.
         """
         if self._pace.done > self._ended_before:
             self._ended_before = self._pace.done
@@ -202,19 +202,19 @@ class LiveProgress:
             self._print(line)
 
     def arm_verified(self, arm: ArmVerification) -> None:
-        """Print the outcome of an arm."""
+        """Count the launch of an arm, and print whether the arm is proven."""
         self._count()
         refuted = "did not run" if arm.failure else "FAILED"
         outcome = refuted if arm.refuted else "not proven" if arm.unproven else "proven"
         self._print(f"{arm.arm:<28} {outcome:<12} {arm.seconds:5.1f} s", "red" if arm.refuted else "dim")
 
     def sweep_skipped(self) -> None:
-        """Expect one launch less; the next one keeps its number."""
+        """Expect one launch less, because a group is skipped; the next launch keeps its number."""
         self._begun += 1
         self._pace.skip()
 
     def sweep_ended(self, planned: Planned, launch: SweepLaunch | None) -> None:
-        """Print the outcome of a launch of ``compare collectives``."""
+        """Count a launch of ``compare collectives``, and print its time; None is a launch that failed."""
         self._count()
         outcome = f"{launch.seconds:5.1f} s" if launch else "failed"
         self._print(f"{self._place(planned)}: {planned.label:<14} {outcome}", "dim" if launch else "red")

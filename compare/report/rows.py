@@ -1,4 +1,4 @@
-"""Write rows as Markdown and CSV, and lines that steer no terminal."""
+"""Write rows as Markdown and CSV, and text that cannot steer a terminal."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ _FORMULA = ("=", "+", "-", "@")
 
 
 def printable_line(text: str, style: str = "") -> Text:
-    """Style a line in which no character steers the terminal."""
+    """Return a line with a style and with its control characters escaped."""
     return Text(printable(text), style=style)
 
 
 def markdown_rows(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Write the rows of a table; the second aligns the columns."""
+    """Return the lines of a Markdown table; the second row must hold the alignment of the columns."""
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
 
 
 def markdown_text(lines: Iterable[str]) -> str:
-    """Join lines, harmless to a terminal and in HTML."""
+    """Return the lines joined, with control characters and ``<`` escaped."""
     return "\n".join(printable(line).replace("<", "&lt;") for line in lines)
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
-    """Write rows with the same columns, without a newline at the end.
+    """Return rows as CSV, without a newline at the end; all must have the columns of the first.
 
-    No text steers a terminal, or is read as a formula by a spreadsheet.
+    Control characters are escaped. An apostrophe before text such as ``=1`` keeps spreadsheets from reading a
+    formula.
     """
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]) if rows else ["arm"], lineterminator="\n")
@@ -51,7 +52,7 @@ def _harmless(value: object) -> object:
 
 
 def flat(struct: msgspec.Struct) -> dict[str, object]:
-    """Spread a struct over columns; an estimate has mean, low and high."""
+    """Return the fields of a struct by name; an estimate gives three: ``x``, ``x_low`` and ``x_high``."""
     row: dict[str, object] = {}
     for name, value in msgspec.structs.asdict(struct).items():
         if isinstance(value, Estimate):
@@ -62,7 +63,7 @@ def flat(struct: msgspec.Struct) -> dict[str, object]:
 
 
 def cut_in_the_middle(name: str, width: int) -> str:
-    """Shorten a name to a width, and keep both of its ends."""
+    """Return a name in at most ``width`` cells of a terminal; a longer one has … in place of its middle."""
     if cell_len(name) <= width:
         return name
     tail = (width - 1) // 2

@@ -18,10 +18,10 @@ from compare.schema.results import Run
 from compare.text import counted, listed
 
 MARK = "*"
-"""Mark of an arm that trains something else."""
+"""Mark of an arm that by design does not train exactly the same."""
 _BUDGET_STEP_SECONDS = 60
 _HARDLY = 50
-"""More rounds than this are no advice."""
+"""Number of further rounds above which none are advised."""
 _FEW_NAMES = 3
 
 
@@ -29,7 +29,7 @@ _FEW_NAMES = 3
 
 
 def why_marked(arm: Arm) -> str:
-    """Return how an arm trains otherwise by design, or nothing."""
+    """Return how an arm by design does not train exactly the same; empty for an exact arm."""
     if arm.traits.another_training:
         return "another training by declaration"
     if not arm.same_training:
@@ -38,7 +38,7 @@ def why_marked(arm: Arm) -> str:
 
 
 def marks(run: Run, summary: Summary) -> list[str]:
-    """Explain each mark, with the test losses beside the baseline's."""
+    """Return a line for each reason of a mark, with the test losses of its arms and of the baseline."""
     of = {arm.arm: arm for arm in summary.arms}
     reasons: dict[str, list[str]] = {}
     for arm in run.config.arms:
@@ -60,9 +60,9 @@ def _loss(arm: ArmSummary) -> str:
 
 
 def proof(run: Run, summary: Summary) -> list[str]:
-    """Write what is proven of the training of all arms, and what is not.
+    """Return lines on what is proven of the arms' training, and what is not.
 
-    It is one line, unless something is missing, open or wrong.
+    There is at most one line, unless a proof is missing, open or failed.
     """
     asked = {arm.label: arm for arm in run.config.synchronising}
     arms = [arm for arm in summary.arms if arm.arm in asked]
@@ -98,7 +98,7 @@ def proof(run: Run, summary: Summary) -> list[str]:
 
 
 def _proven_steps(passed: Sequence[ArmSummary]) -> str:
-    """Say how many steps are proven, and whether one after the training is."""
+    """Return how many steps are proven for every arm that passed, and if one at the end is proven too."""
     if any(line.startswith(AT_THE_END) for arm in passed for line in arm.parity.open):
         return "one step at the end alone"
     steps = min(arm.parity.steps or 0 for arm in passed)
@@ -108,12 +108,12 @@ def _proven_steps(passed: Sequence[ArmSummary]) -> str:
 
 
 def _by_hash(passed: Sequence[ArmSummary], hashes: str) -> str:
-    """Say that launches repeat a proven one, bit for bit."""
+    """Return a phrase with ``hashes`` if a launch is proven because it repeats a proven one, or nothing."""
     return f", in later rounds by {hashes}" if any(arm.parity.by_hash for arm in passed) else ""
 
 
 def _by_reason(title: str, reasons: Mapping[str, Sequence[str]]) -> list[str]:
-    """Write a line for each reason, with the arms that it is true of."""
+    """Return a line for each reason, with the arms that have it; ``reasons`` maps arms to their reasons."""
     arms: dict[str, list[str]] = {}
     for arm, its in reasons.items():
         for reason in its:
@@ -122,7 +122,11 @@ def _by_reason(title: str, reasons: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _bits(asked: Mapping[str, Arm], passed: Sequence[ArmSummary], apart: float | None) -> str:
-    """Say which arms ended equal, or that rounding explains how far apart; shards have no hash."""
+    """Return a phrase on whether the arms ended equal: bit for bit, except for rounding, or not known.
+
+    Arms that hold their parameters in shards are left out, because they have no hash to compare. A larger
+    distance is left to ``_ended_apart``.
+    """
     whole = [arm for arm in passed if not asked[arm.arm].traits.in_shards]
     hashes = {arm.final_hash for arm in whole}
     if whole and len(hashes) == 1 and None not in hashes:
@@ -135,7 +139,7 @@ def _bits(asked: Mapping[str, Arm], passed: Sequence[ArmSummary], apart: float |
 
 
 def _ended_apart(passed: Sequence[ArmSummary], apart: float | None) -> list[str]:
-    """Say how far apart the arms ended, where rounding does not explain it."""
+    """Return a line on how far apart the arms ended; empty if that is not known or rounding explains it."""
     if apart is None or apart <= ROUNDING_MAKES:
         return []
     losses = [arm.test_loss for arm in passed if arm.test_loss is not None]
@@ -151,7 +155,7 @@ def _ended_apart(passed: Sequence[ArmSummary], apart: float | None) -> list[str]
 
 
 def conclusion(run: Run, analysis: Analysis) -> str:
-    """Name the fastest arm in one sentence, or why that is open."""
+    """Return the conclusion of a run: the fastest arm, or why it is open."""
     summary = analysis.summary
     if not summary.arms:
         return "No launch has finished, so there is nothing to compare."
@@ -174,7 +178,7 @@ def conclusion(run: Run, analysis: Analysis) -> str:
 
 
 def _of_one(run: Run, summary: Summary) -> str:
-    """Conclude from a run with one arm that synchronises."""
+    """Return the conclusion if fewer than two synchronising arms have finished, so that none are compared."""
     asked = {arm.label for arm in run.config.synchronising}
     found = [arm for arm in summary.arms if arm.arm in asked]
     if len(asked) > 1:
@@ -200,7 +204,7 @@ def _settled(run: Run, summary: Summary, lead: Lead) -> str:
 
 
 def _beside(run: Run, own: ArmSummary) -> Iterator[str]:
-    """Compare the fastest arm with the baseline, and explain its mark."""
+    """Yield how the fastest arm compares with the baseline, and the reason for its mark if it has one."""
     if own.arm == run.config.baseline:
         yield "the baseline"
     elif own.verdict and own.verdict.kind == "faster":
@@ -212,7 +216,7 @@ def _beside(run: Run, own: ArmSummary) -> Iterator[str]:
 
 
 def _marked(run: Run, labels: Sequence[str]) -> list[str]:
-    """Mark the arms that train otherwise by design."""
+    """Return the labels, with a mark on each arm that by design does not train exactly the same."""
     of = {arm.label: arm for arm in run.config.arms}
     return [f"{label} {MARK}" if why_marked(of[label]) else label for label in labels]
 

@@ -1,4 +1,4 @@
-"""Write what the user's file sets, and what libraries warn of."""
+"""Write the notes that ranks attest: about loaders, the user's file, and warnings of libraries."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _MOST = 3
 
 
 def told(run: Run) -> list[str]:
-    """Name what ranks attest beside their figures, each once."""
+    """Return a line for each note that ranks attest, only once for all ranks."""
     return [*_workers(run), *_dtype(run), *_called_once(run), *_warnings(run)]
 
 
 def _attested(run: Run, name: str) -> Iterator[tuple[str, object]]:
-    """Yield what ranks attest, with the arm of each."""
+    """Yield the arm of each rank, with what the rank attests as ``name``, or None."""
     for launch in run.launches:
         for rank in launch.ranks:
             yield launch.arm, rank.attestation.get(name)

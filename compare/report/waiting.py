@@ -8,7 +8,7 @@ from compare.schema.results import Run
 
 
 def load_dependence(run: Run, found: list[LoadDependence]) -> list[str]:
-    """Name the ratios that change with the load."""
+    """Return a warning for each arm whose ratio to the baseline depends on the load."""
     baseline = run.config.baseline
     return [
         f"The ratio of {one.arm} to {baseline} depends on the load. On a quiet machine {one.arm} has "
@@ -20,7 +20,7 @@ def load_dependence(run: Run, found: list[LoadDependence]) -> list[str]:
 
 
 def waiting(run: Run, summary: TurnsSummary | None) -> list[str]:
-    """Say what the turns trained, and what waiting arms took."""
+    """Return notes on arms whose turns outlasted the training, and on arms that used CPU in their waits."""
     if summary is None:
         return []
     return [*_trained(run, summary), *_awake(summary)]

@@ -1,1 +1,1 @@
-"""Define what travels between processes and what is saved."""
+"""Define the data that processes send to each other, and the files that commands save."""

@@ -3,8 +3,8 @@
 Commas separate arms, and braces make a sweep. ``env.NAME=value`` sets an environment variable for the ranks
 of this arm only. In a value, put a backslash before a colon, a comma, a brace or a backslash.
 
-The registry in ``backends`` names the backends and their options. This module reads the text, and answers
-a wrong name or value with the right ones.
+The registry in ``backends`` defines the backends and their options. An error about a wrong name or value
+states the right ones.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from compare.schema.interpreter import Interpreter
 OptionValue: TypeAlias = bool | float | str
 
 CONTROL = "none"
-"""The backend that does not communicate; sync cost is relative to it."""
+"""The backend whose ranks do not communicate; the sync cost of an arm is its step time minus this one's."""
 
 _ENVIRONMENT = "env."
-"""The prefix of environment variables, which are no options of the backend."""
+"""The prefix of settings that are environment variables of the ranks, not options of the backend."""
 
 _MOST_IN_A_SWEEP = 1000
-# A backslash escapes the next character.
+# Text outside braces; a backslash escapes the next character.
 _PLAIN = r"(?:\\.|\\$|[^\\{}])*"
 _SWEEP = re.compile(rf"{{({_PLAIN})}}", re.DOTALL)
 _BALANCED = re.compile(rf"{_PLAIN}(?:{_SWEEP.pattern}{_PLAIN})*", re.DOTALL)
@@ -50,7 +50,10 @@ _ALSO_CALLED = {
     "gloo": "ddp:process_group=gloo",
     "nccl": "ddp:process_group=nccl",
 }
-"""Backends by names that users try, without dashes and capitals."""
+"""Other names that users try, each with the arm that it means.
+
+The names are in lower case, without dashes, underscores and blanks.
+"""
 _COUNT = re.compile(r"[0-9]{1,9}")
 
 _SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -61,35 +64,39 @@ class Arm(msgspec.Struct, frozen=True):
 
     backend: str
     given: dict[str, OptionValue] = {}
+    """Values by option, and by ``env.NAME`` for variables; options with their default may be missing."""
     twin: int = 0
-    """1 or 2 for the equal arms of `compare aa`, otherwise 0."""
+    """1 or 2 for the two equal arms of `compare aa`, otherwise 0."""
     against: Interpreter | None = None
-    """The other interpreter of `compare gate`, if its ranks run there."""
+    """The other interpreter of `compare gate` if this arm's ranks run in it; otherwise None."""
 
     def __post_init__(self) -> None:
         """Refuse an unknown backend, which the results of another version may name.
 
         Raises:
-            ValueError: there is no such backend; from JSON, a ``msgspec.ValidationError``.
+            ValueError: there is no such backend. Decoding from JSON raises ``msgspec.ValidationError``.
         """
         if self.backend not in BACKENDS:
             raise ValueError(f"there is no backend called {self.backend!r}")
 
     @property
     def label(self) -> str:
-        """Return the arm as a user writes it: its name everywhere."""
+        """Return the arm as a user writes it, with ``#1``, ``#2`` or ``@against`` added where that applies.
+
+        Tables and results name the arm by this label.
+        """
         given = (f"{name}={_spell(value)}" for name, value in self.given.items())
         twin = f"#{self.twin}" if self.twin else "@against" if self.against else ""
         return ":".join([self.backend, *given]) + twin
 
     @property
     def options(self) -> dict[str, OptionValue]:
-        """Return every option of the backend: the user's values, else the defaults."""
+        """Return the value of every option of the backend: what the user gave, or the default."""
         return {option.name: self.given.get(option.name, option.default) for option in self.traits.options}
 
     @property
     def options_while_proven(self) -> dict[str, OptionValue]:
-        """Return the options for the parity check, which delays no update."""
+        """Return the options for the parity check: as ``options``, but with none that delays an update."""
         return self.options | {
             option.name: option.while_proven
             for option in self.traits.options
@@ -103,7 +110,7 @@ class Arm(msgspec.Struct, frozen=True):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment variables of this arm's ranks."""
+        """Return the variables that the user set with ``env.NAME=value`` for this arm's ranks, by name."""
         return {
             name.removeprefix(_ENVIRONMENT): str(value)
             for name, value in self.given.items()
@@ -112,19 +119,22 @@ class Arm(msgspec.Struct, frozen=True):
 
     @property
     def traits(self) -> Backend:
-        """Return what its backend declares, with any options."""
+        """Return the registry's entry of the backend, which is the same for all options."""
         return BACKENDS[self.backend]
 
     @property
     def same_training(self) -> bool:
-        """Return whether this arm declares that it trains like one process."""
+        """Return whether the registry declares that this arm, with its options, trains like one process."""
         declared = self.traits.training
         at_period_1 = declared == "same at period 1" and self.options == self.options_while_proven
         return declared == "same" or at_period_1
 
     @property
     def zeros_for_unused(self) -> bool:
-        """Return whether parameters without a gradient get zeros."""
+        """Return whether parameters without a gradient get zeros, which weight decay then moves.
+
+        The backend declares this for its own strategy. It is False where an option chooses another one.
+        """
         chosen = self.traits
         own = all(
             self.options[option.name] == option.default for option in chosen.options if option.strategies
@@ -140,24 +150,24 @@ class Arm(msgspec.Struct, frozen=True):
     def gradient_tolerance(self) -> float:
         """Return the largest error of an averaged gradient that the options allow.
 
-        It is relative to the largest number in the tensor, and 0 for exact arms.
+        The error is a fraction of the largest number in the tensor, and 0 for exact arms.
         """
         chosen = self.options
         return sum(option.lossy.get(str(chosen[option.name]), 0.0) for option in self.traits.options)
 
     @property
     def cuda_only(self) -> tuple[str, ...]:
-        """Return the settings that need a GPU, as a user writes them."""
+        """Return the arm's settings that need a GPU, each as ``option=value``."""
         return self._settings(lambda option, value: value in option.cuda_only)
 
     @property
     def never_accumulates(self) -> tuple[str, ...]:
-        """Return the settings that rule out gradient accumulation."""
+        """Return the arm's settings that rule out gradient accumulation, each as ``option=value``."""
         return self._settings(lambda option, value: value is True and not option.accumulates)
 
     @property
     def never_compiles(self) -> tuple[str, ...]:
-        """Return the settings with which torch.compile fails."""
+        """Return the arm's settings with which torch.compile fails, each as ``option=value``."""
         return self._settings(
             lambda option, value: isinstance(value, (int, float)) and value < option.compiles_from
         )
@@ -168,13 +178,14 @@ class Arm(msgspec.Struct, frozen=True):
 
 
 def parse_arms(texts: Iterable[str]) -> tuple[Arm, ...]:
-    """Read arms; a text may hold several, separated by commas.
+    """Read arms; each text may hold several, separated by commas.
 
     Braces make a sweep: ``ddp:bucket_cap_mb={1,5,25}`` is three arms. Two pairs of braces in one arm give
-    every combination; the last pair varies first.
+    every combination, and the last pair varies fastest.
 
     Raises:
-        UsageError: an unknown backend, option or value, unbalanced braces, or the same arm twice.
+        UsageError: an arm is wrong (see ``parse_arm``) or is there twice, braces are not balanced or hold an
+            empty value, or a sweep has more than 1000 arms.
     """
     written = [text.strip() for joined in texts for text in _split(joined, ",")]
     arms = tuple(parse_arm(one) for text in written if text for one in _expand(text))
@@ -192,7 +203,7 @@ def parse_arm(text: str) -> Arm:
     """Read one arm, without braces.
 
     Raises:
-        UsageError: an unknown backend, option or value.
+        UsageError: the text has an unknown backend, option or value, an option twice, or one without effect.
     """
     name, *settings = _split(text, ":")
     name = name.strip()
@@ -221,7 +232,7 @@ def parse_arm(text: str) -> Arm:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Split a text at each separator outside braces and without a backslash."""
+    """Split a text at each separator that is outside braces and not escaped by a backslash."""
     parts, depth, escaped = [""], 0, False
     for character in text:
         if character == separator and not depth and not escaped:
@@ -235,7 +246,11 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _expand(text: str) -> list[str]:
-    """Return the arms of a sweep, as text."""
+    """Return the texts of all arms of a sweep; a text without braces is the only one.
+
+    Raises:
+        UsageError: the braces are not balanced, a value is empty, or the sweep has more than 1000 arms.
+    """
     if not _BALANCED.fullmatch(text):
         raise UsageError(
             f"{text}: the braces are not balanced.",
@@ -274,7 +289,11 @@ def _parse_setting(backend: Backend, setting: str, text: str) -> tuple[str, Opti
 
 
 def _parse_variable(backend: Backend, name: str, value: str, text: str) -> str:
-    """Read an environment variable of the ranks."""
+    """Return the value of an environment variable for the ranks, after checking that an arm may set it.
+
+    Raises:
+        UsageError: the variable is refused, or its value is empty or not printable.
+    """
     reason = refusal_of(name)
     if not backend.synchronises:
         reason = "all arms are compared with the same control"
@@ -330,5 +349,5 @@ def _unknown(kind: str, name: str, known: Iterable[str], text: str) -> UsageErro
 def _spell(value: OptionValue) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    # Every digit, because a label is read back as its arm and must be unique.
+    # A number keeps every digit, because a label is read back as its arm and must be unique.
     return _SPECIAL.sub(r"\\\g<0>", value) if isinstance(value, str) else repr(value).removesuffix(".0")

@@ -20,25 +20,25 @@ from compare.schema.results import Count, Failure, LaunchRecord, Positive
 COLLECTIVES_FILE = "collectives.json"
 SWEEP_SCHEMA_VERSION = 1
 NONE = "none"
-"""The operation where data only moves, and the dtype of a barrier."""
+"""What stands for the operation of a collective that only moves data, and for the dtype of a barrier."""
 
 
 class Traits(NamedTuple):
-    """What distinguishes a collective, as nccl-tests have it."""
+    """The properties in which collectives differ, as in nccl-tests."""
 
     reduces: bool = False
-    """It applies an operation."""
+    """Whether it applies an operation, such as a sum."""
     divided: bool = False
-    """Its larger buffer has one part for each rank."""
+    """Whether its larger buffer has one part for each rank."""
     rooted: bool = False
-    """It has a root, which is rank 0."""
+    """Whether it has a root, which is always rank 0."""
     empty: bool = False
-    """It carries no data."""
+    """Whether it carries no data."""
     memory: int = 6
-    """Memory of a rank, in sizes of the larger buffer.
+    """Memory that a rank needs, as a multiple of the larger buffer.
 
-    The buffers take it, and the check of the result. With two ranks and 256 MiB of float32, it was 3.6 to
-    7.1 sizes.
+    The buffers and the check of the result take it. With two ranks and 256 MiB of float32, it was 3.6 to 7.1
+    times the larger buffer.
     """
 
 
@@ -52,9 +52,9 @@ COLLECTIVES: dict[str, Traits] = {
     "send_recv": Traits(),
     "barrier": Traits(empty=True, memory=0),
 }
-"""What can be timed.
+"""The collectives that can be timed, by name.
 
-In ``send_recv`` each rank sends to the next, and receives from the one before.
+In ``send_recv`` each rank sends to the next one, and receives from the previous one.
 """
 DTYPES = {
     "int8": 1,
@@ -70,7 +70,7 @@ DTYPES = {
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
 }
-"""NCCL's dtypes by torch's names, with the bytes of an element."""
+"""NCCL's dtypes by their names in torch, each with the bytes of an element."""
 OPERATIONS = ("sum", "prod", "min", "max", "avg")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"([0-9]{1,12})([KMG]?)(?:i?B)?", re.IGNORECASE)
@@ -78,12 +78,12 @@ _MAXIMUM_BYTES = 1 << 36
 
 
 def read_bytes(flag: str, text: str) -> int:
-    """Read a size as nccl-tests do.
+    """Return the bytes of a size that is written as for nccl-tests: 8, 32K, 64M.
 
-    K, M and G are powers of two.
+    K, M and G are 2^10, 2^20 and 2^30. ``flag`` is named in the error.
 
     Raises:
-        UsageError: it is no size.
+        UsageError: ``text`` is no size.
     """
     written = _SIZE.fullmatch(text.strip())
     if not written:
@@ -94,7 +94,10 @@ def read_bytes(flag: str, text: str) -> int:
 
 
 def read_collective(text: str) -> str:
-    """Return a collective's name, however its words are joined."""
+    """Return the name of a collective that may be written with other signs: ``all-reduce``, ``AllReduce``.
+
+    An unknown name is returned unchanged.
+    """
     plain = re.sub(r"[-_/]", "", text.strip().lower())
     return next((name for name in COLLECTIVES if name.replace("_", "") == plain), text)
 
@@ -108,29 +111,32 @@ class Exchange(msgspec.Struct, frozen=True):
 
     @property
     def traits(self) -> Traits:
-        """Return what distinguishes the collective."""
+        """Return the properties of the collective."""
         return COLLECTIVES[self.collective]
 
     @property
     def root(self) -> int:
-        """Return the root's rank, or -1 where there is none."""
+        """Return the root's rank, or -1 if the collective has no root."""
         return 0 if self.traits.rooted else -1
 
     def quantum(self, ranks: int) -> int:
-        """Return the bytes that every size is a multiple of."""
+        """Return the smallest size in bytes: one element, times ``ranks`` if the larger buffer is divided.
+
+        Every size is a multiple of this. A barrier has none.
+        """
         return DTYPES[self.dtype] * (ranks if self.traits.divided else 1)
 
     def count(self, message_bytes: int, ranks: int) -> int:
-        """Return the elements on each rank, in the smaller buffer."""
+        """Return the number of elements in a rank's smaller buffer; 0 for a barrier."""
         return 0 if self.traits.empty else message_bytes // self.quantum(ranks)
 
     def __str__(self) -> str:
-        """Return the parts that the collective has."""
+        """Return collective, dtype and operation with blanks in between, but no part that is "none"."""
         return " ".join(part for part in (self.collective, self.dtype, self.operation) if part != NONE)
 
 
 class SweepFields(LaunchFields, total=False):
-    """What a user settles of a sweep, before its hosts are known: fields of ``SweepConfig``."""
+    """The settings of a sweep that a user gives before its hosts are known: fields of ``SweepConfig``."""
 
     collectives: tuple[str, ...]
     dtypes: tuple[str, ...]
@@ -157,15 +163,15 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
     iterations: int = 5
     """Timed iterations of each size in each launch."""
     warmup_iterations: int = 1
-    """Calls of each size before the first timed one."""
+    """Minimum number of untimed calls of each size before the first timed one."""
     rounds: int = 3
-    """Launches of every group."""
+    """Number of launches of every group."""
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot run.
 
         Raises:
-            UsageError: names the flag, its value and the right values.
+            UsageError: a setting is wrong; the error names its flag, its value and the right values.
         """
         super().__post_init__()
         for flag, names, known in (
@@ -204,10 +210,11 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
         ]
 
     def sizes_of(self, exchange: Exchange) -> list[int]:
-        """Return the sizes in bytes, in whole elements.
+        """Return the sizes of the larger buffer in bytes, in ascending order; ``[0]`` for a barrier.
 
-        Where the larger buffer has a part for each rank, all parts are equal. As in
-        nccl-tests, it is the size of the larger buffer. A size without a whole element is left out.
+        They go from ``begin_bytes`` to ``end_bytes`` by ``factor``, and the larger buffer counts as in
+        nccl-tests. Each is rounded down to whole elements, with equal parts for all ranks where the buffer is
+        divided. Sizes of 0 are left out. If no other size is left, the smallest possible one is returned.
         """
         if exchange.traits.empty:
             return [0]
@@ -219,14 +226,14 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
 
     @property
     def measurements(self) -> list[tuple[Exchange, int]]:
-        """Return every exchange with its sizes, in a launch's order."""
+        """Return pairs of an exchange and a size in bytes, in the order in which a launch times them."""
         return [(exchange, size) for exchange in self.exchanges for size in self.sizes_of(exchange)]
 
     def arm_of(self, group: str) -> Arm:
-        """Return the arm that launches a group."""
+        """Return the arm that launches the group of this name."""
         return Arm(GROUPS[group].backend, dict(GROUPS[group].options))
 
-    # What the progress of a run asks of its config.
+    # ``RunConfig`` has these two properties as well, because reports of progress need them.
 
     @property
     def total_steps(self) -> int:
@@ -240,31 +247,31 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
 
 
 class SizeTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's times of one collective of one size, alone."""
+    """One rank's times of one collective at one size, measured without training."""
 
     collective: str = "all_reduce"
     dtype: str = "float32"
     operation: str = "sum"
     message_bytes: Annotated[int, msgspec.Meta(ge=0)]
-    """The larger buffer; 0 for a barrier."""
+    """Size of the larger buffer; 0 for a barrier."""
     calls: Count = 0
-    """Calls in a row in each iteration, the same on all ranks."""
+    """Number of calls in a row in each iteration, the same on all ranks."""
     ns: list[Positive] = []
-    """Nanoseconds of a call in each iteration."""
+    """Nanoseconds of one call for each iteration: the mean over its ``calls``."""
     wrong: Count = 0
-    """Elements of a further call's result that are wrong on this rank."""
+    """Number of wrong elements in this rank's result of one further call."""
     refused: str = ""
-    """Why the library refused it; then nothing was timed."""
+    """Why the library refused this collective, and nothing was timed; empty if it was timed."""
     sent_bytes: float | None = None
-    """Bytes that this rank's host sent on the interface in a call.
+    """Bytes that this rank's host sent on the interface: mean of a call, headers included.
 
-    The kernel counted them during the timed iterations. The first rank of each host reads them, and only
-    where there are several hosts.
+    The kernel counts them during the timed iterations. They are None on one host, and on every rank of a host
+    but its first.
     """
     received_bytes: float | None = None
-    """Likewise received."""
+    """Bytes that this rank's host received, counted like ``sent_bytes``."""
     sent_packets: float = 0.0
-    """Packets of these bytes, whose headers they contain."""
+    """Number of packets that carried ``sent_bytes``: mean of a call."""
     received_packets: float = 0.0
 
 
@@ -281,7 +288,7 @@ class RankSweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepLaunch(LaunchRecord, frozen=True, kw_only=True):
-    """One successful launch of a group, with one result of every rank."""
+    """One successful launch of a group, with one result from every rank."""
 
     group: str
     ranks: list[RankSweep]
@@ -293,23 +300,23 @@ class CollectivesRun(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int = SWEEP_SCHEMA_VERSION
     ringside_version: str
     started_at: str
-    """ISO 8601 with zone."""
+    """Start of the command, in ISO 8601 with the time zone."""
     command: list[str]
     config: SweepConfig
     hosts: Annotated[list[Host], msgspec.Meta(min_length=1)]
     network: Network = Network()
     cores_by_host: list[Positive]
-    """CPUs that the ranks of each host may use."""
+    """Number of CPUs that the ranks of each host may use, in the order of ``hosts``."""
     left_out: dict[str, str] = {}
-    """Reasons of groups that cannot run and that were not named."""
+    """Groups that cannot run and that the user did not name, each with the reason."""
     launches: list[SweepLaunch] = []
     failures: list[Failure] = []
-    """Launches that failed; they stop no other group."""
+    """The launches that failed. Only their own groups are not launched again."""
     complete: bool = False
 
     @property
     def exit_code(self) -> int:
-        """Return 0 if all is right; wrong sums precede failed launches."""
+        """Return the exit code for wrong results, else that for a stalled or failed launch, else 0."""
         ranks = [rank for launch in self.launches for rank in launch.ranks]
         if any(timing.wrong for rank in ranks for timing in rank.timings):
             return ParityError.exit_code

@@ -1,4 +1,4 @@
-"""Define the settings of a run, which every rank receives."""
+"""Define the settings of a launch and of a run, which every rank receives."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from compare.schema.arms import CONTROL, Arm
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
 """The optimizers, each with its default learning rate."""
 MOST_ROUNDS = 1000
-"""Maximum number of rounds where time decides."""
+"""Maximum number of rounds in a run that ends by time."""
 DEVICES = ("auto", "cpu", "cuda")
 _SEEDS = 2**32
 # Far above any real run; JSON, the watchdog and torch's generators can hold it.
 LARGEST_NUMBER = 10**9
 _OWN = re.compile(r"[^/]+\.py:[A-Za-z_][A-Za-z0-9_]*")
 Interleave: TypeAlias = Literal["auto", "blocks", "launches"]
-"""``blocks``: in turns. ``launches``: one after another. ``auto``: in turns if possible."""
+"""How the arms of a round run.
+
+``blocks``: in turns, side by side. ``launches``: one launch after another. ``auto``: in turns if possible.
+"""
 Precision: TypeAlias = Literal["float32", "bf16-autocast"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 INTERLEAVES: tuple[Interleave, ...] = get_args(Interleave)
 
 
 class LaunchFields(TypedDict, total=False):
-    """What a user settles of any launch, before its hosts are known: fields of ``LaunchConfig``."""
+    """The settings of any launch that a user gives before its hosts are known: fields of ``LaunchConfig``."""
 
     device: str
     launch_timeout_seconds: float
@@ -37,7 +40,7 @@ class LaunchFields(TypedDict, total=False):
 
 
 class Length(TypedDict):
-    """How long a run takes."""
+    """The three fields of ``RunConfig`` that decide how many rounds a run has."""
 
     rounds: int
     budget_seconds: float | None
@@ -45,7 +48,7 @@ class Length(TypedDict):
 
 
 class RunFields(LaunchFields, total=False):
-    """The same for a run: fields of ``RunConfig``."""
+    """The settings of a run that a user gives before its hosts are known: fields of ``RunConfig``."""
 
     model: str
     batch_size_per_rank: int
@@ -66,7 +69,7 @@ class RunFields(LaunchFields, total=False):
 
 
 class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of every launch, of a training or of collectives alone."""
+    """Settings of every launch, whether it trains or times collectives without training."""
 
     ranks: int = 2
     device: str = "cpu"
@@ -75,10 +78,10 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     stall_seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot launch.
+        """Refuse settings that no launch can have.
 
         Raises:
-            UsageError: names the flag, its value and the right values.
+            UsageError: a setting is wrong; the error names its flag, its value and the right values.
         """
         for flag, value in (("-np/--num-proc", self.ranks), ("--threads", self.threads_per_rank)):
             require_count(flag, value)
@@ -87,19 +90,19 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
         require(self.device in DEVICES, "--device", self.device, " or ".join(DEVICES))
 
     def as_run_by(self, arm: Arm, slots: int) -> Self:
-        """Return the config that the ranks of an arm read.
+        """Return the config that the ranks of an arm read: this one, unless a subclass changes it.
 
-        ``slots`` are the ranks on the first host.
+        ``slots`` is the number of ranks on the first host.
         """
         del arm, slots
         return self
 
 
 def require_count(flag: str, value: int) -> None:
-    """Require a whole number above 0.
+    """Require a value from 1 to ``LARGEST_NUMBER``.
 
     Raises:
-        UsageError: names the flag, its value and the right values.
+        UsageError: the value is out of range; the error names the flag, the value and the range.
     """
     require(1 <= value <= LARGEST_NUMBER, flag, value, f"a whole number from 1 to {LARGEST_NUMBER}")
 
@@ -113,40 +116,47 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
     """All settings that decide what a run measures, common to its arms."""
 
     arms: Annotated[tuple[Arm, ...], msgspec.Meta(min_length=1)]
-    """In the user's order; the control, if any, comes first."""
+    """The arms in the user's order, after the control if there is one."""
     baseline: str = ""
-    """Label of the arm that the others are compared with."""
+    """Label of the arm that the others are compared with; empty while it is not settled yet."""
     model: str = "mlp"
-    """A built-in model, or an own ``file.py:factory``."""
+    """Name of a built-in model, or ``file.py:factory`` for a workload of the user's own."""
     optimizer: str = "sgd"
     learning_rate: float = 0.01
-    """Never scaled by the number of ranks."""
+    """Learning rate, which is never scaled by the number of ranks."""
     batch_size_per_rank: int = 64
     """Samples per forward pass on each rank."""
     accumulate: int = 1
-    """Forward and backward passes per step; only the last communicates."""
+    """Number of forward and backward passes in a step; only the last one communicates."""
     epochs: int = 1
+    """Number of epochs, which counts only if ``steps`` is None."""
     steps: int | None = None
-    """Training steps instead of epochs."""
+    """Number of training steps with the warm-up, or None to train ``epochs``."""
     warmup_steps: int = 30
-    """The first steps of the training, which are not timed."""
+    """Number of steps at the start of the training that are not timed."""
     rounds: int = 5
-    """Exact number, or the maximum where time decides."""
+    """Exact number of rounds, or their maximum if ``budget_seconds`` or ``settle_seconds`` is set."""
     interleave: Interleave = "launches"
-    """Whether the arms of a round train in turns, side by side."""
+    """How the arms of a round run: in turns, side by side, or one launch after another."""
     budget_seconds: float | None = None
-    """Maximum time for rounds that settle every verdict; ``rounds`` is their maximum."""
+    """Time of ``--budget``: rounds go on until every verdict is settled or this time is over.
+
+    None if the user gave no budget.
+    """
     settle_seconds: float | None = None
-    """Time in which rounds beyond the fifth begin; it ends no launch."""
+    """Time in which rounds beyond the fifth may begin, until every verdict is settled.
+
+    It ends no launch, and it is None for a run with ``--repeats`` or ``--budget``.
+    """
     comparisons: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Number of comparisons of `compare aa`, which share the rounds equally."""
+    """Number of comparisons of `compare aa`, which share the rounds equally; None for other runs."""
     slower_limit: float | None = None
     """Largest slowdown that `compare gate` allows, as a fraction; None for other runs."""
     max_reruns: int = 3
-    """Maximum number of noisy rounds to repeat."""
+    """Maximum number of noisy rounds that are repeated."""
     seed: int = 0
     precision: Precision = "float32"
-    """``bf16-autocast``: the forward pass and the loss run in torch.autocast with bfloat16."""
+    """With ``bf16-autocast``, the forward pass and the loss run in torch.autocast with bfloat16."""
     compile: bool = False
     """Whether torch.compile compiles the model."""
 
@@ -154,7 +164,7 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
         """Refuse settings that cannot run.
 
         Raises:
-            UsageError: names the flag, its value and the right values.
+            UsageError: a setting is wrong; the error names its flag or arm, and what to use instead.
         """
         super().__post_init__()
         for flag, value in (
@@ -201,9 +211,9 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
 
     @property
     def is_own(self) -> bool:
-        """Return whether the workload is the user's own.
+        """Return whether ``model`` names a workload of the user's own.
 
-        Then the ranks alone know its samples, its optimizer and its learning rate.
+        Only the ranks know the samples, the optimizer and the learning rate of such a workload.
         """
         return bool(_OWN.fullmatch(self.model))
 
@@ -253,14 +263,14 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
                 )
 
     def ranks_of(self, arm: Arm) -> int:
-        """Return the number of processes of an arm."""
+        """Return the number of processes that train in an arm."""
         return 1 if arm.traits.one_process else self.ranks
 
     def as_run_by(self, arm: Arm, slots: int) -> Self:
         """Return the config that the ranks of an arm read.
 
-        An arm of one process gets the global batch, and the threads of all ranks of its host. ``slots`` are
-        the ranks that other arms have on the first host.
+        It is this config, unless the arm is one process. Then one rank gets the batches of all ranks, and the
+        threads of the ``slots`` ranks that other arms have on the first host.
         """
         if not arm.traits.one_process:
             return self
@@ -273,55 +283,55 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
 
     @property
     def limit_seconds(self) -> float | None:
-        """Return the time in which rounds begin; None for exactly ``rounds``."""
+        """Return the time in which new rounds begin; None if the run has exactly ``rounds`` of them."""
         return self.settle_seconds if self.budget_seconds is None else self.budget_seconds
 
     @property
     def synchronising(self) -> list[Arm]:
-        """Return all arms but the control."""
+        """Return all arms except the control."""
         return [arm for arm in self.arms if arm.traits.synchronises]
 
     @property
     def rivals(self) -> list[Arm]:
-        """Return the arms that are compared with the baseline."""
+        """Return the arms that are compared with the baseline: all except the baseline and the control."""
         return [arm for arm in self.synchronising if arm.label != self.baseline]
 
     @property
     def global_batch_size(self) -> int:
-        """Return the samples of all ranks in one step."""
+        """Return the number of samples of all ranks in one step, over all its passes."""
         return self.ranks * self.batch_size_per_rank * self.accumulate
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return the whole global batches in an epoch; shards are equal."""
+        """Return the number of whole global batches in an epoch of a built-in model's training set."""
         return TRAIN_COUNT // self.global_batch_size
 
     @property
     def total_steps(self) -> int:
-        """Return the training steps of a launch, with the warm-up."""
+        """Return the number of training steps of a launch, including the warm-up."""
         return self.steps or self.epochs * self.steps_per_epoch
 
     @property
     def untimed_steps(self) -> int:
-        """Return the steps before the clock starts.
+        """Return the number of steps before the clock starts.
 
-        These are the warm-up, and always the first step, which allocates buffers.
+        These are the warm-up steps. There is at least one, because the first step allocates buffers.
         """
         return max(1, self.warmup_steps)
 
     @property
     def compile_limit_seconds(self) -> float:
-        """Return the maximum time of a first step, which compiles.
+        """Return the maximum time of a step that compiles the model; 0 without ``compile``.
 
-        It may take as long as a launch. 0 without ``compile``.
+        Such a step may take as long as a whole launch.
         """
         return self.launch_timeout_seconds if self.compile else 0.0
 
     @property
     def control(self) -> Arm | None:
-        """Return the arm without communication, if there is one.
+        """Return the arm whose ranks do not communicate, or None if the run has no such arm.
 
-        A gate has none: its environments may compute at different speeds.
+        It is always None in a gate, whose two environments may compute at different speeds.
         """
         if self.slower_limit is not None:
             return None
@@ -329,15 +339,15 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
 
     @property
     def total_launches(self) -> int | None:
-        """Count the launches without repeated rounds; None if time decides."""
+        """Return the number of launches, not counting repeated rounds; None if the run ends by time."""
         return self.rounds * len(self.arms) if self.limit_seconds is None else None
 
 
 def require(holds: bool, flag: str, found: Any, right: str) -> None:  # noqa: FBT001 -- reads as a sentence
-    """Refuse a flag's value, and name the right ones.
+    """Refuse the value ``found`` of a flag unless ``holds`` is true.
 
     Raises:
-        UsageError: the value is wrong.
+        UsageError: ``holds`` is false; the error names the flag, the value and the ``right`` ones.
     """
     if not holds:
         raise UsageError(f"{flag} cannot be {found}.", remedy=f"Use {right}.")

@@ -1,7 +1,8 @@
-"""Choose the environment of a launch.
+"""Choose the environment variables of a launch.
 
-Launchers copy their environment into ssh command lines and logs. So a launch inherits only variables on a
-list, and a token in the user's shell stays there. Ringside sets the rest, the same for every arm.
+Launchers copy their environment into ssh command lines and logs. So a launch inherits only the variables that
+this module lists, and a token in the user's shell stays in the shell. Ringside sets others, with the same
+values for every arm.
 """
 
 from __future__ import annotations
@@ -16,43 +17,43 @@ from compare import PACKAGE_ROOT
 from compare.errors import UsageError
 
 MASK = "***"
-"""Replaces a value that only the ranks may see."""
+"""Shown in place of a value that only the ranks may see."""
 EXPORTED = "RINGSIDE_EXPORTED"
-"""File with the variables of ``-x``, which must not be logged."""
+"""The variable that names the file with the values of ``-x``, which must not be logged."""
 
 _NAMES = {
     *("HOME", "LANG", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ"),
     *("USER", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
 }
-# Nothing of a scheduler: its variables would change what mpirun starts, and where.
+# No prefix of a scheduler is here, because its variables would change what mpirun starts, and where.
 _PREFIXES = (
     *("CUBLAS_", "CUDA_", "CUDNN_", "FI_", "GLOO_", "GOMP_", "HOROVOD_", "KMP_", "LC_", "MALLOC_", "MKL_"),
     *("MPIR_CVAR_", "NCCL_", "NVIDIA_", "OMPI_MCA_", "OMP_", "PYTORCH_", "TORCH_", "UCX_"),
 )
-# Variables of one launch: its place, its parent, its installation. They are no settings of a library.
+# Variables that describe one launch: its host, its parent or its installation. They are no library settings.
 _OF_ONE_LAUNCH = (
     *("OMPI_MCA_ess", "OMPI_MCA_initial_wdir", "OMPI_MCA_orte_", "OMPI_MCA_plm_", "OMPI_MCA_pmix"),
     "OMPI_MCA_shmem_RUNTIME",
     *("HOROVOD_CROSS_", "HOROVOD_GLOO_", "HOROVOD_HOSTNAME", "HOROVOD_LOCAL_", "HOROVOD_RANK"),
     *("HOROVOD_SIZE", "OMPI_MCA_btl_vader_backing_directory", "LC_"),
 )
-# Variables that state what a container image is, or which GPUs it may see. No library reads them.
+# Variables that describe a container image, or state which GPUs it may use. No library reads them.
 _OF_AN_IMAGE = re.compile(
     r"NVIDIA_(?!TF32_OVERRIDE$).*|(CUDA|CUDNN|CUBLAS|NCCL|PYTORCH|TORCH|UCX)_VERSION|PYTORCH_BUILD_.*"
     r"|TORCH_CUDA_ARCH_LIST"
 )
-# Some secrets have the prefix of a setting: NVIDIA_API_KEY, SLURM_JWT.
+# Names of secrets. Some begin like a setting: NVIDIA_API_KEY, SLURM_JWT.
 _SECRET = re.compile(
     r"API_?KEY|(^|_)(KEYS?|DSN|OTP|PAT|PW|SALT)(_|$)|AUTH|BEARER|COOKIE|CRED(ENTIAL|S?(_|$))|JWT"
     r"|PASS(CODE|W|PHRASE|_|$)|PRIVATE|PWD(_|$)|SECRET|SESSION(_?(ID|KEY|TOKEN)|$)|SIGNATURE|TOKEN|WEBHOOK",
     re.IGNORECASE,
 )
-# Others have a name that says nothing: a proxy's password, or what GitHub, Hugging Face and others issue.
+# Values that are secrets under any name: a proxy's password, or a token of GitHub, Hugging Face or others.
 _SECRET_VALUE = re.compile(
     r"://[^/\s@]*:[^/\s@]+@|\b(gh[opsru]_|github_pat_|glpat-|hf_|sk-|xox[a-z]-|AKIA|ASIA)[A-Za-z0-9_-]{10}"
     r"|\beyJ[A-Za-z0-9_-]+\.|\bBearer\s|-----BEGIN ",
 )
-# The arm or the run decides these. Values from the user's shell would contradict it; some crash Horovod.
+# The arm or the run decides these, so values from the user's shell would contradict it. Some crash Horovod.
 _DECIDED_BY_ARM = {
     *("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_RANK", "HOROVOD_SIZE"),
     *("OMP_PROC_BIND", "OMP_PLACES", "OMP_THREAD_LIMIT", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"),
@@ -60,8 +61,9 @@ _DECIDED_BY_ARM = {
 }
 
 
-# Libraries that read a setting, by its start; all read the others. Names are parts of those that ranks
-# attest. In Gloo and NCCL alone do the logs and checks of torch.distributed cost time.
+# Patterns of settings, each with the libraries that read them; every library may read any other setting.
+# Ranks attest the libraries by names that contain these. The logs and checks of torch.distributed cost time
+# only in Gloo and NCCL.
 _READ_BY = (
     (r"HOROVOD_", ("horovod",)),
     (r"NCCL_", ("nccl",)),
@@ -75,15 +77,15 @@ _READ_BY = (
 
 
 def readers_of(name: str, value: str) -> tuple[str, ...]:
-    """Return which libraries read a setting; none if all do."""
+    """Return which libraries read a setting, by parts of their names; empty if any library may read it."""
     setting = f"{name}={value}"
     return next((readers for start, readers in _READ_BY if re.match(start, setting)), ())
 
 
 # The variables that an arm may set. Only Open MPI's parameters have small letters.
 _SETTING = re.compile(r"[A-Z][A-Z0-9_]*|OMPI_MCA_[a-z0-9_]+")
-# Set by launchers for every rank, or by Ringside for every launch. An arm with another value would not be
-# comparable, or would not start.
+# Launchers set these for every rank, or Ringside sets them for every launch. An arm with another value could
+# not be compared, or would not start.
 _DECIDED_BY_LAUNCH = re.compile(
     r"RINGSIDE_.*|PYTHON.*|(LOCAL_|GROUP_|ROLE_|GROUP_WORLD_|LOCAL_WORLD_|ROLE_WORLD_|WORLD_)?(RANK|SIZE)"
     r"|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|OMPI_COMM_WORLD_.*|PMIX?_.*|PRTE_.*|MPI_LOCAL.*|MPI4PY_.*|HYDRA_.*"
@@ -94,9 +96,9 @@ _DECIDED_BY_LAUNCH = re.compile(
 
 
 def refusal_of(name: str, *, may_be_secret: bool = False) -> str:
-    """Return why a user may not set a variable; empty if allowed.
+    """Return why a user may not set a variable, as a clause; empty if the user may.
 
-    A value that ``may_be_secret`` is neither printed nor saved.
+    With ``may_be_secret`` a name may look like that of a secret, because its value is not printed or saved.
     """
     if not _SETTING.fullmatch(name):
         return "a name needs capital letters, digits and underscores, and starts with a letter"
@@ -109,7 +111,7 @@ def refusal_of(name: str, *, may_be_secret: bool = False) -> str:
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a launch may inherit."""
+    """Return the variables of ``environ`` that a launch may inherit; secrets are not among them."""
     return {
         name: value
         for name, value in environ.items()
@@ -119,9 +121,10 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def library_settings(environ: Mapping[str, str], *, masked: Collection[str] = ()) -> dict[str, str]:
-    """Return the settings of libraries, without secrets and addresses.
+    """Return the variables of ``environ`` that are settings of libraries, sorted by name.
 
-    What a container image says of itself is no setting.
+    Secrets are left out, and so are variables that describe one launch or a container image. The values of
+    the names in ``masked`` are replaced by ``MASK``.
     """
     return {
         name: MASK if name in masked else value
@@ -142,15 +145,15 @@ def settings(
 ) -> dict[str, str]:
     """Return the variables that Ringside sets for every rank of every arm.
 
-    The launchers' defaults differ. torchrun sets one OpenMP thread; horovodrun allows one per core.
-    ``executables`` is the folder of the launchers: horovodrun looks for mpirun on PATH. ``sources`` has the
-    worker's code.
+    The number of threads is set because the launchers' defaults differ: torchrun sets one OpenMP thread, and
+    horovodrun allows one per core. ``executables`` is the folder of the launchers, which is added to PATH
+    because horovodrun looks there for mpirun. ``sources`` is the folder of the worker's code.
     """
     return {
         "PATH": os.pathsep.join([str(executables), os.environ.get("PATH", os.defpath)]),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        # Otherwise large gradients are mapped and unmapped in every step: a page fault per 4 KiB.
+        # Without these two, every step maps and unmaps large gradients, with a page fault for each 4 KiB.
         "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
         "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
         "GLOO_SOCKET_IFNAME": interface,
@@ -163,10 +166,10 @@ def settings(
 
 
 def import_path(environ: Mapping[str, str], sources: Path = PACKAGE_ROOT) -> str:
-    """Return a PYTHONPATH with this package first, then the user's own.
+    """Return a PYTHONPATH with the folder ``sources`` first, then the user's own PYTHONPATH.
 
     Raises:
-        UsageError: the folder of the package cannot stand in it.
+        UsageError: the path of the folder contains a colon, which separates folders in PYTHONPATH.
     """
     root = str(sources)
     if os.pathsep in root:
@@ -178,17 +181,17 @@ def import_path(environ: Mapping[str, str], sources: Path = PACKAGE_ROOT) -> str
     return os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH", "")]))
 
 
-# Short flags can be joined, -vx NAME=VALUE or -vxNAME=VALUE, and a long one cut: --en NAME=VALUE.
 _READ_AT_START = ("LD_", "MALLOC_", "GLIBC_", "PYTHON")
+# Short flags can be joined, as in -vx NAME=VALUE or -vxNAME=VALUE, and --env can be cut: --en NAME=VALUE.
 _EXPORT = re.compile(r"-[A-Za-z]*x|--e(?:nv?)?")
 _EXPORT_IN_ONE_WORD = re.compile(r"(-[A-Za-z]*x|--e(?:nv?)?=)([^-].*)", re.DOTALL)
 
 
 def read_exports(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Read ``-x NAME=VALUE``, and ``-x NAME`` with its value from the environment.
+    """Return the variables of ``-x NAME=VALUE``, and of ``-x NAME`` with their values in ``environ``.
 
     Raises:
-        UsageError: the variable cannot be set, or it has no value here.
+        UsageError: a variable cannot be set by ``-x``, or has no value in either place.
     """
     exported = {}
     for text in asked:
@@ -215,7 +218,7 @@ def read_exports(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
 
 
 def masked(words: Sequence[str]) -> list[str]:
-    """Return a command line without the values of ``-x``, in any spelling."""
+    """Return a command line with ``MASK`` in place of every value of ``-x``, however the flag is written."""
     shown = []
     for before, word in itertools.pairwise(["", *words]):
         flag, value = _EXPORT_IN_ONE_WORD.fullmatch(word), _EXPORT.fullmatch(before)

@@ -113,7 +113,7 @@ def parse_hosts(spec: str) -> tuple[Host, ...]:
     """
     items = list(_split_list(spec))
     try:
-        _require_one_form(items, spec)
+        _refuse_unclear_slots(items, spec)
     except HostFaultError as fault:
         raise _Line("-H", 1, spec, _LIST_FORM).named(fault) from None
     return _collect(_Line("-H", number, item, _LIST_FORM) for number, item in enumerate(items, 1))
@@ -202,14 +202,14 @@ def _collect(lines: Iterable[_Line]) -> tuple[Host, ...]:
 def _split_line(text: str) -> list[str]:
     """Split a line at its commas."""
     entries = list(_split_list(text))
-    _require_one_form(entries, text)
+    _refuse_unclear_slots(entries, text)
     return entries
 
 
-def _require_one_form(entries: Sequence[str], text: str) -> None:
-    """Require that hosts of a list all have slots, or none has.
+def _refuse_unclear_slots(entries: Sequence[str], text: str) -> None:
+    """Refuse ``slots=`` in a list that has a host without a number too.
 
-    In ``a,b slots=4``, it is not clear whose slots they are.
+    In ``a,b slots=4`` it is not clear whose slots they are; ``a,b:4`` is clear.
     """
     worded = [len(_GAP.split(entry)) > 1 for entry in entries]
     bare = [not words and ":" not in entry for words, entry in zip(worded, entries, strict=True)]

@@ -1,7 +1,7 @@
-"""Know the forms of other programs' lists of hosts.
+"""Recognise the forms in which other programs write lists of hosts.
 
-A line whose plain sense is certain is read all the same. Other lines are refused by the name of their form,
-with what to write in its place.
+A line with only one possible meaning is changed into the form of a hostfile, and read. For other lines, the
+error names the form and states what to write in its place.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Plain(NamedTuple):
 
     text: str
     adds: bool = False
-    """Whether its slots add to those of an earlier line."""
+    """Whether its slots add to those that an earlier line gives the same host."""
 
 
-# A pattern of the whole line, and what it says in plain form.
+# Each has a pattern of the whole line, the line in the form of a hostfile, and whether its slots add up.
 _READ = (
     # Grid Engine's $PE_HOSTFILE: host, slots, queue@host, processors. A host may have several queues.
     (re.compile(r"(\S+)[ \t]+(\d+)[ \t]+\S+@\S+(?:[ \t]+\S+)?"), r"\1 slots=\2", True),
@@ -39,7 +39,7 @@ _READ = (
 
 
 def plain(text: str) -> Plain:
-    """Return a line without what other programs add to its plain sense."""
+    """Return a line in the form of a hostfile; a line that no pattern matches is returned as it is."""
     adds = False
     for pattern, sense, its_adds in _READ:
         if match := pattern.fullmatch(text):
@@ -48,17 +48,17 @@ def plain(text: str) -> Plain:
 
 
 class Form(NamedTuple):
-    """A form that is recognised, and refused."""
+    """A form that is recognised in order to refuse it by its name."""
 
     what: str
-    """Its name, as a clause with the groups of the pattern."""
+    """A clause that names the form; ``{0}`` stands for the first matched group of the pattern."""
     pattern: re.Pattern[str]
     write: str = ""
-    """What to write, as a sentence with these groups."""
+    """A sentence that states what to write, with the same groups; empty if there is no hint."""
 
     @classmethod
     def of(cls, what: str, pattern: str, write: str = "") -> Form:
-        """Return a form, with its pattern compiled."""
+        """Return a form whose pattern is compiled for ASCII."""
         return cls(what, re.compile(pattern, re.ASCII), write)
 
 
@@ -224,7 +224,7 @@ _FORMS = (
 
 
 def recognised(line: str) -> tuple[str, str] | None:
-    """Return the name of a line's form, and what to write."""
+    """Return the clause that names a line's form, and what to write instead; None for an unknown form."""
     for form in _FORMS:
         if match := form.pattern.search(line):
             groups = [_spelled(group) for group in match.groups() if group is not None]
@@ -233,17 +233,17 @@ def recognised(line: str) -> tuple[str, str] | None:
 
 
 def may_be_a_port(count: str) -> bool:
-    """Return whether the number in ``host:N`` looks like a port."""
+    """Return whether the number in ``host:N`` looks like a port: 22, 222, or from 1024 to 65535."""
     if not re.fullmatch("[0-9]{1,5}", count):
         return False
     return int(count) in _SSH_PORTS or _FIRST_PORT <= int(count) <= _LAST_PORT
 
 
 def which_of_both(name: str, count: str) -> str:
-    """Return what to write for slots, and what for a port."""
+    """Return the remedy for a number that may mean slots or a port: how to write each of them."""
     return f"Write '{name} slots={count}' for slots, or '{name}' and --ssh-port {count} for a port."
 
 
 def _spelled(group: str) -> str:
-    """Spell a character that looks like another by its number."""
+    """Return ASCII text unchanged, and any other character as its code point, such as U+2013."""
     return group if group.isascii() else f"U+{ord(group):04X}"

@@ -1,4 +1,4 @@
-"""Define the hosts of a run, and the network that joins them."""
+"""Define the hosts of a run, and the network over which their ranks communicate."""
 
 from __future__ import annotations
 
@@ -17,20 +17,17 @@ from compare.text import counted
 MAX_SLOTS = 65_536
 """Maximum number of slots of a host, far above any real one."""
 RESERVED_NAMES = ("slots", "max_slots", "max-slots")
-"""Keys of a hostfile, which are no host names."""
+"""Keys of a hostfile, which cannot be names of hosts."""
 THIS_MACHINE = "this machine"
-"""The source of a host that is in no file."""
+"""The ``source`` of a host that no hostfile or flag names: the machine that runs the command."""
 
 _SHOWN_CHARACTERS = 160
-# Names reach ssh and mpirun as arguments: no first '-' (an option), nothing that a shell would read.
+# Names become arguments of ssh and mpirun, so none begins with '-' or has a character that a shell reads.
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 LOOPBACK = "lo"
-"""The interface of every arm on one machine.
-
-No port is open to other machines.
-"""
+"""The network interface that all arms use on one machine, so that no port is open to other machines."""
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,29 +35,32 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
     interface: str = LOOPBACK
     network: str = ""
-    """The network that all hosts share on the interface, as 10.0.0.0/24.
+    """The network that all hosts share on the interface, such as 10.0.0.0/24.
 
-    Where hosts have none in common and are routed to each other, it is the interface's name. On one
+    It is the interface's name if the hosts share no network and are only routed to each other. On one
     machine it is empty.
     """
     addresses: tuple[str, ...] = ("127.0.0.1",)
-    """The address of every host, in their order.
+    """The address of every host on this interface, in the order of the hosts.
 
-    The ranks meet at the first.
+    The ranks form their group at the first address.
     """
     rehearsed: Link | None = None
-    """The links of hosts that ``compare rehearse`` made; None otherwise."""
+    """The limits of the hosts' links in ``compare rehearse``; None for real hosts."""
 
 
 def rehearsed_on(network: Network, hosts: Sequence[Host]) -> str:
-    """Describe a rehearsal for a headline; empty for real hosts."""
+    """Return a headline that describes the rehearsal, with hosts and links; empty for real hosts."""
     if network.rehearsed is None:
         return ""
     return f"REHEARSED: {counted(len(hosts), 'host')} on one machine, {network.rehearsed}"
 
 
 class HostFaultError(ValueError):
-    """A fault in how a host is written; errors add its line."""
+    """A host is written wrongly; the code that catches this adds the line of the hostfile.
+
+    ``found`` is the wrong text, and ``problem`` continues the sentence that begins with it.
+    """
 
     def __init__(self, found: str, problem: str, remedy: str = "") -> None:
         super().__init__(f"'{shown(found)}' {problem}")
@@ -73,9 +73,9 @@ class Host(msgspec.Struct, frozen=True):
     Args:
         name: host name, IPv4 address, or IPv6 address without brackets.
         slots: how many ranks it takes.
-        user: the user to log in as; empty for the carrier's default.
-        max_slots: how many ranks it takes when oversubscribed; None for no limit of its own.
-        source: the "file:line" that it was read from, for errors.
+        user: the user to log in as; empty for the default of the program that reaches the host, such as ssh.
+        max_slots: how many ranks it takes when oversubscribed; None if no maximum was given.
+        source: the "file:line" where the host was read, for errors.
 
     Raises:
         ValueError: no launcher could use it; ``msgspec.ValidationError`` when decoded from JSON.
@@ -88,9 +88,9 @@ class Host(msgspec.Struct, frozen=True):
     source: str = ""
 
     def __post_init__(self) -> None:
-        """Check what launchers rely on, for hosts from every source."""
+        """Check name, user and slots, so that launchers can rely on them wherever the host comes from."""
         if ":" in self.name:
-            # One spelling for one address; otherwise ::1 and 0::1 would pass for two hosts.
+            # Each address gets one spelling; otherwise ::1 and 0::1 would count as two hosts.
             msgspec.structs.force_setattr(self, "name", _ipv6(self.name))
         else:
             _check_name(self.name)
@@ -104,20 +104,20 @@ class Host(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The name in lower case: case alone distinguishes no hosts (RFC 4343)."""
+        """Return the name in lower case, because host names that differ only in case are equal (RFC 4343)."""
         return self.name.lower()
 
     @property
     def destination(self) -> str:
-        """``[user@]name``, as ssh and Open MPI take it."""
+        """Return ``user@name``, or the name if there is no user, as ssh and Open MPI expect it."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
 def local_host(slots: int) -> Host:
-    """Return this machine as a host.
+    """Return this machine as a host named ``localhost``.
 
     Raises:
-        UsageError: ``slots`` is not positive, or too large.
+        UsageError: ``slots`` is not from 1 to ``MAX_SLOTS``.
     """
     try:
         return Host(name="localhost", slots=slots, source=THIS_MACHINE)
@@ -127,12 +127,12 @@ def local_host(slots: int) -> Host:
 
 
 def is_local(host: Host) -> bool:
-    """Decide whether a host is this machine.
+    """Return whether a host is this machine, judged by its name.
 
-    Its name decides. A longer or shorter form of this machine's name must have an address of this machine.
-    So the launcher of an MPIJob knows itself by its name in the hostfile. This machine under any other name
-    is not local, and the carrier reaches it. A host with a user is never local: ``alice@localhost`` asks for
-    a login as alice.
+    ``localhost``, this machine's own name and loopback addresses are local. A longer or shorter form of its
+    own name is local if it resolves to an address of this machine. So the launcher of an MPIJob recognises
+    itself in the hostfile. Any other name is remote, even if it leads to this machine. A host with a user is
+    never local, because ``alice@localhost`` asks for a login as alice.
     """
     if host.user:
         return False
@@ -150,25 +150,25 @@ def _first_label(name: str) -> str:
 
 
 def _leads_here(name: str) -> bool:
-    """Return whether a name has an address of this machine."""
-    import psutil  # only here: most runs look up no name
+    """Return whether a name resolves to an address of this machine; False if it cannot be looked up."""
+    import psutil  # imported late, because most runs look up no name
 
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
     except (OSError, UnicodeError):
-        return False  # perhaps not known yet: the record of a pod comes after its start
+        return False  # the name may be unknown so far: a pod's DNS record appears after its start
     own = {address.address for each in psutil.net_if_addrs().values() for address in each}
     return any(address in own or ipaddress.ip_address(address).is_loopback for address in found)
 
 
 def place(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
-    """Fill the slots of hosts with ranks, in order.
+    """Fill the slots of the hosts with ranks, host after host.
 
-    Without a number every slot is filled. The hosts that got a rank are returned, each
-    with as many slots as it has ranks.
+    With ``ranks`` None every slot is filled. Copies of the hosts that got a rank are returned, each with as
+    many slots as it has ranks.
 
     Raises:
-        UsageError: fewer than one rank, or more ranks than slots.
+        UsageError: ``ranks`` is below 1, or larger than the number of slots.
     """
     room = sum(host.slots for host in hosts)
     wanted = room if ranks is None else ranks
@@ -185,12 +185,12 @@ def place(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
 
 
 def listed(hosts: Iterable[Host]) -> str:
-    """Return the hosts for an error: ``hosts: a:2,me@b:2``."""
+    """Return the hosts with their slots, as an error shows them: ``hosts: a:2,me@b:2``."""
     return f"hosts: {shown(','.join(map(_counted, hosts))) or 'none'}"
 
 
 def shown(text: str) -> str:
-    """Return text as one short line that is safe in a terminal."""
+    """Return text as one line, cut after 160 characters, with control and non-ASCII characters escaped."""
     line = text.strip().replace("\t", " ")
     if not (line.isascii() and line.isprintable()):
         line = line.encode("unicode_escape").decode("ascii")

@@ -6,19 +6,19 @@ import msgspec
 
 
 class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
-    """An interpreter with its libraries, as it described itself."""
+    """A Python interpreter and its libraries, as the interpreter itself reported them."""
 
     executable: str
-    """Its path; links are kept, because they choose the environment."""
+    """Path of the interpreter. Symbolic links are kept, because they choose the virtual environment."""
     prefix: str
     """Its ``sys.prefix``, which every rank must attest."""
     python: str
-    """Its version."""
+    """Version of Python."""
     torch: str
-    """Version of its torch."""
+    """Version of torch."""
     ringside: str
     """Version of the worker's code."""
     sources: str
     """Folder of the worker's code, which every rank must attest."""
     own_sources: bool
-    """Whether that is the environment's own package, not this one's."""
+    """Whether ``sources`` is the package installed in that environment, not the one that runs the command."""

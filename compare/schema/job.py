@@ -30,78 +30,78 @@ Stage = Literal[
     "collectives",
     "end",
 ]
-"""The stages of a rank, in this order.
+"""The stages of a rank, in their usual order.
 
-``turn`` is the wait for a turn, before and after ``train``.
+``parity`` may also come after ``test``. ``turn`` is every wait for a turn, before and after ``train``.
 """
 _LAST_BYTES = 4096
 
 
 class LaunchJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="work"):
-    """What the ranks of every launch read."""
+    """The job that the parent writes into a file, and that every rank of a launch reads."""
 
     config: LaunchConfig
     arm: Arm
     affinity: list[int]
     """CPUs that every rank must be allowed to use."""
     number: int
-    """Number of the launch, which decides the order of its blocks."""
+    """Number of the launch in the run, which decides the order of its blocks."""
     launched_at: float
-    """Unix time just before the start of the launcher."""
+    """Unix time just before the parent starts the launcher."""
     turns: str = ""
-    """Folder of ``TurnFiles`` on every host; empty without turns."""
+    """Folder of ``TurnFiles``, the same on every host; empty if the launch takes no turns."""
     exported: list[str] = []
-    """Names of the variables of ``-x``; their values are never saved."""
+    """Names of the variables of ``-x``, without their values, which are never saved."""
 
 
 class Job(LaunchJob, frozen=True, kw_only=True, tag="training"):
-    """One launch that trains."""
+    """The job of a launch that trains."""
 
     config: RunConfig
     dataset: DatasetSource
     proof: Proof = "brief"
-    """The parity check of the training."""
+    """Which passes the parity check of the training has."""
     proven: list[Fingerprint] = []
-    """What each rank of the arm's proven launches began and ended with.
+    """The fingerprint of each rank, in their order, that the arm's proven launches have in common.
 
-    A launch that repeats it needs no proof of its own, and another one is proven after its training. Empty
-    for a launch that is proven before it.
+    A launch that ends with the same fingerprints is not proven again; any other is proven after its training.
+    An empty list asks for the proof before the training.
     """
 
 
 class SweepJob(LaunchJob, frozen=True, kw_only=True, tag="sweep"):
-    """One launch that times a group's collectives alone."""
+    """The job of a launch that times a group's collectives without training."""
 
     config: SweepConfig
     group: str
-    """Its name in the registry."""
+    """Name of the group in the registry."""
     interface: str = ""
-    """The network interface whose bytes are counted; empty on one host."""
+    """The network interface whose bytes and packets are counted; empty on one host."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """One progress record of a rank."""
 
     stage: Stage
-    """The stage that starts."""
+    """The stage that the rank is in."""
     step: int
-    """Finished training steps."""
+    """Number of finished training steps; of finished measurements in a ``SweepJob``."""
     at: float
-    """Unix time."""
+    """Unix time of the record."""
     limit_seconds: float
-    """Maximum time until the next record."""
+    """Maximum time until the rank's next record."""
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """The exception that a rank raised."""
+    """The exception that ended a rank."""
 
     rank: int
     host: str
     at: float
-    """Unix time."""
+    """Unix time of the exception."""
     message: str
     where: str = ""
-    """The file and line that raised."""
+    """The "file:line" that caused the exception."""
     traceback: str = ""
 
 
@@ -110,19 +110,23 @@ class RankExit(msgspec.Struct, frozen=True, kw_only=True):
 
     pid: int
     time: float
-    """Unix time."""
+    """Unix time of the exit."""
     status: int | None
-    """The exit status, or None if a signal killed it."""
+    """The exit status, or None if a signal killed the process."""
     signal: int | None
-    """The signal that killed it, or None."""
+    """Number of the signal that killed the process, or None."""
     ended_by: Literal["", "signal", "lease"] = ""
-    """Why the witness ended it: a forwarded signal or an expired lease."""
+    """Why the witness ended the process: it got a signal, or the lease expired. Empty if it did not."""
     stopped: bool = False
-    """Whether it was stopped (SIGSTOP) at that time."""
+    """Whether the process was stopped, as by SIGSTOP, when it exited or about 2 s before."""
 
 
 def read_job(files: LaunchFiles) -> Job | SweepJob:
-    """Read the job of a launch, of either kind."""
+    """Read the job of a launch: training, or timing collectives.
+
+    Raises:
+        OutputError: the file cannot be read, or is not of this version.
+    """
     return read_json(files.job, cast("type[Job | SweepJob]", Job | SweepJob))
 
 
@@ -132,7 +136,7 @@ def open_progress(files: LaunchFiles, rank: int) -> BinaryIO:
 
 
 def read_progress(files: LaunchFiles, rank: int) -> Progress | None:
-    """Return a rank's latest progress record, or None before the first."""
+    """Return a rank's latest whole progress record; None before the first, or if the file cannot be read."""
     try:
         with files.progress(rank).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _LAST_BYTES))
@@ -152,28 +156,28 @@ def note_progress(file: BinaryIO, progress: Progress) -> None:
 
 
 class Planned(NamedTuple):
-    """The next launch."""
+    """A launch that is planned, and not started yet."""
 
     number: int
-    """Counts from 1 over the whole run."""
+    """Number of the launch in the whole run, from 1."""
     round: int
-    """Counts from 1."""
+    """Number of its round, from 1."""
     arm: Arm
     group: str = ""
-    """The group whose collectives are timed alone; empty for a training."""
+    """The group whose collectives are timed without training; empty for a training."""
 
     @property
     def label(self) -> str:
-        """Return what is launched, as a user names it."""
+        """Return the group's name, or the arm's label for a training, as a user writes it."""
         return self.group or self.arm.label
 
 
 Proof: TypeAlias = Literal["brief", "whole"]
-"""The parity check of a run's launches, or that of ``compare verify``."""
+"""Which parity check a launch has: ``brief`` in a run, ``whole`` in ``compare verify``."""
 
 PASSES: dict[Proof, tuple[PassKind, ...]] = {
     "brief": ("float64",),
     "whole": ("float64", "float32", "as run"),
 }
 STEPS = 20
-"""Steps of a pass; more would amplify rounding."""
+"""Number of steps in a pass of the parity check; more steps would amplify rounding."""

@@ -1,6 +1,6 @@
 """Name the files of one launch.
 
-The witness of a rank imports this before anything heavy, so it imports the standard library alone.
+The witness of a rank imports this module and must stay small, so only the standard library is imported.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from pathlib import Path
 LEASE_SECONDS = 6.0
 """Maximum time between two renewals of the lease by the parent.
 
-The parent renews it twice a second. A witness checks every second, and a rank may take two to exit. So all is
-over within 10 s.
+The parent renews it twice a second. A witness checks it every second, and a rank may take 2 s to exit. So
+every rank has exited within 10 s after its parent died.
 """
 _OF_A_RANK = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.(?:json|failure\.json|log|stacks|progress|witness|exit)")
 
 
 class LaunchFiles:
-    """The files of one launch.
+    """The paths of the files of one launch.
 
-    A rank and its witness write only their own.
+    A rank and its witness write only the files of that rank.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.job = directory / "job.json"
         self.commands = directory / "commands.json"
-        """The command lines, kept also where the launch fails."""
+        """The command lines of the launch, which are kept even if it fails."""
         self.launcher_log = directory / "launcher.log"
         self.lease = directory / "lease"
-        """Touched by the parent while it lives."""
+        """The file that the parent touches while it lives."""
 
     @staticmethod
     def rank_of(name: str) -> int | None:
-        """Return the rank that writes a file of this name."""
+        """Return the rank whose file has this name, or None if it is no file of a rank."""
         matched = _OF_A_RANK.fullmatch(name)
         return int(matched[1]) if matched else None
 
     def launcher_logs(self) -> list[Path]:
-        """Return the logs of the launchers, here and on other hosts."""
+        """Return the logs of the launchers on all hosts that are in this folder, sorted by path."""
         return sorted(self.directory.glob(f"{self.launcher_log.stem}*{self.launcher_log.suffix}"))
 
     def result(self, rank: int) -> Path:
@@ -52,23 +52,23 @@ class LaunchFiles:
         return self.directory / f"rank-{rank}.failure.json"
 
     def log(self, rank: int) -> Path:
-        """Return where a rank's stdout and stderr go."""
+        """Return the file that gets a rank's standard output and standard error."""
         return self.directory / f"rank-{rank}.log"
 
     def stacks(self, rank: int) -> Path:
-        """Return where a rank writes its stacks at SIGTERM."""
+        """Return where a rank writes the stacks of its threads when it receives SIGTERM."""
         return self.directory / f"rank-{rank}.stacks"
 
     def progress(self, rank: int) -> Path:
-        """Return where a rank appends its ``Progress``."""
+        """Return where a rank appends its ``Progress`` records."""
         return self.directory / f"rank-{rank}.progress"
 
     def witness(self, rank: int) -> Path:
-        """Return where a rank's witness writes its process id at the start."""
+        """Return where a rank's witness writes its own process id when it starts."""
         return self.directory / f"rank-{rank}.witness"
 
     def witnesses(self) -> set[int]:
-        """Return the process ids of all witnesses on this host."""
+        """Return the process ids that witnesses of this launch have written on this host."""
         texts = []
         for file in self.directory.glob("rank-*.witness"):
             with suppress(OSError):
@@ -76,8 +76,5 @@ class LaunchFiles:
         return {int(text) for text in texts if text.isdecimal()}
 
     def exit(self, rank: int) -> Path:
-        """Return where a rank's witness writes the ``RankExit``.
-
-        It is the last file of a rank.
-        """
+        """Return where a rank's witness writes the ``RankExit``, which is the last file of a rank."""
         return self.directory / f"rank-{rank}.exit"

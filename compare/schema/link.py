@@ -1,4 +1,4 @@
-"""Define the link of a rehearsed host: its rate and its latency."""
+"""Define the rate and the latency of the network in a rehearsal."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of each host's network interface in a rehearsal."""
 
     bits_per_second: int | None = None
-    """Rate in each direction; None for no limit."""
+    """Maximum rate in each direction; None for no limit."""
     latency_seconds: float = 0.0
-    """Time that each packet takes from one host to another."""
+    """Time that is added to each packet from one host to another."""
 
     def __str__(self) -> str:
-        """Write it for people: ``1 gbit/s, 2 ms``."""
+        """Return rate and latency for people: ``1 gbit/s, 2 ms``, or ``no rate limit``."""
         if self.bits_per_second is None:
             return "no rate limit"
         rate = next(
@@ -38,10 +38,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_link(written: str) -> Link:
-    """Read RATE[,LATENCY] in the spelling of tc: ``1gbit,2ms``.
+    """Read RATE[,LATENCY], each with a unit as in the tool ``tc``: ``1gbit,2ms``.
 
     Raises:
-        UsageError: it is written in another way, or out of range.
+        UsageError: the text has another form, or a value is out of range.
     """
     rate_text, comma, latency_text = written.lower().partition(",")
     rate, latency = _RATE.fullmatch(rate_text.strip()), _LATENCY.fullmatch(latency_text.strip())

@@ -1,4 +1,4 @@
-"""Define what a rank records while its training is proven."""
+"""Define what a rank records when its training is compared with that of a single process."""
 
 from __future__ import annotations
 
@@ -10,42 +10,41 @@ import msgspec
 PassKind: TypeAlias = Literal["float64", "float32", "as run"]
 
 WrongKind: TypeAlias = Literal["alone", "sum", "none"]
-"""Wrong steps that a proof must tell from the right one.
+"""Wrong steps that a proof must tell apart from the right one.
 
 ``alone`` takes one shard's gradient, ``sum`` adds up those of all shards, and ``none`` changes nothing.
 """
 
 EPSILON: dict[PassKind, float] = {"float64": 2.0**-52, "float32": 2.0**-23}
-"""Distance of 1 from the next number; ``as run`` has no limit."""
+"""Distance from 1 to the next larger number. ``as run`` is missing, because that pass has no limit."""
 _OF_THE_SUM = 8
 _OF_THE_UPDATE = 32
 _WITHOUT_UPDATES: dict[PassKind, float] = {"float64": 1e-12, "float32": 1e-6, "as run": math.inf}
-"""The limits of results that are older than ``updates``."""
+"""The limits for results that are older than the field ``updates``."""
 
 
 def rounding_limit(kind: PassKind, update: float, shards: int) -> float:
-    """Return the largest relative difference that rounding explains in a step.
+    """Return the largest relative difference after one step that rounding explains.
 
-    A step is p - lr · (g1 + … + gn) / n. The subtraction rounds once, relative to p. The gradients round with
-    every addition, in samples, layers and shards, relative to the update. ``update`` is its largest number
-    over the largest of its parameter. docs/method.md has the derivation, and what was found.
+    A step is p - lr · (g1 + … + gn) / n. The subtraction rounds once, relative to the parameter p. The
+    gradients round with every addition, in samples, layers and shards, relative to the update. ``update`` is
+    the largest number of the update over the largest number of p. docs/method.md derives the limit.
     """
     return EPSILON[kind] * (_OF_THE_SUM + _OF_THE_UPDATE * shards * update)
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """What the training of a rank began and ended with, each as SHA-256.
+    """SHA-256 hashes of what the training of a rank began and ended with.
 
-    A launch that has those of another one trained the same, bit for bit. So the proof of one is that of
-    both.
+    Two launches with the same fingerprints trained the same, bit for bit. So the proof of one holds for both.
     """
 
     initial: str
-    """Over the bytes of the parameters before the first step."""
+    """Hash of the bytes of all parameters before the first step."""
     final: str
-    """Likewise after the last step."""
+    """Hash of the bytes of all parameters after the last step."""
     buffers: str = ""
-    """Over the bytes of the rank's own buffers at the end; empty without any."""
+    """Hash of the bytes of this rank's buffers after the last step; empty if the model has no buffers."""
 
 
 class WrongStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,143 +53,158 @@ class WrongStep(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     """Number of the step, from 1."""
     parameter: str
-    """The parameter that is furthest from the single process's."""
+    """Name of the parameter whose relative difference from the single process's is the largest."""
     difference: float | None
-    """Relative difference of this parameter; None if it is not a number."""
+    """That relative difference; None if it is not a number."""
     shares: list[float] = []
-    """Part of each shard's gradient in the update; the mean has 1.
+    """Share of each shard's gradient in the update, times the number of shards: each is 1 in the mean.
 
-    Found by least squares. Empty where the gradients of all shards do not fit into memory.
+    The shares are found by least squares. Empty where the gradients of all shards do not fit into memory.
     """
     left_over: float = 0.0
-    """How much of the previous update is in this one."""
+    """Share of the previous step's update in this one, by the same least squares."""
     unexplained: float | None = None
-    """Part of the update that they do not explain, by Euclidean norms."""
+    """Part of the update that ``shares`` and ``left_over`` do not explain, by Euclidean norms.
+
+    None without ``shares``.
+    """
     kept: float = 1.0
-    """Part of the mean that ``before_step`` keeps, such as a clip."""
+    """Component of the right update along the mean gradient: below 1 where ``before_step`` clips."""
     rate: float = 1.0
-    """The learning rate that the optimizer had, over the right one."""
+    """The optimizer's learning rate that is furthest from the right one, over the right one."""
     rounded: bool = False
-    """Whether each number is right except for half precision."""
+    """Whether rounding to half precision explains the error of every number."""
     only: bool = False
     """Whether all other parameters are right."""
     uncarried: bool = False
     """Whether two new models of the workload begin differently.
 
-    Then something outside the model keeps a state, and the single process is no measure.
+    Then something outside the model keeps a state, so the single process is no reference.
     """
     structure: str = ""
-    """Why it is not one backward pass and one optimizer's step; empty if it is."""
+    """Why the step is not one backward pass and one optimizer step; empty if it is."""
 
 
 class EndStep(msgspec.Struct, frozen=True, kw_only=True):
     """One more step, taken by the run's own replica after its training.
 
-    What the optimizer is given is compared with the mean gradient of a single process, in the run's
-    precision. So an error that begins late is seen as well.
+    The gradients that its optimizer gets are compared with the mean gradient of a single process, in the
+    run's precision. So the comparison finds errors that begin late in a training.
     """
 
     step: int
-    """Steps that the replica had taken."""
+    """Number of steps that the replica had taken before this one."""
     error: float | None = None
-    """Distance of the gradients from the mean, over its size; None if not a number."""
-    limit: float = 0.0
-    """Largest error that rounding explains: measured, by a single process in float64."""
-    alone: float = 0.0
-    """Distance of this rank's own gradient from the mean, over its size."""
-    share: float = 1.0
-    """Component along the mean: 1 is right, the number of ranks is a sum."""
-    rate: float = 1.0
-    """The learning rate over the right one, of the parameter where it is furthest off."""
-    optimizer_steps: int = 1
-    changes_outside: bool = False
-    """Whether parameters that train changed other than in the optimizer's step."""
-    unseen_bend: int = 0
-    """The first step at which the schedule bends, if no proven step shows it; else 0.
+    """Distance of the gradient from the mean, over the size of the mean, by Euclidean norms.
 
-    Only of a step of the user's own, which follows the schedule by itself.
+    It is that of the parameter furthest beyond its limit, and None if it is not a number.
+    """
+    limit: float = 0.0
+    """Largest ``error`` of this parameter that rounding explains.
+
+    It is measured, as the distance of a single process in the run's precision from one in float64.
+    """
+    alone: float = 0.0
+    """The error that this rank's own gradient would have in place of the mean, to compare with ``limit``."""
+    share: float = 1.0
+    """Component of the gradients along the mean: 1 is right, and the number of ranks is a sum."""
+    rate: float = 1.0
+    """The learning rate that is furthest from the schedule's, over the schedule's."""
+    optimizer_steps: int = 1
+    """Number of calls of the optimizer's step; 0 also if no parameter moved."""
+    changes_outside: bool = False
+    """Whether trainable parameters changed at another time than in the optimizer's step."""
+    unseen_bend: int = 0
+    """The first step whose factor of the schedule differs from that of all proven steps; 0 if none does.
+
+    It is 0 unless the step is the user's own, because only such a step follows the schedule by itself.
     """
     why_not: str = ""
-    """Why nothing was compared; empty if it was."""
+    """Why nothing was compared; empty if the step was compared."""
 
 
 class ParityPass(msgspec.Struct, frozen=True, kw_only=True):
     """A short training, each step compared with that of one process."""
 
     kind: PassKind
-    """Plain SGD in float64 or float32; ``as run``: the run's optimizer, float32."""
+    """``float64`` or ``float32`` with plain SGD, or ``as run``: float32 with the run's optimizer."""
     steps: int
     shards: int = 1
-    """Shards of the training set, usually one for each rank."""
+    """Number of shards of the training set, usually one for each rank."""
     samples_per_rank: int
-    """Samples of one step."""
+    """Number of samples of a rank in one step."""
     optimizer: str
     learning_rate: float
     hash: str
-    """SHA-256 over the parameters' bytes after the last step."""
+    """SHA-256 over the bytes of all parameters after the last step."""
     share_of_first_update: float | None
-    """This rank's share of the single process's first update: 1 is right."""
-    error_of_first_update: float | None = None
-    """Relative distance of this rank's first update from the single process's.
+    """Component of this rank's first update along the single process's, over the size of the latter.
 
-    By Euclidean norms over all parameters. None if it is not a number, and in results without this field.
+    1 is right. None if it is not a number.
+    """
+    error_of_first_update: float | None = None
+    """Distance of this rank's first update from the single process's, over the size of the latter.
+
+    Sizes are Euclidean norms over all parameters. None if it is not a number, and in older results.
     """
     error_of_whole_update: float | None = None
-    """The same for all steps together; no training would be 1.
+    """The same for all steps together; without any training it would be 1.
 
-    None on other ranks than 0, too.
+    None also on ranks that compare only the first step.
     """
     diverged: bool = False
-    """Whether the single process diverged, after the steps that are compared."""
+    """Whether the single process diverged after the steps that are compared."""
     unused: list[str] = []
-    """Parameters that take no part in the loss of any shard."""
+    """Names of the parameters that take no part in the loss of any shard."""
     differences: list[float | None]
-    """Relative difference of the parameters from the single process's after each step.
+    """Largest relative difference of a parameter from the single process's after each step.
 
-    Both start each step from this rank's parameters. Other ranks than 0 have only the first, except where the
-    step is the user's own. None if it is not a number.
+    Both start each step from this rank's parameters, but in ``as run`` the single process trains on by
+    itself. Ranks other than 0 have only the first step, unless the step is the user's own. None stands for
+    a difference that is not a number.
     """
     updates: list[float | None] = []
-    """The single process's update in each step, relative to its parameter.
+    """The single process's update in each step: its largest number over the parameter's largest number.
 
-    The largest over all parameters, by the largest number of each.
+    It is the largest of all parameters. The list is empty in older results.
     """
     wrong: WrongStep | None = None
+    """The first step that rounding does not explain, or None."""
     trainable: int = 0
-    """Parameters that train; 0 in results without the next field."""
+    """Number of trainable parameters; 0 on ranks that do not compare, and in results without ``untold``."""
     untold: dict[WrongKind, list[str]] = {}
-    """The parameters that no step tells apart from each wrong one.
+    """For each kind of wrong step, the parameters that no step tells apart from it.
 
-    Only the leading rank compares with wrong steps. Where all have one shard, ``none`` alone is there.
+    With a single shard there is only the kind ``none``. The dictionary is empty on ranks that do not compare.
     """
     acted: list[bool] = []
-    """Whether ``before_step`` changed a gradient, in each step; empty without one."""
+    """Whether ``before_step`` changed a gradient, for each step; empty without ``before_step``."""
     combined: float | None = None
-    """Distance of the mean from the first gradient of the combined batch, over its size.
+    """Distance of the combined batch's gradient from the shards' mean gradient, over the size of the mean.
 
-    None where that is not compared, for dropout or BatchNorm, or in the built-in models.
+    It is measured in the first step. None for built-in models, and where dropout or BatchNorm prevents it.
     """
     optimizer_steps: list[int] = []
-    """Calls of the optimizer's step in each of the user's own steps."""
+    """Number of calls of the optimizer's step in each step of the user's own; empty for other steps."""
     shared_samples: float = 0.0
-    """Largest part of a shard's samples that an earlier shard has too.
+    """Largest part of a shard's samples in these steps that an earlier shard has as well.
 
-    In these steps, and only where the loader is the user's own.
+    It is 0 unless the loader is the user's own.
     """
     first_batches: list[str] = []
-    """SHA-256 of the first batch of every shard of an own loader."""
+    """SHA-256 of the first batch of each shard, in their order; empty unless the loader is the user's own."""
     seconds: float
 
     @property
     def limits(self) -> list[float]:
-        """Return the largest difference of each step that rounding explains."""
+        """Return for each step the largest difference that rounding explains."""
         if not self.updates:
             return [_WITHOUT_UPDATES[self.kind]] * len(self.differences)
         return [rounding_limit(self.kind, update or 0.0, self.shards) for update in self.updates]
 
     @property
     def is_exact(self) -> bool:
-        """Return whether rounding explains the differences of all steps."""
+        """Return whether rounding explains the differences of all steps; it never explains None."""
         return all(
             difference is not None and difference <= limit
             for difference, limit in zip(self.differences, self.limits, strict=True)

@@ -1,4 +1,4 @@
-"""Publish the schema of ``results.json`` as JSON Schema: ``python -m compare.schema.published``."""
+"""Print the schema of ``results.json`` as JSON Schema: ``python -m compare.schema.published``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def results_schema() -> str:
-    """Return the JSON Schema of ``results.json``, without a newline at the end.
+    """Return the JSON Schema of ``results.json`` as text, without a newline at the end.
 
-    It follows from the types that write the file. Unknown fields are allowed, because readers ignore them.
+    It is made from ``Run`` and the types of its fields, so class docstrings become descriptions. Unknown
+    fields are allowed, because readers ignore them.
     """
     schema = {
         "$schema": _DIALECT,

@@ -1,4 +1,4 @@
-"""Read the result that a command saved, of any kind."""
+"""Read the saved result of any command that measures or verifies."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from compare.schema.store import OF_RUNS, RESULTS_FILE, SCALE_FILE, VERIFICATION
 from compare.system.files import read_json
 
 Result: TypeAlias = Run | Scale | CollectivesRun | Verification
-"""What ``compare report`` shows."""
+"""The results that ``compare report`` can show."""
 OF_RESULTS = (*OF_RUNS, VERIFICATION_FILE)
-"""The files that hold a result."""
+"""Names of the files that hold a result."""
 
 
 def file_of(path: Path) -> Path:
     """Return the file of a result, given the file or its folder.
 
-    In an empty folder that is the file of a run.
+    For a folder without any result, it is the path of ``results.json``, which does not exist.
     """
     if not path.is_dir():
         return path
@@ -29,10 +29,10 @@ def file_of(path: Path) -> Path:
 
 
 def read_result(path: Path) -> Result:
-    """Read a result from its folder or its file.
+    """Read a result of any kind, given its folder or its file.
 
     Raises:
-        OutputError: there is none, or it is damaged, or of another version.
+        OutputError: there is no result, or it is damaged or of another version.
     """
     file = file_of(path)
     if file.name == COLLECTIVES_FILE and file.exists():

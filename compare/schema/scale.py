@@ -1,4 +1,4 @@
-"""Define the schema of a scaling series, and read it."""
+"""Define the schema of a scaling series, and read a saved one."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from compare.system.files import read_json
 
 SCALE_SCHEMA_VERSION = 1
 Mode: TypeAlias = Literal["weak", "strong"]
-"""``weak`` keeps the batch of each rank, ``strong`` the global batch."""
+"""How the batch scales: ``weak`` keeps the batch of each rank, and ``strong`` keeps the global batch."""
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """What was scaled; each count has a folder with its run."""
+    """The content of ``scale.json``. The run of each count has a folder beside this file."""
 
     schema_version: int = SCALE_SCHEMA_VERSION
     ringside_version: str
     started_at: str
-    """ISO 8601 with zone."""
+    """Start of the command, in ISO 8601 with the time zone."""
     command: list[str]
     mode: Mode
     counts: Annotated[list[int], msgspec.Meta(min_length=2)]
-    """Numbers of ranks, rising. Efficiency is relative to the first."""
+    """Numbers of ranks in ascending order; efficiency is relative to the first."""
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,27 +36,27 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 
     series: Series
     runs: dict[int, Run]
-    """By the number of ranks."""
+    """The runs by their number of ranks."""
 
 
 def folder_of(directory: Path, count: int) -> Path:
-    """Return the folder of the run with so many ranks."""
+    """Return the folder of the run with ``count`` ranks in the folder of a series."""
     return directory / f"np{count}"
 
 
 def scale_file(path: Path) -> Path:
-    """Return the file of a series; a path may name its folder."""
+    """Return the file of a series, given the file or its folder."""
     return path / SCALE_FILE if path.is_dir() else path
 
 
 def read_scale(path: Path) -> Scale | None:
-    """Read what ``compare scale`` saved in a folder.
+    """Read a scaling series and its runs, given the file ``scale.json`` or its folder.
 
     Returns:
-        None if the path holds something else.
+        None if there is no such file.
 
     Raises:
-        OutputError: a file is damaged, or of another version.
+        OutputError: a file is missing, damaged or of another version.
     """
     file = scale_file(path)
     if file.name != SCALE_FILE or not file.exists():
@@ -67,10 +67,10 @@ def read_scale(path: Path) -> Scale | None:
 
 
 def read_counts(written: str) -> tuple[int, ...]:
-    """Read ``-np 1,2,4``.
+    """Return the numbers of ranks in a text such as ``1,2,4``, in ascending order and each once.
 
     Raises:
-        UsageError: it names fewer than two counts, or no counts.
+        UsageError: there are fewer than two different numbers, or one is out of range.
     """
     try:
         counts = tuple(sorted({int(count) for count in written.split(",")}))
@@ -87,10 +87,10 @@ def read_counts(written: str) -> tuple[int, ...]:
 
 
 def batch_of(mode: Mode, written: int, count: int) -> int:
-    """Return the samples of each rank, from ``--batch-size``.
+    """Return the batch size of each of ``count`` ranks, where ``written`` is the value of ``--batch-size``.
 
     Raises:
-        UsageError: the ranks cannot share the global batch equally.
+        UsageError: with ``strong``, the ranks cannot share the global batch equally.
     """
     if mode == "weak":
         return written

@@ -1,4 +1,4 @@
-"""Save runs in folders and read them back."""
+"""Save runs in folders, and read them back."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from compare.system.files import STANDARD_OUTPUT, read_json, write_json, write_t
 
 RESULTS_FILE = "results.json"
 RUNS = Path("runs")
-"""The folder that holds the runs without an ``--output``."""
+"""The folder for runs without ``--output``."""
 LAST = "last"
-"""The newest of them, as ``compare report`` calls it."""
+"""What a user writes for the newest run in ``RUNS``."""
 VERIFICATION_FILE = "verification.json"
 CONFIG_FILE = "config.json"
 SCALE_FILE = "scale.json"
 _LONGEST_NAME = 100
-"""Most characters of a model in the name of a folder."""
+"""Maximum number of characters of a model's name in the name of a folder."""
 OF_RUNS = (RESULTS_FILE, COLLECTIVES_FILE, SCALE_FILE)
-"""The files that hold what a command measured."""
+"""Names of the files that hold what a command measured."""
 _RENAMED = {2: {"set_aside": "discarded"}, SCHEMA_VERSION: {}}
-"""The versions that are read: their older names of fields, and today's."""
+"""The schema versions that are read, each with its renamed fields: the old name and the present one."""
 
 
 def collectives_file(path: Path) -> Path:
@@ -42,25 +42,25 @@ def collectives_file(path: Path) -> Path:
 
 
 def read_collectives(path: Path) -> CollectivesRun | None:
-    """Read what ``compare collectives`` saved in a folder, or in its file.
+    """Read what ``compare collectives`` saved, given the file ``collectives.json`` or its folder.
 
     Returns:
-        None if the path holds something else.
+        None if there is no such file.
 
     Raises:
-        OutputError: the file is not of this version.
+        OutputError: the file is damaged, or of another version.
     """
     file = collectives_file(path)
     return read_json(file, CollectivesRun) if file.name == COLLECTIVES_FILE and file.exists() else None
 
 
 def find_run(path: Path, names: Sequence[str] = OF_RUNS) -> Path:
-    """Return the folder of a run; ``last`` is the newest in ``runs``.
+    """Return ``path`` unchanged, or for ``last`` the folder of the newest run in ``runs``.
 
-    ``names`` are the files that it may have.
+    The newest run has the latest file with one of ``names``. A file or folder called ``last`` comes first.
 
     Raises:
-        OutputError: there is none yet.
+        OutputError: ``last`` was asked for, and there is no run yet.
     """
     if path != Path(LAST) or path.exists():
         return path
@@ -75,7 +75,10 @@ def find_run(path: Path, names: Sequence[str] = OF_RUNS) -> Path:
 
 
 def name_of_run(directory: Path) -> str:
-    """Return the path of a new run, or ``last``."""
+    """Return what a user writes to name a new run: ``last`` if it is in ``runs``, or else its path.
+
+    The path is quoted for a shell, and relative if the run lies below the working folder.
+    """
     if directory.absolute().parent == RUNS.absolute():
         return LAST
     path = directory.absolute()
@@ -88,10 +91,11 @@ def results_file(path: Path) -> Path:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run from its folder, its results file or its export.
+    """Read a run, given its folder, its ``results.json`` or its JSON export.
 
     Raises:
-        OutputError: there is no run, its schema is unknown, it contradicts itself, or it is a verification.
+        OutputError: there is no run, or it is a verification, is damaged, has an unknown schema version, or
+            contradicts itself.
     """
     file = results_file(path)
     if not file.exists():
@@ -114,7 +118,11 @@ def read_run(path: Path) -> Run:
 
 
 def _fields(file: Path, content: Any) -> dict[str, Any]:
-    """Return the fields of a run or its export, by today's names."""
+    """Return the fields of a run from the JSON of its file or of its export, by their present names.
+
+    Raises:
+        OutputError: the file holds a verification, or has an unknown schema version.
+    """
     content = msgspec.convert(content, dict[str, Any])
     exported = "schema_version" not in content and isinstance(content.get("run"), dict)
     if exported and "summary" not in content and "arms" in content:
@@ -140,7 +148,7 @@ def _verification(file: Path) -> OutputError:
 
 
 def _contradictions(run: Run) -> Iterator[str]:
-    """Find contradictions, so that the analysis may rely on a run."""
+    """Yield each contradiction in a run as a sentence, because the analysis relies on a run without any."""
     labels = [arm.label for arm in run.config.arms]
     yield from _contradictions_of_config(run.config, labels)
     if len(run.cores_by_host) not in (0, len(run.hosts)):
@@ -222,12 +230,13 @@ def _collectives(rank: RankResult) -> tuple[int, list[tuple[int, int]]]:
 
 
 def create_output(asked: Path | None, what: str, ranks: int, *, purpose: str = "") -> Path:
-    """Make the folder that was asked for, or a new one.
+    """Make the folder ``asked``, or a new one in ``runs``, and return its absolute path.
 
-    Runs that start at the same moment get a folder each.
+    A new folder is named by time, ``what``, the number of ranks and ``purpose``. Runs that start at the same
+    moment get a folder each.
 
     Raises:
-        OutputError: see ``create_directory``.
+        OutputError: the folder cannot be made or written, or it is not empty.
     """
     if asked:
         return create_directory(asked)
@@ -242,10 +251,10 @@ def create_output(asked: Path | None, what: str, ranks: int, *, purpose: str = "
 
 
 def create_directory(path: Path) -> Path:
-    """Make the folder that a run writes into.
+    """Make the folder that a run writes into, and return its absolute path.
 
     Raises:
-        OutputError: it cannot be made or written, or it is not empty.
+        OutputError: the folder cannot be made or written, or it is not empty.
     """
     with _errors_of_output(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -255,7 +264,7 @@ def create_directory(path: Path) -> Path:
                 found="A run never overwrites files.",
                 remedy="Choose another folder with --output.",
             )
-        # Claim it, so that a run that starts at the same moment finds it taken.
+        # This claims the folder, so that a run that starts at the same moment finds it taken.
         (path / CONFIG_FILE).touch(exist_ok=False)
     return path.resolve()
 
@@ -276,19 +285,19 @@ def write_request(run: Run | CollectivesRun, directory: Path) -> None:
     """Write the config and the hostfile of a run into its folder.
 
     Raises:
-        OutputError: they cannot be written.
+        OutputError: one of these files cannot be written.
     """
     write_json(directory / CONFIG_FILE, run.config)
     write_text(directory / "hostfile", format_hostfile(run.hosts))
 
 
 def default_output(config: RunConfig) -> Path:
-    """Return a new folder for a run, named by time and model."""
+    """Return the path of a new folder in ``runs``, named by time, model and ranks, without making it."""
     return next(_new_folders(config.model, config.ranks))
 
 
 def _new_folders(what: str, ranks: int, purpose: str = "") -> Iterator[Path]:
-    """Yield names in ``runs`` that are not taken yet."""
+    """Yield paths in ``runs`` that do not exist yet, named by time and by the arguments."""
     what = what.replace(":", "-")[:_LONGEST_NAME]  # scp and rsync treat the text before a colon as a host
     name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{what}-np{ranks}{purpose}"
     names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
@@ -296,18 +305,19 @@ def _new_folders(what: str, ranks: int, purpose: str = "") -> Iterator[Path]:
 
 
 def require_writable(path: Path, *, to_be_made: Path | None) -> None:
-    """Check before a run that a file can be written later.
+    """Check before a run that a file can be written after it.
 
-    The run makes the folder ``to_be_made``.
+    ``to_be_made`` is the folder that the run will make for its own files, so it need not exist yet.
 
     Raises:
-        OutputError: its folder is missing or read-only, or it is a folder itself.
+        OutputError: the path is a folder, its folder is missing, or the file or its folder is read-only.
+        UsageError: the run writes a file of this name itself.
     """
     if path == STANDARD_OUTPUT:
         return
     folder = path.absolute().parent
     if to_be_made and folder == to_be_made.absolute():
-        if path.name in {RESULTS_FILE, COLLECTIVES_FILE, SCALE_FILE, "config.json", "hostfile"}:
+        if path.name in {*OF_RUNS, VERIFICATION_FILE, CONFIG_FILE, "hostfile"}:
             raise UsageError(f"{path}: the run itself writes this file.", remedy="Choose another name.")
         return
     problem = (

@@ -1,8 +1,8 @@
 """Define what ranks exchange with the agent of their host between turns.
 
-A rank waits when it has joined its group, before and after each turn, and before it leaves. It writes an
-``Arrival`` into a pipe that all ranks of its host share. It reads its next ``Turn`` from a pipe of its own.
-All are named pipes in one folder.
+A rank waits when it has joined its group, before and after each turn, and before it leaves. It then writes an
+``Arrival`` into a pipe that all ranks of its launch on this host share. It reads its next ``Turn`` from a
+pipe of its own. All of these are named pipes in one folder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 LEAST_STEPS = 5
-"""Fewest timed steps of a turn."""
+"""Minimum number of timed steps of each block in a turn."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,52 +21,52 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int
     """Largest resident set of the process so far."""
     gpu_peak_bytes: int = 0
-    """Most that torch held on its GPU so far."""
+    """Most memory that torch has reserved on the GPU so far; 0 on a CPU."""
     gpu_left_bytes: int | None = None
-    """What is free on its GPU; None on a CPU."""
+    """Free memory of the GPU; None on a CPU."""
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank waits for a turn."""
+    """The message of a rank that it waits for a turn."""
 
     rank: int
     pid: int
     step_seconds: float
-    """Time of a step of its arm, as it was last measured; 0 before the first."""
+    """Time of a step as this rank last measured it; 0 before the first measurement."""
     memory: Memory
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank does until it waits again."""
+    """The message to a rank, with the steps that it trains until it waits again."""
 
     number: int
-    """Counts from 1 within a launch; 0 for what is no timed turn."""
+    """Number of the timed turn in its launch, from 1; 0 if no timed turn follows, as in ``GO_ON``."""
     untimed_steps: int = 0
-    """First steps, which train but are not timed."""
+    """Number of steps at the start of the turn that are not timed."""
     timed_steps: int = 0
 
 
 class PlannedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn of a cohort, settled before its first one."""
+    """A turn of one of the launches that run in turns; all turns are planned before the first one."""
 
     arm: int
-    """Index in the order of the cohort's launches."""
+    """Index of the arm's launch among these launches."""
     number: int
-    """Counts from 1 within the arm."""
+    """Number of the turn among those of the arm, from 1."""
     seconds: float
-    """Its whole length."""
+    """Length of the whole turn."""
     lead_seconds: float
-    """Its first part, which is not timed."""
+    """Length of its first part, which is not timed."""
 
 
 GO_ON = Turn(number=0)
-"""Ends a wait that no timed turn follows: the rank warms up, or ends its turns, or leaves."""
+"""The message that ends a wait without a timed turn: the rank warms up, ends its turns, or leaves."""
 
 
 def turn_of(number: int, *, lead_seconds: float, seconds: float, step_seconds: float) -> Turn:
-    """Return a turn of about ``seconds``.
+    """Return a turn of about ``seconds``; its first ``lead_seconds`` are not timed.
 
-    Its first ``lead_seconds`` are not timed. A rank takes more steps if they would be too few.
+    Both parts have at least one step. A rank may take more timed steps, because a block has a minimum.
     """
     lead = max(1, round(lead_seconds / step_seconds))
     timed = max(1, round((seconds - lead_seconds) / step_seconds))
@@ -74,13 +74,13 @@ def turn_of(number: int, *, lead_seconds: float, seconds: float, step_seconds: f
 
 
 class TurnFiles:
-    """The pipes of one launch on one host."""
+    """The paths of the pipes of one launch on one host."""
 
     def __init__(self, directory: Path) -> None:
         self.arrivals = directory / "arrivals"
-        """Ranks write an ``Arrival`` here, one JSON object a line."""
+        """The pipe into which all ranks write an ``Arrival``, one JSON object a line."""
         self._directory = directory
 
     def turns(self, rank: int) -> Path:
-        """Return where a rank reads a ``Turn``, one JSON object a line."""
+        """Return the pipe from which a rank reads a ``Turn``, one JSON object a line."""
         return self._directory / f"rank-{rank}.turns"

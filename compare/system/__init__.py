@@ -1,1 +1,1 @@
-"""Ask this machine: its clock, its limits, its files. Every room may."""
+"""Read this machine's clock and limits, and read and write its files."""

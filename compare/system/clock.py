@@ -1,4 +1,4 @@
-"""Read the time from a clock that cannot be set."""
+"""Read the time from a clock that does not follow changes of the machine's clock."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ _BOOTED_AT = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def unix_time() -> float:
-    """Return the Unix time, without later changes of the clock.
+    """Return the Unix time in seconds, unaffected by later changes of the machine's clock.
 
-    The machine's clock is read once, at the start. So differences are true. Time in suspension counts.
+    That clock is read only once, when this module is imported, so differences of two times are right. Time
+    during which the machine was suspended counts.
     """
     return _BOOTED_AT + time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -20,29 +20,26 @@ from compare.system.limits import memory_left_bytes
 
 T = TypeVar("T")
 _PIPE_SECONDS = 10.0
-"""Maximum time for a program to write to a pipe."""
+"""Maximum time until a program begins to write to a pipe."""
 _MEMORY_PER_BYTE = 20
-"""Memory for a byte of JSON, read.
+"""Bytes of memory that reading one byte of JSON may take.
 
-Samples take a third of this. Nested empty lists take all of it.
+Samples take a third of this, and nested empty lists take all of it.
 """
 LARGEST = 10**18
-"""Largest whole number in a file of ours.
-
-As nanoseconds it is 31 years, as bytes an exabyte.
-"""
+"""Largest whole number that a file of Ringside may hold: 31 years in nanoseconds, or an exabyte."""
 _MAY_BE_LARGER = re.compile(rb"\d{19}")
 STANDARD_OUTPUT = Path("-")
-"""Standard output, as a user writes it in place of a file."""
+"""What a user writes in place of a file to mean standard output."""
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, whole or not at all.
+    """Write a value as JSON into a file, or to standard output for ``-``.
 
-    A reader sees the old file or the new one.
+    The file is written whole or not at all, so a reader sees the old file or the new one.
 
     Raises:
-        OutputError: the folder is missing, read-only or full.
+        OutputError: the file cannot be written, for example because its folder is missing, read-only or full.
     """
     if path == STANDARD_OUTPUT:
         write_text(path, json_text(value))
@@ -51,9 +48,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Write a value as JSON in which no character steers a terminal.
+    """Return a value as JSON in which every character that is not printable is escaped.
 
-    JSON itself escapes control characters below 32 alone.
+    So the text cannot control a terminal. JSON itself escapes only control characters below 32.
     """
     text = _json(value).decode()
     if text.isascii() and "\x7f" not in text:
@@ -70,10 +67,10 @@ def _json(value: Any) -> bytes:
 
 
 def temporary_root() -> Path:
-    """Return the folder for temporary files.
+    """Return the folder for temporary files, as Python's ``tempfile`` chooses it.
 
     Raises:
-        OutputError: none can be written.
+        OutputError: no folder for temporary files can be written.
     """
     try:
         return Path(tempfile.gettempdir())
@@ -86,12 +83,12 @@ def temporary_root() -> Path:
 
 
 def executable_root() -> Path:
-    """Return a folder for temporary programs.
+    """Return a folder in which temporary programs can be written and executed.
 
-    It is that for temporary files, or another one if that is mounted noexec.
+    It is the folder for temporary files, or another one if that is mounted noexec.
 
     Raises:
-        OutputError: no folder that can be written lets a program be executed.
+        OutputError: there is no such folder.
     """
     usual = (str(temporary_root()), "/tmp", "/var/tmp", "/dev/shm", "~/.cache")  # noqa: S108 -- names differ
     # A user without a home keeps the tilde, where pathlib would raise.
@@ -107,27 +104,29 @@ def executable_root() -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text, whole or not at all.
+    """Write text as UTF-8 into a file, whole or not at all, or to standard output for ``-``.
 
     Raises:
-        OutputError: the folder is missing, read-only or full.
+        OutputError: as ``write_bytes``.
     """
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write bytes, whole or not at all.
+    """Write bytes into a file, whole or not at all, or to standard output for ``-``.
+
+    A device or pipe is written directly. Standard output must get UTF-8, and always ends with a newline.
 
     Raises:
-        OutputError: the folder is missing, read-only or full.
+        OutputError: the file cannot be written, for example because its folder is missing, read-only or full.
     """
     if path == STANDARD_OUTPUT:
         sys.stdout.write(data.decode().removesuffix("\n") + "\n")
-        sys.stdout.flush()  # whole, before a table follows on standard error: a pod's log has both
+        sys.stdout.flush()  # before a table follows on standard error, because a pod's log mixes both
         return
     try:
         if path.exists() and not path.is_file():
-            # For example /dev/stdout: a file renamed over it would replace it for the whole machine.
+            # A file renamed over /dev/stdout, for example, would replace it for the whole machine.
             path.write_bytes(data)
             return
         target = Path(os.path.realpath(path))  # ``Path.resolve`` raises a RuntimeError in a loop of links
@@ -145,21 +144,21 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def _permissions() -> int:
-    """Return the permissions of a new file; those of mkstemp are private."""
+    """Return the permissions that the user's umask gives a new file; ``mkstemp`` makes private ones."""
     umask = os.umask(0o077)
     os.umask(umask)
     return 0o666 & ~umask
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """Read a file, or a pipe that a program writes.
+    """Return the content of a file, or of a pipe to which a program writes.
 
-    ``most`` limits the number of bytes.
+    At most ``most`` bytes are read; None reads all.
 
     Raises:
-        OSError: it cannot be read, is a device, or nothing writes to the pipe.
+        OSError: the path cannot be read, is a folder or device, or is a pipe to which nothing is written.
     """
-    # Without O_NONBLOCK, a named pipe without a writer would wait for ever.
+    # Without O_NONBLOCK, opening a named pipe without a writer would wait for ever.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         mode = os.fstat(file.fileno()).st_mode
         if stat.S_ISFIFO(mode):
@@ -172,12 +171,12 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 
 
 def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None = None) -> T:
-    """Read a value that ``write_json`` wrote.
+    """Return the value of type ``kind`` that ``write_json`` wrote.
 
-    ``adapt`` changes the JSON of an older version before it is converted.
+    ``adapt`` changes the decoded JSON before it is converted, for files of older versions.
 
     Raises:
-        OutputError: the file is missing, unreadable, or not of this schema.
+        OutputError: the file is missing, unreadable, too large for the memory, or no JSON of this type.
     """
     try:
         _require_memory(path)
@@ -191,7 +190,7 @@ def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None =
         raise OutputError(
             f"{path} could not be read.",
             found=system_reason(error),
-            remedy="Name a run's folder or its results.json, and check its permissions.",
+            remedy="Check that it is a file, or the folder of a run, and that you may read it.",
         ) from None
     except MemoryError:
         size, left = path.stat().st_size / 1e9, memory_left_bytes() / 1e9
@@ -202,17 +201,17 @@ def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None =
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, UsageError, RecursionError, OverflowError) as error:
         raise OutputError(
-            f"{path} is not a file of this version of Ringside.",
+            f"{path} is not a file that this version of Ringside can read.",
             found=str(error),
-            remedy="Was it edited, cut short, or written by another version?",
+            remedy="Restore it if it was edited or cut short, or read it with the version that wrote it.",
         ) from None
 
 
 def _require_numbers(content: Any) -> None:
-    """Require that no whole number is larger than any machine could count.
+    """Require that no whole number in decoded JSON exceeds ``LARGEST``, because arithmetic could fail.
 
     Raises:
-        OverflowError: one is; arithmetic with it would fail.
+        OverflowError: a number does.
     """
     left = [content]
     while left:
@@ -226,10 +225,12 @@ def _require_numbers(content: Any) -> None:
 
 
 def _require_memory(path: Path) -> None:
-    """Require the memory for the content of a file.
+    """Require that there is memory for the decoded content of a file.
+
+    Otherwise the machine might kill other programs while the file is read.
 
     Raises:
-        MemoryError: a machine that reads it all the same might kill other programs.
+        MemoryError: there is too little memory.
     """
     if path.is_file() and path.stat().st_size * _MEMORY_PER_BYTE > memory_left_bytes():
         raise MemoryError

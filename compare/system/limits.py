@@ -1,7 +1,7 @@
 """Read how much memory and CPU time this process may take.
 
-A scheduler, a container or a service limits both by control groups. Version 2 has one tree of groups;
-version 1 has one for each controller.
+Schedulers, containers and services limit both by control groups. Version 2 of control groups has one tree of
+groups, and version 1 has a tree for each controller.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ OWN = Path("/proc/self/cgroup")
 
 
 def folders(controller: str, groups: Path = ROOT, own: Path = OWN) -> Iterator[tuple[Path, int]]:
-    """Yield the groups that limit this process, each with its version.
+    """Yield the folders of the control groups that limit this process, each with the version, 1 or 2.
 
-    The limits of all parents hold as well. Inside a container the path may be that of the host. Then some of
-    these folders do not exist.
+    The parents of a group are included, because their limits hold as well. Inside a container, the kernel may
+    report the path on the host, so some of the folders may not exist.
     """
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
@@ -31,9 +31,9 @@ def folders(controller: str, groups: Path = ROOT, own: Path = OWN) -> Iterator[t
 
 
 def core_quota(groups: Path = ROOT, own: Path = OWN) -> float | None:
-    """Return the cores that groups allow; None without a limit.
+    """Return the number of cores that control groups allow, or None if they set no limit.
 
-    It is a share of CPU time, so it may be a fraction.
+    The limit is a share of CPU time, so it may be a fraction.
     """
     quotas = []
     for folder, version in folders("cpu", groups, own):
@@ -49,9 +49,10 @@ def core_quota(groups: Path = ROOT, own: Path = OWN) -> float | None:
 
 
 def memory_left_bytes(groups: Path = ROOT, own: Path = OWN) -> int:
-    """Return how much memory processes may still take.
+    """Return how many bytes of memory this process may still take.
 
-    The limits of this process's control groups count, without file caches that the kernel can free.
+    It is the minimum of what the machine has and what each control group leaves. File caches that the kernel
+    can free count as free.
     """
     left = _available_bytes()
     for folder, version in folders("memory", groups, own):
@@ -64,7 +65,7 @@ _CGROUP_FILES = {
     2: ("memory.max", "memory.current", "inactive_file"),
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-"""By version: files of limit and use, field of the cache."""
+"""For each version: the files with the limit and the use, and the field of memory.stat with the cache."""
 
 
 def _left_in(folder: Path, limit: str, used: str, cache: str) -> int:
@@ -74,6 +75,6 @@ def _left_in(folder: Path, limit: str, used: str, cache: str) -> int:
 
 
 def _available_bytes() -> int:
-    """Return what the kernel can give without swapping."""
+    """Return how many bytes the kernel can give to processes without swapping."""
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     return next(int(line[1]) for line in lines if line[0] == "MemAvailable:") << 10

@@ -12,7 +12,10 @@ from compare.worker.witness import fork_witness
 
 
 def main(launcher: str, job_file: str) -> None:
-    """Fork the witness, then do the rank's part of the job."""
+    """Fork, and do the rank's part of the job in the child; the parent becomes its witness.
+
+    Neither process returns.
+    """
     files = LaunchFiles(Path(job_file).parent)
     placement = LAUNCHERS[launcher].placement(os.environ)
     fork_witness(files, placement.rank)

@@ -1,8 +1,8 @@
-"""Run the user's code alone, and refuse what asks other ranks.
+"""Run the user's code in one process, and refuse its calls to other ranks.
 
-One process must be able to compute the loss, because the proof compares every arm with it. So torch gets a
-group that only pretends, and a call to other ranks stops at its line. Code that communicates only where a
-group exists shows itself, before a real group does.
+One process must be able to compute the loss, because the proof compares every arm with a single process. So
+torch gets a fake group whose collectives do nothing, and a call to other ranks raises an error with the
+user's line. This finds code that communicates only where a group exists, before a real group is joined.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FILES = {
     "/horovod/torch/functions.py": "horovod.torch",
     "/horovod/common/basics.py": "horovod.torch",
 }
-"""Files with functions that are watched, and how people call their modules."""
+"""Ends of the paths of files whose functions are watched, and the module that a message names."""
 _MOVES = ("reduce", "gather", "scatter", "broadcast", "all_to_all", "alltoall", "barrier", "send", "recv")
 _MAKES = ("init_process_group", "new_group", "new_subgroups", "init", "join")
 _ASKS = ("is_initialized", "get_world_size", "get_rank", "size", "rank", "local_rank", "local_size")
@@ -37,13 +37,14 @@ _MPI = "mpi4py.MPI"
 
 @contextmanager
 def alone(what: str, folder: str, ranks: int, remedy: str) -> Iterator[None]:
-    """Refuse calls to other ranks.
+    """Run the block, and refuse its calls to other ranks.
 
-    ``what`` names the code that runs: the loss. Its own files, in ``folder``, may not ask who takes part
-    either, because the answer would change what it computes.
+    ``what`` names the block in the message, such as the loss, and ``remedy`` ends the message. The user's
+    files, in ``folder``, may not ask for rank or number of ranks either, because the answer would change what
+    they compute. Where no group exists, the block gets a fake one of ``ranks`` ranks.
 
     Raises:
-        WorkloadError: it communicates; the error has its line.
+        WorkloadError: the block calls other ranks, even if it catches the error; it has the user's line.
     """
     refused: list[WorkloadError] = []
 
@@ -74,12 +75,12 @@ def alone(what: str, folder: str, ranks: int, remedy: str) -> Iterator[None]:
         ending.callback(sys.setprofile, sys.getprofile())
         sys.setprofile(watch)
         yield
-    if refused:  # the user's code went on after it
+    if refused:  # the user's code caught the error and continued
         raise refused[0]
 
 
 def _watched(frame: FrameType, folder: str) -> str:
-    """Name a call that one process cannot answer; else return nothing."""
+    """Return the name of a refused call, such as ``torch.distributed.all_reduce``; empty if it is allowed."""
     file, name = frame.f_code.co_filename, frame.f_code.co_name
     module = next((module for end, module in _FILES.items() if file.endswith(end)), None)
     if module is None:
@@ -97,9 +98,9 @@ def _is_library(file: str, folder: str) -> bool:
 
 
 def _line_with_mpi(frame: FrameType) -> int:
-    """Return the line where a function takes something of mpi4py, or 0.
+    """Return the first line of a function that uses or imports mpi4py, or 0.
 
-    Its calls are compiled code, which no profiler sees.
+    The search reads the function's bytecode, because mpi4py's calls are compiled and no profiler sees them.
     """
     held = {**frame.f_globals, **frame.f_locals}
     for instruction in dis.get_instructions(frame.f_code):
@@ -113,7 +114,7 @@ def _line_with_mpi(frame: FrameType) -> int:
 
 @contextmanager
 def pretended_group(ranks: int) -> Iterator[None]:
-    """Give torch a group whose collectives do nothing."""
+    """Give torch a fake group of ``ranks`` ranks during the block; its collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     hook = sys.excepthook  # torch puts its own around it with every group

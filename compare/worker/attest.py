@@ -1,4 +1,4 @@
-"""Attest what runs, read back from libraries and the kernel."""
+"""Attest what a rank runs, by facts that are read back from libraries and the kernel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GPU_SECONDS = 10.0
 
 
 def attest_group(group: Group, job: LaunchJob) -> Facts:
-    """Return what this rank runs, apart from a training. Collective."""
+    """Return the facts that need no training, such as device, CPUs, versions and settings. Collective."""
     device = group.device
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -54,10 +54,10 @@ def attest_group(group: Group, job: LaunchJob) -> Facts:
 def attest(
     group: Group, replica: Replica, batches: Batches, job: Job, gradient_bytes: int, *, was_reset: bool
 ) -> Facts:
-    """Return what this rank runs. Collective.
+    """Return the facts of ``attest_group``, and those of the training. Collective.
 
-    ``gradient_bytes`` were counted within a step: between two steps there are none. ``was_reset`` tells
-    whether the peak memory was reset after the proof.
+    ``gradient_bytes`` were counted within a step, because between two steps no gradients are held.
+    ``was_reset`` is whether the kernel reset the peak of memory after the proof.
     """
     return attest_group(group, job) | {
         "default_dtype": set_dtype(),
@@ -78,9 +78,9 @@ def attest(
 
 
 def _attest_gpu(device: torch.device) -> Facts:
-    """Return memory, driver, clocks and power limit of a GPU.
+    """Return a GPU's memory in bytes, driver version, clocks in MHz and power limit in watts.
 
-    The driver's ``nvidia-smi`` tells all but the first. What it does not tell is None.
+    All but the memory come from ``nvidia-smi``, and what it does not report is None.
     """
     properties = torch.cuda.get_device_properties(device)
     command = [
@@ -110,9 +110,9 @@ def _number(text: str) -> float | None:
 
 
 def _attest_optimizer(optimizer: torch.optim.Optimizer, *, scheduled: bool = False) -> Facts:
-    """Return the settings that the optimizer holds.
+    """Return the optimizer's class, and the numbers, flags and tuples among the settings of each group.
 
-    A learning rate that may be ``scheduled`` depends on the last turn, so it is left out.
+    A learning rate that may be ``scheduled`` is left out, because it depends on how long the last turn was.
     """
     left_out = {"lr", "initial_lr"} if scheduled else set()
     groups = [

@@ -18,26 +18,26 @@ MEAN, DEVIATION = 0.1307, 0.3081
 _SCALE, _SHIFT = 1 / (255 * DEVIATION), torch.tensor(-MEAN / DEVIATION)
 
 _BYTES_FETCHED_AT_ONCE = 400_000
-"""Size of some small batches, fetched by one call.
+"""Bytes of pixels that one call fetches, which may be several small batches.
 
-A call for each batch would slow the fastest arms of the MLP.
+A call for each batch would slow down the fastest arms with the MLP.
 """
 
 
 def as_tensors(
     images: np.ndarray, labels: np.ndarray, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Move images and labels to a device, as uint8 and int64.
+    """Return uint8 images, shape (n, 784), and int64 labels, shape (n,), on the device.
 
-    The images become (n, 784). Tensors in memory make the loop fast. The published example decodes and
-    normalises image by image, in every epoch. Bytes take a quarter of the memory and of its bandwidth.
+    Tensors that stay in memory make the loop fast, while the published example decodes and normalises each
+    image in every epoch. Bytes take a quarter of the memory and the bandwidth of float32.
     """
     pixels = torch.from_numpy(images).view(len(images), PIXELS).to(device)
     return pixels, torch.from_numpy(labels).to(device, torch.int64)
 
 
 def normalise(pixels: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Scale pixels to mean 0 and deviation 1, as float32."""
+    """Return pixels as float32, scaled so that MNIST has mean 0 and deviation 1; in ``out`` if given."""
     out = torch.empty_like(pixels, dtype=torch.float32) if out is None else out
     # One pass converts and one computes, because a pass that does both takes longer. A pixel must have the
     # same bits at every place of a batch; a test checks it.
@@ -45,19 +45,22 @@ def normalise(pixels: torch.Tensor, out: torch.Tensor | None = None) -> torch.Te
 
 
 class ShardOrder:
-    """The order of one shard's samples.
+    """The order in which one shard's samples are trained.
 
-    Each epoch is a new permutation with the same seed on every rank. Shard i of n takes the i-th of the n
-    equal parts of every global batch. So the shards together are the batches of a single process. If a
-    step has several passes, a part is split once more, in the same order.
+    Each epoch permutes all samples anew, with the same seed on every rank. Shard i of n takes the i-th of n
+    equal parts of every global batch, so all shards together are the batches of a single process. If a step
+    has several passes, a shard's part is split into consecutive passes.
+
+    Raises:
+        BackendError: the shards do not divide a global batch.
     """
 
     def __init__(self, shard: tuple[int, int], config: RunConfig, samples: int) -> None:
         self.shard = shard
-        """(index, count)."""
+        """Index of the shard, and number of shards."""
         # Ranks that share a shard train on one larger part, so this may be more than a rank's batch.
         self.size, rest = divmod(config.ranks * config.batch_size_per_rank, shard[1])
-        """Samples of one pass."""
+        """Samples of this shard in one pass."""
         if rest:
             raise BackendError(
                 f"{shard[1]} shards do not divide a global batch of {config.ranks} × "
@@ -66,7 +69,10 @@ class ShardOrder:
         self._passes, self._seed, self._samples = config.accumulate, config.seed, samples
 
     def of_epoch(self, epoch: int) -> torch.Tensor:
-        """Return this shard's indices, shape (passes per epoch, batch size)."""
+        """Return the indices of this shard's samples, shape (passes of the epoch, samples of a pass).
+
+        Samples beyond the last whole step are left out.
+        """
         index, count = self.shard
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
         order = torch.randperm(self._samples, generator=generator)
@@ -77,11 +83,11 @@ class ShardOrder:
 
 
 class PixelBatches:
-    """Endless batches of one shard of the training set.
+    """Endless batches of one shard of the training set: pixels (batch size, 784) and labels.
 
-    Pixels are fetched for several batches at once, and normalised batch by batch. Images of another dtype
-    stay as they are. The next step overwrites the inputs, because a persistent buffer needs no allocation.
-    Only a proof asks for another ``dtype`` than float32, which takes a copy.
+    On a CPU, uint8 pixels are fetched for several batches at once, and normalised batch by batch. Images of
+    another dtype are not normalised. The next batch overwrites the pixels of this one, because a persistent
+    buffer needs no allocation. ``dtype`` None is float32; only a proof asks for another, which takes a copy.
     """
 
     def __init__(
@@ -102,7 +108,7 @@ class PixelBatches:
         self._inputs = torch.empty_like(self._fetched[0], dtype=torch.float32) if raw else self._fetched[0]
 
     def attest(self) -> dict[str, object]:
-        """Return size, dtype and shard of a batch, from its buffers."""
+        """Return samples, dtype and shard of a batch, and the number of training samples."""
         return {
             "samples": len(self._inputs),
             "dtype": str(self._inputs.dtype),
@@ -127,7 +133,7 @@ class PixelBatches:
             epoch += 1
 
     def _fetcher(self) -> Callable[[Any], object]:
-        """Return a function that fetches the images of some indices of ``_cut``."""
+        """Return a function that copies the images of one item of ``_cut`` into the buffer."""
         if self._images.device.type != "cpu":
             return partial(torch.index_select, self._images, 0, out=self._fetched[0])
         # NumPy's take is faster than torch's index_select. No index is out of range, but without "clip" it
@@ -136,7 +142,7 @@ class PixelBatches:
         return lambda indices: take(indices, 0, fetched[: len(indices)], "clip")
 
     def _cut(self, parts: torch.Tensor) -> Iterator[Any]:
-        """Split an epoch into fetches; on a device, into batches."""
+        """Return the indices of each fetch: those of several batches on a CPU, of one batch on a GPU."""
         if parts.device.type != "cpu":
             return iter(parts)
         indices, at_once = parts.numpy(), len(self._fetched)

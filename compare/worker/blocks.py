@@ -21,7 +21,7 @@ from compare.worker.task import Task
 from compare.worker.watchdog import Watchdog
 
 BLOCK_STEPS = 30
-"""Steps in a block."""
+"""Usual number of steps in a block."""
 REFERENCE_BLOCKS = 14
 """Maximum number of reference blocks; they cancel drift."""
 FIRST_STEPS = 10
@@ -34,13 +34,13 @@ _REFERENCES_OF_A_TURN = 4
 
 
 class BlockPlan(NamedTuple):
-    """A block to come."""
+    """A block that is still to be trained."""
 
     mode: Literal["training", "reference"]
     steps: int
-    """All its steps, with the first ones that are not timed."""
+    """All steps of the block, including the first ones, which are not timed."""
     phased: bool
-    """Its phases are timed, which excludes it from the step time."""
+    """Whether its phases are timed one by one, which excludes the block from the step time."""
 
 
 def plan_blocks(
@@ -53,12 +53,13 @@ def plan_blocks(
     phased: bool = True,
     fewest: int = 2,
 ) -> list[BlockPlan]:
-    """Split steps into blocks, and add blocks of the reference.
+    """Split steps into training blocks, and add blocks of the reference.
 
-    A reference block stands directly before or after a training block of the same length. So drift affects
-    both equally. The middle pair is timed phase by phase, where ``phased``. ``steps`` is a multiple of
-    ``cycle``, and so is every block. ``order`` decides which of a pair is first; it has the same seed on
-    every rank. ``references`` is the maximum number of reference blocks, ``fewest`` the least of all blocks.
+    A reference block stands directly before or after a training block of the same length, so drift affects
+    both equally. With ``phased``, the middle training block and its reference block are timed phase by phase.
+    ``steps`` is a multiple of ``cycle``, and so is every block. ``order`` decides which of a pair is first,
+    with the same seed on every rank. ``references`` is the maximum number of reference blocks, and ``fewest``
+    the minimum number of training blocks.
     """
     sizes = split_into_blocks(steps, cycle=cycle, fewest=fewest)
     middle = len(sizes) // 2 if phased and len(sizes) > 1 else None
@@ -74,9 +75,10 @@ def plan_blocks(
 
 
 def split_into_blocks(steps: int, *, cycle: int = 1, fewest: int = 2) -> list[int]:
-    """Split steps, a multiple of ``cycle``, into ``fewest`` or more blocks.
+    """Return the steps of each block: about ``BLOCK_STEPS`` of them, in ``fewest`` or more blocks.
 
-    Blocks of about ``BLOCK_STEPS`` differ by one cycle at most. A short last block would be the noisiest.
+    ``steps`` is a multiple of ``cycle``, and so is each block. There are fewer blocks only if the cycles do
+    not suffice. Blocks differ by one cycle at most, because a short last block would be the noisiest.
     """
     cycles = steps // cycle
     count = max(min(fewest, cycles), min(cycles, round(steps / BLOCK_STEPS)))
@@ -85,7 +87,7 @@ def split_into_blocks(steps: int, *, cycle: int = 1, fewest: int = 2) -> list[in
 
 
 def _spread(count: int, most: int) -> set[int | None]:
-    """Choose at most ``most`` of ``count`` indices, evenly over all of them."""
+    """Choose at most ``most`` of the indices below ``count``, evenly spread."""
     return set(range(count)) if count <= most else {i * (count - 1) // (most - 1) for i in range(most)}
 
 
@@ -100,7 +102,8 @@ def untimed_steps(config: RunConfig, cycle: int) -> int:
     left = config.total_steps - config.untimed_steps
     if left < cycle:
         raise BackendError(
-            f"This arm has a cycle of {cycle} steps, but only {left} steps are timed: train more --steps"
+            f"This arm repeats itself in a cycle of {cycle} steps, but only {left} steps are timed. "
+            f"Use at least --steps {config.untimed_steps + cycle}."
         )
     return config.untimed_steps + left % cycle
 
@@ -108,8 +111,8 @@ def untimed_steps(config: RunConfig, cycle: int) -> int:
 def settling_steps(steps: int, cycle: int) -> int:
     """Return how many first steps of a block are not timed.
 
-    They are the first cycle, unless that is all of the block. The caches still hold data of the other side,
-    so the first step takes 15 to 20 % longer. Training without measuring never pays for that.
+    They are the first cycle, unless that is the whole block. The caches still hold data of the other side, so
+    the first step takes 15 to 20 % longer. Training that is not measured has only one side, and no such cost.
     """
     return cycle if steps > cycle else 0
 
@@ -118,7 +121,7 @@ def settling_steps(steps: int, cycle: int) -> int:
 
 
 class Side(NamedTuple):
-    """The arm or its reference, which are measured alternately."""
+    """One of the two sides that are measured alternately: the arm or its reference."""
 
     replica: Replica
     batches: Iterator[Batch]
@@ -126,7 +129,7 @@ class Side(NamedTuple):
     before_step: BeforeStep | None = None
 
     def train(self, steps: int, on_phase: Callable[[str], None] = lambda _: None) -> None:
-        """Take training steps."""
+        """Take ``steps`` training steps; ``on_phase`` is called at the end of each phase."""
         train(self.replica, self.batches, self.loss, steps, on_phase, before_step=self.before_step)
 
 
@@ -134,9 +137,9 @@ Sides: TypeAlias = dict[Mode, Side]
 
 
 def make_side(replica: Replica, task: Task, batches: Iterator[Batch]) -> Side:
-    """Join a replica with what it trains.
+    """Return a side: a replica with its batches and with the loss and ``before_step`` of a task.
 
-    A step of the user's own clips and schedules by itself.
+    A step of the user's own gets no ``before_step``, because it clips and schedules by itself.
     """
     return Side(replica, batches, task.loss, None if replica.takes_whole_step else task.before_step())
 
@@ -144,10 +147,10 @@ def make_side(replica: Replica, task: Task, batches: Iterator[Batch]) -> Side:
 def make_reference(
     make_replica: type[Replica], task: Task, batches: Iterator[Batch], group: Group, steps: int
 ) -> Side:
-    """Make a replica that trains on the same batches without synchronisation.
+    """Return a side that trains without synchronisation, and that has taken ``steps`` steps already.
 
-    It is in the same process, so background work of the arm's library slows it down as well. It takes
-    ``steps`` first steps.
+    It is in the arm's process, so background work of the arm's library slows it down as well. It leaves the
+    random generators as they were.
     """
     with same_randomness(group.device):
         replica = make_replica(task.build_model(), task.make_optimizer, group, {})
@@ -162,10 +165,10 @@ def make_reference(
 
 
 class BlockTrainer:
-    """Trains the blocks of one launch, at once or in turns.
+    """A trainer of the blocks of one launch, one after another or in turns.
 
-    ``trained`` is called once, directly after the last step of the training. Turns may train on after it, for
-    timing only.
+    ``trained`` is called once, directly after the last step of the training. Turns may continue to train
+    after that, for timing only.
     """
 
     def __init__(
@@ -187,24 +190,24 @@ class BlockTrainer:
         self._trained = trained
         self._cycle = sides["training"].replica.cycle
         self.steps_done = untimed_steps(job.config, self._cycle)
-        """Training steps so far, with the warm-up."""
+        """Training steps so far, including the warm-up."""
         self._order = random.Random(f"{job.config.seed}/{job.number}")
         self._references = "reference" in sides
 
     def blocks(self) -> Iterator[Block]:
-        """Train all blocks to the end of the training, and yield each."""
+        """Train to the end of the training, and yield each block as soon as it is timed."""
         self.begin()
         yield from self._timed_blocks(
             plan_blocks(self._left, self._order, reference=self._references, cycle=self._cycle)
         )
 
     def begin(self) -> None:
-        """Wait for all ranks, which may have warmed up alone."""
+        """Wait for all ranks, unless their latest steps have synchronised them."""
         if self._references or not self._job.arm.traits.synchronises:
             self._wait_for_ranks(self.steps_done)
 
     def turn(self, turn: Turn) -> Iterator[Block]:
-        """Train one turn, and yield its blocks.
+        """Train one turn, and yield each of its timed blocks.
 
         Its first steps are not timed. The first turn has a pair of blocks that is timed phase by phase.
         """
@@ -226,7 +229,7 @@ class BlockTrainer:
             yield msgspec.structs.replace(block, turn=turn.number)
 
     def finish(self) -> None:
-        """Train what is left of the training, without a clock."""
+        """Train the remaining steps of the training, without timing them."""
         self._train_untimed(max(0, self._left))
         if not self._job.arm.traits.synchronises:
             self._wait_for_ranks(1)
@@ -243,7 +246,7 @@ class BlockTrainer:
         for plan in plans:
             if plan.mode == "training":
                 if 0 < self._left < plan.steps:
-                    # The training ends inside this block: it ends before, so that no clock runs meanwhile.
+                    # The training would end inside this block, so its last steps come before, untimed.
                     self._train_untimed(self._left)
                 yield self.timed_block(plan)
                 self._count(plan.steps)
@@ -254,7 +257,7 @@ class BlockTrainer:
                 self._wait_for_ranks(plan.steps)
 
     def _train_untimed(self, steps: int) -> None:
-        """Train steps without a clock, and record progress meanwhile."""
+        """Train steps without timing them, and record progress in between."""
         while steps > 0:
             piece = min(steps, self._watchdog.steps_at_once(self.step_seconds))
             if self._left > 0:
@@ -274,13 +277,13 @@ class BlockTrainer:
         """Wait for all ranks after steps without synchronisation.
 
         The fastest rank may wait for the slowest as long as these steps take. Steps that synchronise need no
-        barrier. Over Gloo it would take one percent of a small model's training.
+        barrier, and over Gloo a barrier would take one percent of a small model's training.
         """
         self._note(steps)
         self._group.barrier()
 
     def timed_block(self, plan: BlockPlan) -> Block:
-        """Train one block, and time all but its first steps."""
+        """Train one block, and return the times of all but its first steps."""
         side, device = self._sides[plan.mode], self._group.device
         settling = settling_steps(plan.steps, self._cycle)
         steps = plan.steps - settling

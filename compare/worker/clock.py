@@ -1,7 +1,7 @@
 """Time work and the phases of a step.
 
-The clock is read only when the device is idle, or by the device itself. A workload may replace the functions
-of ``time``. So this module, and others that measure, bind them at the start of a rank.
+The clock is read only when the device is idle, or by the device itself. A workload may replace functions of
+``time``, so every module that measures a training imports them before the user's file.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import NamedTuple, TypeAlias, cast
 import torch
 
 Mark: TypeAlias = "int | torch.cuda.Event"
-"""A moment: nanoseconds, or what a GPU recorded."""
+"""A moment: nanoseconds of ``perf_counter_ns``, or an event that a GPU records."""
 
 
 def read_clock(device: torch.device) -> int:
-    """Return nanoseconds on a monotonic clock, after the device is idle."""
+    """Wait until the device is idle, and return the nanoseconds of a monotonic clock."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return perf_counter_ns()
 
 
 class Timing(NamedTuple):
-    """The time of a piece of work."""
+    """Wall time and CPU time of a piece of work."""
 
     wall_ns: int
     cpu_ns: int
@@ -32,23 +32,22 @@ class Timing(NamedTuple):
 
 
 def time_together(work: Callable[[], None], barrier: Callable[[], None], device: torch.device) -> Timing:
-    """Time work that the ranks begin together, without the barrier."""
+    """Time work that all ranks begin together after a barrier, which is not timed."""
     barrier()
     return time_work(work, device)
 
 
 def time_work(work: Callable[[], None], device: torch.device) -> Timing:
-    """Time a piece of work, until the device is idle."""
+    """Time work from an idle device until the device is idle again."""
     began, began_cpu = read_clock(device), process_time_ns()
     work()
     return Timing(read_clock(device) - began, process_time_ns() - began_cpu)
 
 
 class PhaseClock:
-    """Times the phases of steps.
+    """A clock that ``train`` calls at the end of each phase of a step.
 
-    ``train`` calls it at the end of each phase. On CUDA the device records the time itself, so the host does
-    not wait for it.
+    On CUDA the device records each moment itself, so the host does not wait for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -56,13 +55,13 @@ class PhaseClock:
         self._marks: list[tuple[str, Mark]] = []
 
     def __call__(self, phase: str) -> None:
-        """Record the end of a phase; the first call starts the clock."""
+        """Record the end of a phase; the first call only starts the clock."""
         self._marks.append((phase, mark_time(self._device)))
 
     def read(self) -> dict[str, list[int]]:
-        """Return the nanoseconds of every phase in every step.
+        """Return for each phase, by name, a list with its nanoseconds in every step.
 
-        A phase that occurs more than once in a step is added up.
+        A phase that occurs several times in a step is summed. Empty before a step has ended.
         """
         read_clock(self._device)
         steps: list[dict[str, int]] = []
@@ -76,7 +75,7 @@ class PhaseClock:
 
 
 def mark_time(device: torch.device) -> Mark:
-    """Mark this moment, in the device's own order of work."""
+    """Return this moment; on CUDA, the moment at which the device has done the work queued so far."""
     if device.type != "cuda":
         return perf_counter_ns()
     event = torch.cuda.Event(enable_timing=True)
@@ -85,7 +84,7 @@ def mark_time(device: torch.device) -> Mark:
 
 
 def nanoseconds_between(before: Mark, after: Mark) -> int:
-    """Return the time between two moments of one device."""
+    """Return the nanoseconds between two moments that the device has passed."""
     if isinstance(before, int):
         return cast("int", after) - before
     return round(before.elapsed_time(cast("torch.cuda.Event", after)) * 1e6)

@@ -1,4 +1,4 @@
-"""Time collectives alone: those of a step, and an all-reduce over sizes."""
+"""Time collectives without training: those of a step, and the group's all-reduce over sizes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from compare.worker.clock import read_clock, time_together
 
 _STEP_SAMPLES = 6
 _MOST_CALLS, _BYTES_AT_ONCE = 10, 100_000_000
-"""Limits of the calls in one sample of a step's collectives."""
+"""Most calls in one sample of a step's collectives, and most bytes of several calls together."""
 
 _SWEPT_BYTES = (1 << 10, 32 << 10, 1 << 20)
 _LARGEST_SWEPT = 8 << 20
 _SWEEP_SAMPLES, _SWEEP_CALLS = 3, 3
-"""Few, so that a sweep takes less than 0.3 s."""
+"""Samples of each size, and calls in a sample: few, so that a sweep takes less than 0.3 s."""
 CALLS_REPEATED = 1 + _SWEEP_SAMPLES * _SWEEP_CALLS
-"""Number of calls of ``time_repeated``."""
+"""Number of calls that ``time_repeated`` makes by default, with its untimed call."""
 
 
 def time_collectives(
     collectives: Collectives | None, group: Group, note: Callable[[int], None]
 ) -> tuple[list[int], list[int]]:
-    """Time a step's collectives alone.
+    """Time a step's collectives without training.
 
-    ``note`` is called before some calls, with their number.
+    ``note`` is called before the calls of each sample, with their number.
 
     Returns:
-        The bytes of each collective, and for each sample the nanoseconds of all of them.
+        The bytes of each collective, and for each sample the nanoseconds of all collectives of a step
+        together. Both lists are empty if a step has none, or if they cannot run without training.
     """
     if collectives is None or not collectives.message_bytes:
         return [], []
@@ -49,9 +50,10 @@ def time_collectives(
 def sweep(
     message_bytes: list[int], replica: Replica, group: Group, note: Callable[[int], None]
 ) -> list[Sweep]:
-    """Time the group's all-reduce over sizes, if it averages the gradients.
+    """Time the group's all-reduce at each size of ``sweep_sizes``, in nanoseconds per call.
 
-    A strategy with a transport of its own bypasses its group, so the group's times would say nothing.
+    Empty if a step has no messages, or if the strategy has a transport of its own. Such a strategy bypasses
+    its group, so the group's times would say nothing. ``note`` is called before each size, with the calls.
     """
     if not message_bytes or "transport" in replica.attest():
         return []
@@ -68,11 +70,11 @@ def sweep(
 def time_alone(
     work: Callable[[], None], barrier: Callable[[], None], device: torch.device, nbytes: int
 ) -> list[int]:
-    """Time one step's collectives alone, in nanoseconds per sample.
+    """Return the nanoseconds of one step's collectives, in each sample.
 
-    As in nccl-tests, several calls follow each other between two reads of the clock. Each waits for all
-    ranks, and keeps them closer together than a barrier could. The more bytes one call averages, the fewer
-    calls.
+    As in nccl-tests, a sample is the mean of several calls in a row between two reads of the clock. Each call
+    waits for all ranks, and so keeps the ranks closer together than a barrier could. The more bytes a call
+    averages, the fewer calls a sample has. The calls of a first sample are not timed.
     """
     calls = calls_in_a_row(nbytes)
 
@@ -86,15 +88,15 @@ def time_alone(
 
 
 def calls_in_a_row(nbytes: int) -> int:
-    """Return the calls of ``time_alone`` between two barriers."""
+    """Return how many calls of ``nbytes`` each make one sample of ``time_alone``."""
     return max(1, min(_MOST_CALLS, _BYTES_AT_ONCE // max(1, nbytes)))
 
 
 def sweep_sizes(message_bytes: list[int]) -> list[int]:
-    """Choose the sizes of a sweep, in bytes.
+    """Return the sizes of a sweep in bytes, smallest first.
 
-    Some are the same for every arm, the others a step's own. Sizes alone decide, never time, because every
-    rank must run the same collectives.
+    Three are the same for every arm. The step's largest message and the sum of its messages are added, unless
+    they are too large. Measured times have no influence, because every rank must run the same collectives.
     """
     own = [size for size in {max(message_bytes), sum(message_bytes)} if size <= _LARGEST_SWEPT]
     return sorted({*_SWEPT_BYTES, *own})
@@ -109,9 +111,10 @@ def time_repeated(
     calls: int = _SWEEP_CALLS,
     warmup: int = 1,
 ) -> list[int]:
-    """Time calls in a row, in nanoseconds each.
+    """Return for each sample the mean nanoseconds of a call, over ``calls`` in a row.
 
-    Untimed calls come first. A collective waits for all ranks, so each call begins on all of them at once.
+    ``warmup`` untimed calls come first, and a barrier before each sample. A collective waits for all ranks,
+    so the ranks begin the next call nearly together.
     """
 
     def in_a_row() -> None:

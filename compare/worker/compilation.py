@@ -1,6 +1,6 @@
-"""Control torch.compile, and count what it did.
+"""Control ``torch.compile``, and count the graphs that it makes.
 
-Only a run with ``--compile`` loads the compiler, which takes a second and memory.
+Only a run with ``--compile`` loads the compiler, because that takes a second and memory.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from compare.schema.config import RunConfig
 
 
 def load_compiler(config: RunConfig, device: torch.device) -> None:
-    """Load the compiler with its headers, if the run compiles.
+    """Load the compiler by compiling a small function, if the run compiles.
 
-    So it belongs to the start-up of every arm alike. Otherwise the first graph would pay for it. That is the
-    proof's, and only the control has none.
+    Loading then counts as start-up in every arm. Otherwise the first graph would include it: a graph of the
+    proof, or in the control, which has no proof, one of the training.
     """
     if config.compile:
         tensor = torch.ones(2, device=device, requires_grad=True)
@@ -29,16 +29,16 @@ def load_compiler(config: RunConfig, device: torch.device) -> None:
 
 
 def compile_in_place(module: nn.Module) -> None:
-    """Let calls of a module run compiled, without its hooks.
+    """Replace a module's ``forward`` by its compiled form; hooks still run uncompiled.
 
-    Its parameters keep their names. Copies of it are not compiled. ``nn.Module.compile`` compiles none of
-    torch's own modules, such as ``nn.Sequential``.
+    The parameters keep their names, and copies of the module are not compiled. ``nn.Module.compile`` does not
+    serve, because it compiles none of torch's own modules, such as ``nn.Sequential``.
     """
     module.forward = _Compiled(module.forward)
 
 
 class _Compiled:
-    """A compiled method, which is the plain one in copies."""
+    """A compiled method, whose deep copy is the plain method."""
 
     def __init__(self, plain: Callable[..., Any]) -> None:
         self._plain = plain
@@ -54,10 +54,10 @@ class _Compiled:
 
 @contextmanager
 def compiled_for_proof(config: RunConfig) -> Iterator[None]:
-    """Compile as a proof needs it, and forget all graphs afterwards.
+    """Let code compiled in this block draw torch's plain random numbers, and drop all graphs after it.
 
-    The reference is not compiled, so compiled dropout must draw the same random numbers. The training after
-    it has other dtypes and shapes, and compiles as if there had been no proof.
+    The reference is not compiled, so compiled dropout must draw the same numbers. The training after the
+    proof has other dtypes and shapes, and compiles as if there had been no proof.
     """
     if not config.compile:
         yield
@@ -71,7 +71,7 @@ def compiled_for_proof(config: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def not_compiled(config: RunConfig) -> Iterator[None]:
-    """Run compiled models as they were written."""
+    """Let compiled models run uncompiled in this block."""
     if not config.compile:
         yield
         return
@@ -81,7 +81,10 @@ def not_compiled(config: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def counting_graphs(config: RunConfig, found: Facts) -> Iterator[None]:
-    """Count the graphs that are compiled meanwhile, and the breaks between them."""
+    """Note in ``found`` how many graphs this block compiles, and the breaks between them.
+
+    The keys are ``compiled_graphs`` and ``graph_breaks``, with 0 and None unless the run compiles.
+    """
     if not config.compile:
         yield
         found.update(compiled_graphs=0, graph_breaks=None)

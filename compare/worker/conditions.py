@@ -1,4 +1,4 @@
-"""Prepare a rank: its threads, its CPUs and its device."""
+"""Prepare a rank: set its threads, check its CPUs, and choose its device."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from compare.schema.job import LaunchJob
 
 
 def prepare_rank(job: LaunchJob, placement: Placement) -> torch.device:
-    """Set the number of threads, and return the device.
+    """Set the number of torch's threads, check the CPUs, and return the rank's device.
 
     Raises:
-        BackendError: the rank has no GPU of its own, or other CPUs or threads than the other arms.
+        BackendError: the rank has no GPU of its own, or other CPUs or threads than the job requires.
     """
     torch.set_num_threads(job.config.threads_per_rank)
     _require_same_conditions(job)
@@ -36,7 +36,7 @@ def _device(kind: str, placement: Placement) -> torch.device:
 
 
 def _require_same_conditions(job: LaunchJob) -> None:
-    """Refuse another CPU binding or thread count than the other arms have."""
+    """Raise ``BackendError`` if CPUs or threads differ from the job's, which are those of all arms."""
     expected = (job.affinity, job.config.threads_per_rank)
     found = (sorted(os.sched_getaffinity(0)), torch.get_num_threads())
     if found != expected:

@@ -1,12 +1,12 @@
-"""Take one more step after the training, beside a single process.
+"""Take one more step after the training, and compare it with a single process.
 
-A proof sees twenty first steps of a copy. This step is the run's own replica's, so it shows what begins or
-changes late: a hook, a schedule, a clip. What the optimizer is given is compared with the mean gradient of a
-single process, and its learning rate with the schedule's. The training is over, and its result is not
-changed.
+A proof compares the first steps of a copy. This step is taken by the run's own replica, so it shows what
+begins or changes late: a hook, a schedule, a clip. The gradients that the optimizer is given are compared
+with the mean gradient of a single process, and its learning rate with the schedule's. The training is over,
+so its result does not change.
 
-Rounding depends on the state that the training ended in. So it is measured: by how far the single process in
-the run's precision is away from itself in float64.
+Rounding depends on the state in which the training ended, so the limit is derived from a measurement: how far
+a single process in the run's precision is from the same process in float64.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from compare.worker.step_record import copies, ratio_of, recorded_step
 from compare.worker.task import Task
 
 _NOISE = 30.0
-"""How often the measured rounding is allowed; two kernels may round differently."""
+"""Factor by which an error may exceed the measured rounding, since kernels round differently."""
 _LEAST_LIMIT = 1e-5
 _MOVES = 1e-4
-"""Relative size of an update that no float32 rounds away."""
+"""Relative size of an update that is too large to be rounded away in float32."""
 _LEAST_SIZE = 1e-4
-"""Least size of a gradient that an error is divided by, relative to the largest of the model."""
+"""Least norm by which a gradient's error is divided, relative to the model's largest gradient."""
 
 
 def why_no_end_step(arm: Arm, task: Task, replica: Replica) -> str:
-    """Return why an arm takes no such step; empty if it does."""
+    """Return why an arm takes no comparable step after its training; empty if it does."""
     reasons = {
         "its gradients are rounded or compressed by option": not arm.exact,
         "its steps are not those of one process": not arm.same_training,
@@ -55,9 +55,10 @@ def why_no_end_step(arm: Arm, task: Task, replica: Replica) -> str:
 
 
 def take_end_step(arm: Arm, own: Side, task: Task, steps: int, pace: Pace, *, group: Group) -> EndStep:
-    """Take one more step, after ``steps``, and compare it. Collective.
+    """Take one more step after ``steps`` steps, and compare it with a single process. Collective.
 
-    Rank 0 compares it; each rank does if the step is the user's own.
+    Only rank 0 compares, but every rank does if the step is the user's own. If nothing was compared, the
+    result has the reason in ``why_not``.
     """
     bend = _unseen_bend(task, steps) if own.replica.takes_whole_step else 0
     if why_not := why_no_end_step(arm, task, own.replica):
@@ -68,7 +69,10 @@ def take_end_step(arm: Arm, own: Side, task: Task, steps: int, pace: Pace, *, gr
 
 
 def _unseen_bend(task: Task, steps: int) -> int:
-    """Return the first step at which the schedule bends, if all proven steps have one factor; else 0."""
+    """Return the first step whose factor in the schedule no compared step has; 0 if there is none.
+
+    Also 0 if the compared steps themselves have several factors.
+    """
     seen = {task.factor_at(step) for step in (*range(STEPS), steps)}
     if len(seen) > 1:
         return 0
@@ -76,17 +80,19 @@ def _unseen_bend(task: Task, steps: int) -> int:
 
 
 class _Given(NamedTuple):
-    """What the optimizers of a step were given."""
+    """The gradients and learning rates that the optimizers of one step were given, by parameter name."""
 
     gradients: dict[str, torch.Tensor]
-    """Those of the parameters that an optimizer holds, by name; after a clip of the user's own step."""
+    """Averaged gradients; those of a step of the user's own are taken after its clip."""
     rates: dict[str, float]
     optimizer_steps: int
+    """Steps of the busiest optimizer; 0 if no parameter moved."""
     changes_outside: bool = False
+    """Whether trainable parameters changed outside of an optimizer's step."""
 
 
 class _Sizes(NamedTuple):
-    """The parameter whose gradient is furthest beyond its limit."""
+    """The error of a gradient and its limit, both relative to the gradient's norm."""
 
     error: float
     limit: float
@@ -106,7 +112,7 @@ class _EndStep:
 
     def take(self) -> EndStep:
         end = self._take()
-        # The others measure next, while rank 0 may still look for the cause.
+        # Without this wait, other ranks would measure while rank 0 may still look for the cause.
         self._meet()
         return end
 
@@ -135,14 +141,14 @@ class _EndStep:
         )
         wrong = end.error is None or end.error > end.limit
         if wrong and self._steps_alone(given, names):
-            # The hashes of the ranks show whether that is an average of parameters, or none.
+            # The hashes of the ranks show later whether the parameters are averaged.
             return EndStep(step=self._steps, why_not="each rank steps by its own gradients")
         if wrong and self._live.is_own and (why_not := self._why_no_measure(start, buffers)):
             return EndStep(step=self._steps, why_not=why_not)
         return end
 
     def _buffers(self, whole: nn.Module) -> list[list[torch.Tensor]]:
-        """Return the buffers of every shard's model. Collective."""
+        """Return for each shard the buffers of its model. Collective."""
         if self._replica.shard[1] == 1:
             return [[buffer.detach().clone() for buffer in whole.buffers()]]
         return _buffers_of_all(whole, self._group)
@@ -153,7 +159,8 @@ class _EndStep:
     def _expected(self, whole: nn.Module, buffers: list[list[torch.Tensor]]) -> list[Gradients | None]:
         """Return the mean gradients of one process, in float64 and in the run's precision.
 
-        None if ``before_step`` keeps a state, which only the training's has.
+        They are None if ``before_step`` keeps a state, because a new ``before_step`` does not have it.
+        ``_alone`` becomes the gradients of this rank's shard.
         """
         found: list[Gradients | None] = []
         for task in (self._live.for_proof("float64").for_proof_of(self._replica), self._task):
@@ -166,7 +173,7 @@ class _EndStep:
         return found
 
     def _step(self) -> _Given:
-        """Take the step as the training does, and keep what its optimizers are given."""
+        """Take the step as the training does, and return what its optimizers are given."""
         seed_step(self._task.config, self._steps, self._replica.shard[0])
         side = self._own._replace(batches=iter(self._task.batches(self._replica.shard)))
         given = self._step_of_user(side) if self._replica.takes_whole_step else self._step_of_arm(side)
@@ -188,7 +195,7 @@ class _EndStep:
         return _Given(gradients, rates, record.optimizer_steps, record.changes_outside(start))
 
     def _step_of_arm(self, side: Side) -> _Given:
-        """Take a step of ours; the averaged gradients are there before the user's clip."""
+        """Take a step of Ringside's own loop, and note the averaged gradients before the user's clip."""
         given = _Given({}, {}, 1)
 
         def keep(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -218,7 +225,7 @@ class _EndStep:
         return far
 
     def _steps_alone(self, given: _Given, names: list[str]) -> bool:
-        """Return whether the user's step takes this rank's gradients, as an average of parameters does."""
+        """Return whether the user's step applies this rank's own gradients, as averaging parameters does."""
         alone = dict(zip(names, self._alone, strict=True))
         pairs = [(_plain(gradient), _plain(alone.get(name))) for name, gradient in given.gradients.items()]
         apart = sum(float(_minus(one, other).square().sum()) for one, other in pairs)
@@ -265,7 +272,7 @@ class _EndStep:
         )
 
     def _rate(self, rates: dict[str, float]) -> float:
-        """Return the learning rate that is furthest from the schedule's, over it."""
+        """Return a parameter's learning rate over the schedule's; the ratio that is furthest from 1."""
         task = self._live.anew()
         model = task.build_model()
         expected = task.rates_at(model, self._steps)
@@ -273,9 +280,10 @@ class _EndStep:
         return max(ratios, key=lambda ratio: abs(ratio - 1), default=1.0)
 
     def _why_no_measure(self, start: list[torch.Tensor], buffers: list[list[torch.Tensor]]) -> str:
-        """Return why new models and losses are no measure of the training's; empty if they are one.
+        """Return why a new model and loss are no reference for those of the training; empty if they are.
 
-        Both take one shard of the same parameters and buffers.
+        Both compute the gradients of this rank's shard from the same parameters and buffers, and the
+        gradients must be equal.
         """
         index, count = self._replica.shard
         self._pace.note()
@@ -308,7 +316,7 @@ def _largest(tensor: torch.Tensor) -> float:
 
 
 def _plain(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a gradient as dense real numbers in float64."""
+    """Return a gradient as a dense, real float64 tensor on the CPU; None stays None."""
     if gradient is None:
         return None
     dense = gradient.to_dense() if gradient.is_sparse else gradient
@@ -323,9 +331,9 @@ def _minus(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor
 
 
 def _buffers_of_all(model: nn.Module, group: Group) -> list[list[torch.Tensor]]:
-    """Return the buffers of every rank's model, by rank; none without any. Collective.
+    """Return the buffers of every rank's model, by rank; empty if the model has none. Collective.
 
-    They are sent as bytes, because not every library carries every dtype.
+    Buffers are sent as bytes, because not every library carries every dtype.
     """
     held = [buffer.detach() for buffer in model.buffers()]
     if not any(buffer.numel() for buffer in held):

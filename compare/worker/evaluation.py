@@ -19,27 +19,29 @@ from compare.worker.task import Task
 
 
 class Trained(NamedTuple):
-    """The model at the end of the training."""
+    """The result of the test, and facts about the final model; fields as in ``RankResult``."""
 
     final_hash: str
+    """SHA-256 of the whole model's parameters."""
     buffer_hash: str
-    """Of this rank's own buffers; empty without any."""
+    """SHA-256 of this rank's own buffers; empty if it has none."""
     evaluation: Evaluation
     gradient_bytes: int
+    """Bytes of one gradient for every parameter of the whole model."""
     gradient_tensors: int
     unmoved: list[str]
-    """Parameters that should train, and that are those of the start; only on rank 0."""
+    """Names of trainable parameters that equal their start bit for bit; empty on other ranks than 0."""
     sketch: list[float]
-    """Of what the training changed; only on rank 0."""
+    """Random projection of the change of all parameters; empty on other ranks than 0."""
 
 
 def test_model(
     task: Task, replica: Replica, group: Group, note: Callable[[], None], *, communicates: bool
 ) -> Trained:
-    """Test the whole model on this rank's share of samples. Collective.
+    """Test the whole model on this rank's share of the test set, in the run's precision. Collective.
 
-    It has the run's precision. Where the arm ``communicates``, every rank tests rank 0's buffers. So all
-    shares are of one model. ``note`` is called before every batch.
+    Where the arm ``communicates``, every rank tests with the buffers of rank 0, so all shares are tested on
+    one model. ``note`` is called before every batch.
     """
     whole = replica.whole()
     buffers = list(whole.buffers())
@@ -48,18 +50,19 @@ def test_model(
     # Not compiled: another graph for one pass would take longer than it saves.
     with shared, task.in_precision(), not_compiled(task.config):
         evaluation = task.test(whole, (group.rank, group.world_size), note)
+    trained = [parameter for parameter in whole.parameters() if parameter.requires_grad]
     return Trained(
         final_hash=hash_parameters(whole),
         buffer_hash=buffer_hash,
         evaluation=evaluation,
-        gradient_bytes=sum(p.numel() * p.element_size() for p in whole.parameters()),
-        gradient_tensors=len(list(whole.parameters())),
+        gradient_bytes=sum(parameter.nbytes for parameter in trained),
+        gradient_tensors=len(trained),
         **(_changes(task, whole) if group.rank == 0 else {"unmoved": [], "sketch": []}),
     )
 
 
 def _changes(task: Task, trained: nn.Module) -> dict[str, list[Any]]:
-    """Compare a trained model with the task's own start."""
+    """Return the fields ``unmoved`` and ``sketch`` of ``Trained``; the start is a new model of the task."""
     with same_randomness(task.device):
         start = task.anew().build_model()
     return {"unmoved": unmoved(trained, start), "sketch": sketch(trained, start)}
@@ -68,9 +71,9 @@ def _changes(task: Task, trained: nn.Module) -> dict[str, list[Any]]:
 @contextmanager
 @torch.no_grad()
 def _buffers_of_first_rank(model: nn.Module, group: Group | None) -> Iterator[None]:
-    """Give a model rank 0's buffers, and its own back afterwards.
+    """Give a model the buffers of rank 0 during the block, and its own again after it. Collective.
 
-    Without a group it keeps its own.
+    Without a group the model keeps its own buffers.
     """
     own = [(buffer, buffer.clone()) for buffer in model.buffers() if group and buffer.numel()]
     for buffer, _ in own:

@@ -1,4 +1,4 @@
-"""Find what a wrong step consists of."""
+"""Find what a wrong step consists of: gradients of shards, the previous update, or rounding."""
 
 from __future__ import annotations
 
@@ -10,36 +10,43 @@ import torch
 from compare.schema.parity import WrongStep
 
 MOST_EXPLAINED = 30_000_000
-"""Most numbers in the gradients of all shards; 800 MB with copies."""
+"""Most numbers in the vectors of a step that is explained; with copies they take 800 MB."""
 _ROUNDED = 2.0**-7
-"""Largest relative error of a number in bfloat16, and of a sum of two such."""
+"""Largest relative error of a number that was rounded to bfloat16, or of a sum of two such numbers."""
 _LEAST_HALF = 2.0**-24
 """The smallest number above zero that float16 can hold."""
 _NEAR = 2.0**-8
-"""Largest error of a share where only rounding made it: few numbers may dominate a gradient."""
+"""Largest error of a share that rounding alone makes, because few numbers may dominate a gradient."""
 _EXACT = 1e-9
 """Largest relative error of a number that was not rounded to half precision."""
 _MOST = 0.5
-"""Part of the numbers that are rounded at least, and of their error that no wrong share explains."""
+"""Least part of the numbers that is inexact in a rounded step.
+
+Also the least part of its error that the shares leave unexplained.
+"""
 
 
 class Taken(NamedTuple):
-    """A step as it was taken, each part as one vector, over the learning rate."""
+    """A step of an arm and of the reference, as float64 vectors over all parameters.
+
+    Updates are divided by the learning rate, so they have the unit of a gradient.
+    """
 
     update: torch.Tensor
-    """The update that was found."""
+    """The arm's update."""
     right: torch.Tensor
-    """The right one."""
+    """The reference's update."""
     shards: torch.Tensor
-    """The gradient of each shard, one row each."""
+    """The gradient of each shard, shape (shards, numbers)."""
     before: torch.Tensor | None
-    """The update of the step before; None in the first."""
+    """The update of the previous step; None in the first step."""
 
 
 def explain(wrong: WrongStep, taken: Taken) -> WrongStep:
-    """Find how much of each shard's gradient is in a step, and of the step before.
+    """Return a wrong step, with the parts of each shard's gradient and of the previous update in it.
 
-    The step is a least-squares sum of them.
+    The parts are those whose sum is nearest to the step, by least squares. If the mean gradient is zero,
+    ``wrong`` is returned unchanged.
     """
     mean, count = taken.shards.mean(0), len(taken.shards)
     if not mean.any():  # nothing to be a share of
@@ -62,11 +69,11 @@ def explain(wrong: WrongStep, taken: Taken) -> WrongStep:
 
 
 def _is_rounded(taken: Taken, shares: torch.Tensor, rest: torch.Tensor) -> bool:
-    """Return whether each number is right except for half precision, on its way or in its sum.
+    """Return whether rounding to half precision, in transport or in the sum, explains all errors.
 
-    Something small that is added, such as weight decay, does not follow the size of each number. A factor or
-    a share that is a little wrong does, but it leaves no rest. One parameter that is wrong leaves all others
-    exact.
+    Other small errors look different. Something that is added, such as weight decay, does not follow the size
+    of each number. A factor or a share that is slightly wrong does, but then the shares explain the whole
+    error. If a single parameter is wrong, all others are exact.
     """
     error, size = (taken.update - taken.right).abs(), taken.right.abs()
     allowed = _ROUNDED * taken.shards.abs().mean(0) + _LEAST_HALF
@@ -77,7 +84,7 @@ def _is_rounded(taken: Taken, shares: torch.Tensor, rest: torch.Tensor) -> bool:
 
 
 def joined(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return tensors as one vector of real numbers, in float64."""
+    """Return tensors as one float64 vector on the CPU; a complex number becomes two numbers."""
     flat = [tensor.detach().flatten() for tensor in tensors]
     real = [torch.view_as_real(one).flatten() if one.is_complex() else one for one in flat]
     return torch.cat([one.double().cpu() for one in real])

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from compare.schema.config import RunConfig
 
 _CALLS = 12
-"""Calls of the factory in a launch, apart from three for each rank's shard."""
+"""Calls of the factory in a launch, besides three for each rank's shard."""
 _MOST_SECONDS = 5.0
-"""Most time that all these calls may take."""
+"""Most time that all these calls may take; a slower factory is called only once."""
 
 MakeWorkload: TypeAlias = "Callable[[], Workload]"
-"""The user's factory."""
+"""A call of the user's factory, which returns a new workload."""
 
 
 def load_workload(source: DatasetSource) -> MakeWorkload:
-    """Return the factory of a file.
+    """Check the user's folder, and return a function that calls the factory in it.
 
     Raises:
-        WorkloadError: the folder differs from the parent's.
+        WorkloadError: a Python file in the folder has changed since the run began.
     """
     folder = Path(source.directory)
     if code_digest(folder) != source.sha256:
@@ -47,7 +47,7 @@ def load_workload(source: DatasetSource) -> MakeWorkload:
 
 
 def make_workload(source: DatasetSource) -> Workload:
-    """Call the factory of a file anew, but import the file once.
+    """Call the user's factory, and return its workload; only the first call imports the file.
 
     Raises:
         WorkloadError: the factory returns no workload.
@@ -63,10 +63,10 @@ def make_workload(source: DatasetSource) -> Workload:
 
 
 class Factory:
-    """Makes a workload anew, as often as a proof needs one.
+    """A callable that returns a new workload for each use.
 
-    Everything is new but the data and the loader, so state in a model or in a closure is that of one use.
-    A factory that takes long is not called again: its model is copied, and its closures are shared.
+    All but the data and the loader is new, so each use has its own state in the model and in closures. A slow
+    factory is called only once. Then each use gets a copy of its model, and all share its closures.
     """
 
     def __init__(self, make: MakeWorkload, config: RunConfig, device: torch.device) -> None:
@@ -76,16 +76,16 @@ class Factory:
         calls = _CALLS + 3 * config.ranks
         self._copied = None
         if (monotonic() - begun) * calls > _MOST_SECONDS:
-            with suppress(RuntimeError, TypeError):  # a model that cannot be copied is made anew all the same
+            with suppress(RuntimeError, TypeError):  # a model that cannot be copied is made anew instead
                 self._copied = copy.deepcopy(self.first.model)
 
     @property
     def is_slow(self) -> bool:
-        """Return whether it was called once, and its model is copied."""
+        """Return whether the user's factory is called only once, and its model copied for each use."""
         return self._copied is not None
 
     def __call__(self) -> Workload:
-        """Return a new workload with the data of the first."""
+        """Return a new workload, with the data and the loader of the first one."""
         if self._copied is not None:
             return dataclasses.replace(self.first, model=copy.deepcopy(self._copied))
         first = self.first

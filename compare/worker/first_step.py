@@ -1,4 +1,4 @@
-"""Take the first step, which shows what really runs."""
+"""Take the first training step, and note the dtypes, graphs and gradients that it shows."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from compare.worker.compilation import counting_graphs
 
 
 class FirstStep(NamedTuple):
-    """The first step of a training."""
+    """What the first step of a training showed."""
 
     seconds: float
+    """Time of the step, with the time to compile."""
     gradient_bytes: int
     """Bytes of gradients that the rank held before the optimizer's step."""
     attested: Facts
+    """``activation_dtypes``, ``compiled_graphs`` and ``graph_breaks``."""
 
 
 def take_first_step(own: Side, config: RunConfig, device: torch.device) -> FirstStep:
-    """Train one step; note activations, compiled graphs and gradients."""
+    """Train one step, and note the dtypes of activations, compiled graphs and bytes of gradients."""
     dtypes: set[str] = set()
     attested: Facts = {}
     gradient_bytes = 0
@@ -49,18 +51,19 @@ def take_first_step(own: Side, config: RunConfig, device: torch.device) -> First
 
 
 def _activation_dtypes(loss: torch.Tensor) -> set[str]:
-    """Return the dtypes of what the operations of a forward pass returned."""
+    """Return the dtypes, by name, of all results of operations in the forward pass of a loss."""
     found: set[str] = set()
     for node in _operations_before(loss):
         found.update(str(result.dtype) for result in node._input_metadata)  # noqa: SLF001 -- no public name
-        # A compiled graph is one operation. Other saved tensors stay alone: checkpointing computes them anew.
+        # A compiled graph is one operation, so its saved tensors are read. Those of other operations are not,
+        # because checkpointing would compute them anew.
         if node.name().startswith("CompiledFunction"):
             found.update(str(kept.dtype) for kept in node.saved_tensors if kept.is_floating_point())
     return found
 
 
 def _operations_before(loss: torch.Tensor) -> Iterator[Any]:
-    """Yield the nodes of autograd, without parameters."""
+    """Yield each node of the loss's autograd graph once, without those of parameters."""
     ahead, seen = [loss.grad_fn], set[Any]()
     while ahead:
         node = ahead.pop()

@@ -1,4 +1,4 @@
-"""Time when each gradient is ready, in a block with hooks."""
+"""Measure when each gradient of a step is ready, by hooks in a block of its own."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from compare.worker.clock import Mark, mark_time, nanoseconds_between, read_cloc
 from compare.worker.randomness import same_randomness
 
 GRADIENT_STEPS = 6
-"""Steps of the block; the first is not timed."""
+"""Steps of the block; the first one is not timed."""
 
 
 def time_gradients(side: Side, device: torch.device, note: Callable[[int], None]) -> list[GradientTimes]:
-    """Train a few steps without synchronisation, and time each gradient.
+    """Train a few steps of the reference, and return when each gradient is ready in each step.
 
-    ``note`` is called before them, with their number. The list is in the order of the parameters. One without
-    a gradient is left out.
+    Times are nanoseconds after the last forward pass. The list is in the order of the model's parameters, and
+    leaves out those that lack a gradient in any step. ``note`` is called once, with the number of steps.
     """
     note(GRADIENT_STEPS)
     with same_randomness(device):
@@ -37,9 +37,9 @@ def time_gradients(side: Side, device: torch.device, note: Callable[[int], None]
 
 
 def _hooked_steps(side: Side, device: torch.device) -> list[dict[int | str, Mark]]:
-    """Return the marks of every step: its gradients, and ``forward``.
+    """Return for each step the mark of every gradient, by the parameter's index, and that of ``forward``.
 
-    Where passes accumulate, those of the last pass remain.
+    If a step has several passes, the last pass overwrites the marks of the earlier ones.
     """
     steps: list[dict[int | str, Mark]] = []
     marks: dict[int | str, Mark] = {}

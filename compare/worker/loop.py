@@ -1,4 +1,4 @@
-"""Train and evaluate. Differences between arms are behind the replica."""
+"""Train and evaluate by the same loop in all arms, which differ only in their replica."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVALUATION_BATCH = 1000
 
 
 BeforeStep: TypeAlias = Callable[[nn.Module, list[torch.optim.Optimizer]], None]
-"""Change the averaged gradients of a model, or settings of its optimizers."""
+"""Function that changes the averaged gradients of a model, or settings of its optimizers."""
 
 
 def train(
@@ -30,10 +30,11 @@ def train(
     *,
     before_step: BeforeStep | None = None,
 ) -> None:
-    """Take training steps.
+    """Take ``steps`` training steps.
 
-    Nothing is printed, copied to the host or allocated meanwhile. ``on_phase`` gets the name of every phase
-    that has ended; ``forward`` includes the fetch.
+    The loop itself does not print, allocate, or copy to the host. ``on_phase`` is called with the name of
+    each phase that has ended; ``forward`` includes fetching the batch. ``before_step`` is called between the
+    average and the optimizer's step.
     """
     passes = replica.passes_per_step
     for _ in range(steps):

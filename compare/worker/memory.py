@@ -10,9 +10,9 @@ from compare.schema.turns import Memory
 
 
 def read_memory(device: torch.device, earlier: Memory | None = None) -> Memory:
-    """Return the peaks so far, and what is left of the GPU.
+    """Return the peaks of memory so far, and what is free on the GPU.
 
-    The peaks of ``earlier`` count, since both may have been reset after it.
+    The peaks are at least those of ``earlier``, because both may have been reset after that reading.
     """
     host, on_gpu, left = peak_memory_bytes(), 0, None
     if device.type == "cuda":
@@ -23,9 +23,9 @@ def read_memory(device: torch.device, earlier: Memory | None = None) -> Memory:
 
 
 def peak_memory_bytes() -> int:
-    """Return the largest resident set of this process so far.
+    """Return the largest resident set of this process since its start or the last reset.
 
-    It is VmHWM, because ``ru_maxrss`` is inherited from the launcher that forked this process.
+    It is read from VmHWM, because ``ru_maxrss`` is inherited from the launcher that forked this process.
     """
     with Path("/proc/self/status").open() as status:
         line = next(line for line in status if line.startswith("VmHWM:"))
@@ -33,14 +33,14 @@ def peak_memory_bytes() -> int:
 
 
 def peak_device_memory_bytes(device: torch.device) -> int | None:
-    """Return a GPU's peak of tensors since the last reset."""
+    """Return the peak bytes of torch's tensors on a GPU since the last reset; None on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def reset_peak_memory(device: torch.device) -> bool:
-    """Restart the peaks of memory; return whether the kernel did.
+    """Reset the peaks of memory, and return whether the kernel could reset that of the host.
 
-    See clear_refs in proc(5); some sandboxes have no such file.
+    It does so by ``clear_refs``, see proc(5), which some sandboxes lack.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

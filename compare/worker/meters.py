@@ -1,4 +1,4 @@
-"""Measure CPU load and memory, as the kernel counts them."""
+"""Measure the load of CPUs, as the kernel counts it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from compare.schema.results import MachineUse
 
 
 class CPUMeter:
-    """Measures the load of the CPUs that this process may use.
+    """A meter of the load, since its creation, on the CPUs that this process may use.
 
-    A CPU is busy while it is not idle. The kernel times idle spans, but samples at its ticks what a busy CPU
-    does. Processes that wake and sleep in step with the ticks are sampled too seldom. On two CPUs, beside
-    ``ddp`` alone, samples were 0.1 core short of the CPU time of its ranks.
+    Busy time is all time that is not idle, because the kernel times idle spans, but only samples at its ticks
+    what a busy CPU does. Processes that wake and sleep in step with the ticks are sampled too seldom. When
+    two CPUs ran only ``ddp``, the samples were 0.1 core below the CPU time of the ranks.
     """
 
     def __init__(self) -> None:
@@ -28,19 +28,19 @@ class CPUMeter:
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Leave out what happens during this block."""
+        """Leave the time and the load of this block out of all readings after it."""
         begun = self._now()
         yield
         self._left_out = _Counts(*map(add, self._left_out, map(sub, self._now(), begun)))
 
     def read(self) -> tuple[MachineUse, int]:
-        """Return the machine's load, and this process's CPU nanoseconds."""
+        """Return the load of the CPUs, and the CPU nanoseconds of this process, both since creation."""
         found = _Counts(*map(sub, map(sub, self._now(), self._begun), self._left_out))
         cpus = len(self._cpus)
         use = MachineUse(
             wall_ns=found.wall,
             cpus=cpus,
-            # A CPU that is taken away takes its counts along.
+            # The counts of a CPU that goes offline are lost, so these may be negative.
             busy_ns=max(0, found.busy_of(cpus)),
             stolen_ns=max(0, found.stolen),
             boot_id=boot_id(),
@@ -61,23 +61,26 @@ class CPUMeter:
 
 
 class _Counts(NamedTuple):
-    """Nanoseconds of all CPUs together, and of this process."""
+    """Nanoseconds of the clock, of the metered CPUs together, and of this process's CPU time."""
 
     wall: int = 0
     idle: int = 0
     sampled: int = 0
-    """Busy time by the samples of the kernel's ticks."""
+    """Busy time as the kernel samples it at its ticks."""
     stolen: int = 0
     own: int = 0
 
     def busy_of(self, cpus: int) -> int:
-        """Return the time that is not idle; the samples where idle time is not counted."""
+        """Return the busy nanoseconds of so many CPUs: all time that is not idle.
+
+        Where the kernel accounts for less than half of the time, the sampled busy time is returned.
+        """
         counted = self.idle + self.sampled
         return cpus * self.wall - self.idle if 2 * counted > cpus * self.wall else self.sampled
 
 
 def boot_id() -> str:
-    """Return the name of the running kernel; empty where it is hidden."""
+    """Return the kernel's boot ID, which is new at each boot; empty if it cannot be read."""
     try:
         with Path("/proc/sys/kernel/random/boot_id").open() as file:
             return file.read().strip()

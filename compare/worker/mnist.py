@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class MnistTask(Task):
-    """A built-in model on MNIST, or on the digits in its place."""
+    """A built-in model on MNIST, or on scikit-learn's digits in the same form."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class MnistTask(Task):
 
     @classmethod
     def load(cls, config: RunConfig, dataset: DatasetSource, device: torch.device) -> MnistTask:
-        """Load the training set.
+        """Load the training set onto the device, and return its task.
 
         Raises:
             DataError: the data set is damaged.

@@ -1,4 +1,4 @@
-"""Build what is trained: the models, their loss, and their optimizers."""
+"""Build the built-in models, their loss and their optimizers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ loss_function = nn.functional.cross_entropy
 
 
 def classify(model: Callable[..., torch.Tensor], batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Return the loss of a classifier on inputs and targets."""
+    """Return the mean cross-entropy of a classifier on a batch of inputs and targets."""
     inputs, targets = batch
     return loss_function(model(inputs), targets)
 
@@ -29,7 +29,7 @@ def build_model(name: str, *, dropout: bool = True) -> nn.Module:
     Args:
         name: ``mlp`` (784-256-10), ``wide`` (784-4096-4096-10) or ``mlp:`` with widths of your own.
             ``convnet`` is the network of pytorch/examples' mnist.
-        dropout: whether the convnet has dropout; parity needs a model without.
+        dropout: whether the convnet has dropout; without it, a forward pass draws no random numbers.
 
     Raises:
         ValueError: no model has this name.
@@ -50,7 +50,7 @@ def build_model(name: str, *, dropout: bool = True) -> nn.Module:
 
 
 def optimizer_maker(config: RunConfig) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """Return a function that makes the run's optimizer, without hooks."""
+    """Return a function that makes the run's optimizer of given parameters, without hooks."""
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     make: Callable[..., torch.optim.Optimizer] = without_hooks(kinds[config.optimizer])
     return lambda parameters: make(parameters, lr=config.learning_rate)
@@ -58,10 +58,11 @@ def optimizer_maker(config: RunConfig) -> Callable[[Iterable[nn.Parameter]], tor
 
 @cache
 def without_hooks(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Derive a class with torch's own ``step``, without its wrapper.
+    """Return a subclass of an optimizer, with torch's own ``step`` but without the wrapper around it.
 
     torch wraps the ``step`` of an optimizer class for hooks and for a profiler's label. The wrapper takes
-    nearly as long as the MLP's update. Horovod derives a class in turn, and torch wraps its ``step``.
+    nearly as long as the MLP's update. Registering a step hook raises ``BackendError``. Horovod derives a
+    class from this one, and torch wraps the ``step`` of that class.
     """
     step = inspect.unwrap(kind.step, stop=lambda function: not hasattr(function, "hooked"))
 

@@ -1,4 +1,4 @@
-"""Do a rank's job, and leave a result or a failure."""
+"""Do a rank's job, and write its result or its failure to a file."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from compare.workload import WorkloadError
 
 
 def leave_outcome(files: LaunchFiles, placement: Placement) -> NoReturn:
-    """Do the job and exit.
+    """Do the job, write its result or failure, and exit with status 0 or 1.
 
-    A library that does not load is a failure like any other.
+    A library that does not load is recorded as a failure like any other.
     """
     job = read_job(files)
     if exported := os.environ.pop(EXPORTED, ""):
@@ -57,7 +57,7 @@ def leave_outcome(files: LaunchFiles, placement: Placement) -> NoReturn:
 
 
 def _redirect_output(log: Path) -> None:
-    """Send stdout and stderr to the rank's log, for libraries as well."""
+    """Append stdout and stderr, also those of C libraries, to the rank's log."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, sys.stdout.fileno())
     os.dup2(handle, sys.stderr.fileno())
@@ -65,7 +65,7 @@ def _redirect_output(log: Path) -> None:
 
 
 def _exit(status: int) -> NoReturn:
-    """Exit without any teardown, in which a library may wait for ever."""
+    """Exit without teardown, because a library may wait in it for ever."""
     with suppress(OSError, ValueError):  # a workload may have closed them
         sys.stdout.flush()
         sys.stderr.flush()
@@ -73,7 +73,10 @@ def _exit(status: int) -> NoReturn:
 
 
 def _describe(error: BaseException, placement: Placement, own: str | None) -> RankFailure:
-    """Describe an error by its last frame, in an own workload's folder."""
+    """Return the record of an error, with its message, place and traceback.
+
+    The place is the user's innermost line in the folder ``own``; if there is none, the line that raised.
+    """
     where = getattr(error, "where", "") or (place_of(error, own) if own else "")
     ours = isinstance(error, (BackendError, WorkloadError))
     if not where and not isinstance(error, WorkloadError):

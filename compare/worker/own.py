@@ -31,9 +31,9 @@ _TESTED = 1000
 
 
 class OwnTask(Task):
-    """A workload on one rank.
+    """The task of a user's workload on one rank.
 
-    ``dtype`` is that of a proof; None keeps the model's own.
+    The gates of a proof cast model and batches to the dtype of the gate; all else keeps the model's dtypes.
     """
 
     test_needs_gradients: bool = False
@@ -50,19 +50,19 @@ class OwnTask(Task):
 
     @classmethod
     def load(cls, config: RunConfig, source: DatasetSource, device: torch.device) -> OwnTask:
-        """Call the user's factory, with the run's seed.
+        """Call the user's factory with the run's seed, and return the task of its workload.
 
         Raises:
-            WorkloadError: what it returns cannot be trained.
+            WorkloadError: the user's folder has changed, or the workload cannot be trained.
         """
         return cls.of(config, load_workload(source), device)
 
     @classmethod
     def of(cls, config: RunConfig, make: MakeWorkload, device: torch.device) -> OwnTask:
-        """Make the task of a factory.
+        """Call a factory with the run's seed, and return the task of its workload.
 
         Raises:
-            WorkloadError: what it returns cannot be trained.
+            WorkloadError: the data is no map-style data set, or has fewer samples than a global batch.
         """
         factory = Factory(make, config, device)
         samples, needed = len(sized(factory.first.data)), config.global_batch_size
@@ -104,7 +104,7 @@ class OwnTask(Task):
 
     @property
     def workload(self) -> Workload:
-        """Return what the factory made."""
+        """Return the workload that the factory made for this task; the live object."""
         return self._workload
 
     @property
@@ -177,7 +177,10 @@ class OwnTask(Task):
         )
 
     def test_batches(self, shard: tuple[int, int]) -> Iterator[tuple[int, Batch]]:
-        """Yield the batches of a shard's test, and the samples of each."""
+        """Yield the number of samples and the batch itself, for each test batch of a shard.
+
+        Without test data, the batches are of the first ``_TESTED`` training samples.
+        """
         workload, (index, count) = self._workload, shard
         held = workload.data if workload.test_data is None else workload.test_data
         total = len(sized(held))
@@ -188,9 +191,9 @@ class OwnTask(Task):
             yield min(size, len(chosen) - number * size), move(batch, self.device, self._dtype)
 
     def test_batch(self, model: nn.Module, batch: Batch) -> tuple[float, float]:
-        """Return the mean loss and metric of a batch.
+        """Return the mean loss and the metric of a batch; the metric is 0 if there is none.
 
-        Gradients are enabled only where the loss takes some of its own (``test_needs_gradients``).
+        Gradients are enabled only if the loss itself takes gradients (``test_needs_gradients``).
         """
         workload = self._workload
         with torch.set_grad_enabled(self.test_needs_gradients):
@@ -218,17 +221,17 @@ class OwnTask(Task):
         return made
 
     def for_proof_of(self, replica: Replica) -> Task:
-        # Where each rank changes its own gradients, one process has nothing to change.
+        # If each rank changes its own gradients, a single process has no averaged ones to change.
         made = self._with(clips=self._clips and replica.averages_gradients)
         return super(OwnTask, made).for_proof_of(replica)
 
 
 @torch.no_grad()
 def _cast(model: nn.Module, dtype: torch.dtype) -> None:
-    """Give a model's numbers another precision; complex ones stay complex.
+    """Convert a model's floating-point tensors to a dtype, in place; complex ones stay complex.
 
     Raises:
-        WorkloadError: a parameter changed its value.
+        WorkloadError: a parameter has another value in float64 than before.
     """
     before = [(name, parameter.detach().clone()) for name, parameter in model.named_parameters()]
     model._apply(lambda tensor: in_dtype(tensor, dtype))  # noqa: SLF001 -- ``to`` makes complex numbers real
@@ -240,7 +243,7 @@ def _cast(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _flat(given: list[Any]) -> list[nn.Parameter]:
-    """Return parameters that a step may hand over in groups, or with their names."""
+    """Return the parameters of a list that may hold parameters, (name, parameter) pairs and groups."""
     found: list[nn.Parameter] = []
     for one in given:
         if isinstance(one, dict):
@@ -252,7 +255,7 @@ def _flat(given: list[Any]) -> list[nn.Parameter]:
 
 
 def _require_own(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
-    """Require that an optimizer holds only parameters that it was given.
+    """Require that an optimizer holds only the given parameters.
 
     Raises:
         WorkloadError: it holds others, such as those of a copy of the model.

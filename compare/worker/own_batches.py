@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SampleBatches:
-    """Endless batches of one shard of a data set, sample by sample."""
+    """Endless batches of one shard, collated from the samples of the workload's data."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class SampleBatches:
         self._device, self._dtype = device, dtype
 
     def attest(self) -> Facts:
-        """Return samples, dtype and shard of a batch, and the training samples."""
+        """Return samples, dtypes and shard of a batch, and the number of training samples."""
         with same_randomness(torch.device("cpu")):
             batch = self._collate([self._data[0]])
         return {
@@ -49,7 +49,7 @@ class SampleBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         loader = DataLoader(
-            self._data,  # type: ignore[arg-type]  # it needs len() and an index alone
+            self._data,  # type: ignore[arg-type]  # it needs only len() and an index
             batch_sampler=self._indices(),
             collate_fn=self._collate,
             generator=torch.Generator(),
@@ -64,7 +64,10 @@ class SampleBatches:
 
 
 class LoaderBatches:
-    """Endless batches of one shard, from the user's own loader."""
+    """Endless batches of one shard, from the user's own loader.
+
+    Batches of another size than the loader was asked for, such as a smaller last one, are left out.
+    """
 
     def __init__(
         self,
@@ -84,7 +87,10 @@ class LoaderBatches:
         self._device, self._dtype = device, dtype
 
     def attest(self) -> Facts:
-        """Return the facts of a batch, and the samples of an epoch."""
+        """Return the facts of a batch, the samples of an epoch, and the loader's number of workers.
+
+        The samples of an epoch are None if the loader has no length.
+        """
         batch = self._first(0)[0]
         try:
             whole = len(self._loader) * self._size  # type: ignore[arg-type]
@@ -107,10 +113,10 @@ class LoaderBatches:
                     yield move(batch, self._device, self._dtype)
 
     def _first(self, epoch: int) -> tuple[Batch, Iterator[Batch]]:
-        """Seed and begin an epoch, and fetch its first batch.
+        """Seed and begin an epoch, and return its first batch and an iterator over the others.
 
         Raises:
-            WorkloadError: the loader yields no batch of the size that it was asked for.
+            WorkloadError: the loader does not begin with a batch of the size that it was asked for.
         """
         sampler = getattr(self._loader, "sampler", None)
         if sampler is not None and hasattr(sampler, "set_epoch"):
@@ -126,7 +132,10 @@ class LoaderBatches:
         return first, batches
 
     def _is_whole(self, batch: Batch) -> bool:
-        """Return whether a batch has the size of the run."""
+        """Return whether a batch has as many samples as the loader was asked for.
+
+        A batch without tensors counts as whole.
+        """
         shapes = shapes_of(batch)
         self._place = self._place or place_of_samples(shapes, self._size)
         if not shapes or self._place is None:
@@ -137,17 +146,17 @@ class LoaderBatches:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed the generators that order the samples, and restore them."""
+    """Seed all random generators for the block, and restore them after it."""
     with same_randomness(torch.device("cpu")):
         seed_generators(seed)
         yield
 
 
 def sized(data: Any) -> Sized:
-    """Return data with a length and an index.
+    """Return ``data`` unchanged, after checking that it has a length and an index.
 
     Raises:
-        WorkloadError: it has none, or it is a stream.
+        WorkloadError: it lacks one of them, or it is a stream.
     """
     if isinstance(data, IterableDataset):  # it inherits an index, and may have a length
         raise WorkloadError(

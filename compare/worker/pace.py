@@ -1,4 +1,4 @@
-"""Tell the watchdog how a proof goes on."""
+"""Report the progress of a proof to the watchdog, with a time limit for what comes next."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from compare.worker.watchdog import WAIT_SECONDS, Watchdog
 
 
 class Pace:
-    """The pace of a proof without a watchdog, in a process alone."""
+    """The progress of a proof in a single process without a watchdog: all methods do nothing."""
 
     def step(self, number: int) -> None:
-        """Note that a step begins, from 0; the first one may compile."""
+        """Note that step ``number`` begins; the first one, 0, may compile."""
 
     def note(self, passes: int = 1) -> None:
-        """Note that passes of a shard begin, or with 0 something else."""
+        """Note that so many passes of a shard begin; 0 is for other work."""
 
     def meet(self, passes: int = 1) -> None:
-        """Return when all ranks have called it.
+        """Wait until all ranks have called this method.
 
-        The others may have so many passes left.
+        ``passes`` is how many passes other ranks may still have to take.
         """
 
 
 class WatchedPace(Pace):
-    """The pace of one rank, whose watchdog ends it when it hangs.
+    """The progress of one rank, whose watchdog ends the rank when it hangs.
 
-    A pass may take the stall longer than the one before it. ``first_seconds`` is the limit of what a first
-    step does, where that is longer. ``pass_seconds`` is the time of a pass, if it is known already.
+    Passes may take as long as so many earlier ones, and the stall time in addition. While the time of a pass
+    is unknown (``pass_seconds`` is 0), each pass may take the stall time. In the first step, which may
+    compile, the limit is at least ``first_seconds``.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class WatchedPace(Pace):
         self._passes, self._begun = 0, 0.0
 
     def step(self, number: int) -> None:
-        """Note that a step begins, from 0; the first one may compile."""
+        """Note that step ``number`` begins; the first one, 0, may compile."""
         self._least_seconds = 0.0 if number else self._first_seconds
 
     def note(self, passes: int = 1) -> None:
@@ -50,10 +51,10 @@ class WatchedPace(Pace):
         self._passes, self._begun = passes, monotonic()
 
     def meet(self, passes: int = 1) -> None:
-        """Return when all ranks have called it.
+        """Wait until all ranks have called this method.
 
-        Rank 0 trains the reference on all ranks' samples, and its own watchdog follows it. So the others may
-        wait as long as it takes. It waits for them no longer than for their passes.
+        Rank 0 trains the reference on the samples of all ranks, under its own watchdog. So the other ranks
+        wait for rank 0 without a limit, but rank 0 waits for them only as long as ``passes`` may take.
         """
         self._end_passes()
         if self._group.world_size == 1:
@@ -62,7 +63,7 @@ class WatchedPace(Pace):
         self._group.barrier()
 
     def _end_passes(self) -> None:
-        """Learn how long a pass takes; waiting for others is none."""
+        """Note the mean time of the passes that have ended, without the wait for other ranks."""
         if self._passes:
             self._pass_seconds = (monotonic() - self._begun) / self._passes
         self._passes = 0

@@ -1,21 +1,22 @@
 """Compare an arm with a single process on the same samples.
 
-A new copy of the run's model trains through the arm's strategy. The reference is plain torch without a
-group. It takes the same step from the same parameters. It computes the gradient of each shard alone, with
-that shard's random numbers, buffers and state. Then it averages them. Before the next step it starts again
-from the arm's parameters. So rounding does not grow from step to step, and dropout and BatchNorm may be
-there. Its optimizer keeps a state of its own.
+A new copy of the run's model trains through the arm's strategy. The reference, plain torch without a group,
+takes the same steps in a single process. It computes the gradient of each shard separately, with that shard's
+random numbers, buffers and state, and then averages the gradients. Before each step it takes over the arm's
+parameters, but keeps the state of its own optimizer. So rounding does not grow from step to step, and the
+model may have dropout and BatchNorm.
 
-The pass ``as run`` is no gate. It shows how far the arm drifts from one process on the combined batch, which
-trains on by itself. Rounding makes a difference there, and so do dropout and BatchNorm.
+The pass ``as run`` is no gate. It shows how far the arm drifts from one process that trains on the combined
+batch and takes over the arm's parameters only at its start. Rounding, dropout and BatchNorm all add to this
+drift.
 
-The gates train by plain SGD, which applies gradients as they are. Adam divides each by its own size. A
-gradient that is zero except for rounding then moves its parameter as far as any other. The learning rate is
-not the run's either. With a tiny one every strategy would pass, with a huge one none.
+The gates train by plain SGD, which applies gradients as they are. Adam divides each gradient by its own size,
+so one that is zero except for rounding moves its parameter as far as any other. The learning rate is not the
+run's either, because with a tiny one every strategy would pass, and with a huge one none.
 
-A step that clips may never do so in these steps, or always. So a workload that changes gradients takes four
-more steps, each from where the twentieth ended. Gradients are scaled down in two of them, and those of the
-first shard up in the others.
+A clip may act in none of these steps, or in all of them. So a workload that changes gradients takes four more
+steps, each from the parameters at the end of the last one. All gradients are scaled down in two of them, and
+only those of the first shard are scaled up in the other two.
 
 ``prove`` restores the random generators and the memory, so the training after it is not changed.
 """
@@ -51,20 +52,20 @@ from compare.workload import WorkloadError
 MakeReplica = Callable[[nn.Module, MakeOptimizer], Replica]
 
 _LARGE = 4_000_000
-"""Parameters of a large model.
+"""Number of parameters above which a model is large.
 
 Twenty steps of 20 million parameters take about 10 s, and 40 s over a slow network.
 """
 _LEAST_STEPS = 3
-"""Steps that are compared, even if the single process itself diverges."""
+"""Steps that are always compared; after them, a divergence of the reference ends the comparison."""
 _FEW_STEPS = 5
 """Steps of a brief pass with a large model.
 
-All known faults show by the third step. DDP rebuilds its buckets after the first. Horovod reads names from
-its cache from the second on.
+All known faults show by the third step. DDP rebuilds its buckets after the first step, and Horovod reads
+names from its cache from the second step on.
 """
 _SCALES = (2.0**-14, 2.0**-27, 2.0**14, 2.0**27)
-"""Scales of the gradients in the steps that show a clip; powers of two round nothing."""
+"""Factors of the gradients in the steps that show a clip; powers of two, to avoid rounding."""
 
 
 def prove(
@@ -77,13 +78,13 @@ def prove(
     brief: bool = False,
     scaled: bool = True,
 ) -> ParityPass:
-    """Train ``STEPS`` steps through a strategy, each beside the reference.
+    """Train ``STEPS`` steps through a strategy, and compare each with the reference. Collective.
 
-    Every rank calls it at the same point. All ranks take the first step of the reference, so that each can
-    compare its first update. One rank leads, and compares all steps. Equal hashes extend its result to the
-    others. The passes ``float64`` and ``float32`` train by plain SGD; ``as run`` in float32 with the run's
-    own optimizer. A ``brief`` pass of a large model takes ``_FEW_STEPS``, so that a launch starts soon. Only
-    if ``scaled``, gradients may be scaled to show a clip: half precision cannot carry all of them.
+    Every rank takes the reference's first step, and compares its own first update with it. The rank that
+    ``leads`` compares all steps, and equal hashes extend its result to the others. The passes ``float64`` and
+    ``float32`` train by plain SGD, and ``as run`` trains in float32 with the run's own optimizer. A ``brief``
+    pass of a large model takes ``_FEW_STEPS``, so that the launch starts soon. ``scaled`` allows
+    steps with scaled gradients, which show a clip, but half precision cannot carry all of these scales.
     """
     begun = monotonic()
     with _restored(task.device):
@@ -93,15 +94,15 @@ def prove(
 
 
 def hash_parameters(model: nn.Module) -> str:
-    """Return the SHA-256 of the bytes of every parameter.
+    """Return the SHA-256 over the bytes of all parameters.
 
-    Buffers do not count: running statistics differ between ranks.
+    Buffers are left out, because running statistics differ between ranks.
     """
     return hash_tensors(model.parameters())
 
 
 def hash_tensors(tensors: Iterable[torch.Tensor]) -> str:
-    """Return the SHA-256 of the bytes of tensors."""
+    """Return the SHA-256 over the bytes of all tensors, in their order."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(bytes_of(tensor).data)
@@ -109,7 +110,7 @@ def hash_tensors(tensors: Iterable[torch.Tensor]) -> str:
 
 
 class _Steps:
-    """The steps of an arm beside those of the reference."""
+    """The differences between an arm's steps and those of the reference, so far."""
 
     def __init__(self, kind: PassKind, shards: int) -> None:
         self.differences: list[float] = []
@@ -121,9 +122,9 @@ class _Steps:
         self.shards = shards
 
     def compare(self, step: int, found: nn.Module, reference: Reference, record: StepRecord) -> None:
-        """Compare a step of both; explain the first that rounding does not."""
+        """Compare a step of the arm with the reference's, and explain the first one beyond rounding."""
         difference, update = reference.difference(found), reference.update()
-        # The training of the gate diverges with some models: then the steps before that prove the arm.
+        # With some models the training of a gate diverges. Then the steps before that prove the arm.
         self.diverged = self.diverged or (
             math.isnan(difference.size)
             and len(self.differences) >= _LEAST_STEPS
@@ -149,14 +150,14 @@ class _Steps:
 
 
 def _structure(found: nn.Module, wrong: str, record: StepRecord) -> str:
-    """Say why a step is not one backward pass and one optimizer's step; empty if it is."""
+    """Return why a step is not one backward pass and one optimizer's step; empty if it is."""
     frozen = [name for name, parameter in found.named_parameters() if not parameter.requires_grad]
     moved = ["a parameter that does not train changes"] if wrong in frozen else []
     return ", ".join(filter(None, [record.structure, *moved]))
 
 
 class _Proof:
-    """One pass of an arm beside the reference."""
+    """One pass of a proof, in which an arm and the reference train step by step."""
 
     def __init__(
         self, make_replica: MakeReplica, task: Task, kind: PassKind, pace: Pace, *, leads: bool
@@ -187,7 +188,7 @@ class _Proof:
         self._combined: float | None = None
 
     def take(self, *, brief: bool, scaled: bool) -> ParityPass:
-        """Take all steps, and tell what they showed."""
+        """Take all steps of the arm and of the reference, and return what they showed."""
         large = sum(parameter.numel() for parameter in self._parameters) > _LARGE
         count = _FEW_STEPS if brief and large else STEPS
         for step in range(count):
@@ -199,9 +200,9 @@ class _Proof:
         return self._result(count)
 
     def _step(self, step: int, scale: float = 1.0) -> None:
-        """Take a step of both, and compare them.
+        """Take a step of the reference and a step of the arm, and compare them.
 
-        All ranks meet before the arm's own. Those that do not lead wait there for the one that does.
+        All ranks meet before the arm's step, because only the ranks that lead take every reference step.
         """
         reference, kept = self._reference, self._kept() if scale != 1 else []
         self._pace.step(step)
@@ -228,7 +229,7 @@ class _Proof:
             self._put_back(kept)
 
     def _train(self, step: int, scale: float) -> StepRecord:
-        """Take the arm's own step, and record one that is the user's."""
+        """Take the arm's step, and return its record, which is empty unless the step is the user's own."""
         own_step = self._replica.takes_whole_step
         scale = scale_of(self._replica.shard[0], scale)
         side = (
@@ -247,20 +248,23 @@ class _Proof:
         return record
 
     def _meet(self, step: int) -> None:
-        """Meet all ranks; in some steps each takes the reference's passes."""
+        """Wait for all ranks, with more time in steps where each takes the reference's passes."""
         all_lead = step == 0 or self._replica.takes_whole_step
         self._pace.meet(self._steps.shards if all_lead else 1)
 
     # ---- scaled steps ----
 
     def _scale_gradients_of_own_step(self) -> None:
-        """Let gradients of a step of the user's own be scaled, which calls its own loss."""
+        """Add hooks that scale the gradients of a step of the user's own, which calls its loss itself."""
         for parameter in self._parameters:
             if parameter.requires_grad:
                 parameter.register_hook(lambda gradient: None if self._scale == 1 else gradient * self._scale)
 
     def _can_scale(self) -> bool:
-        """Return whether scaled steps show a clip; sharding replaces the parameters with their hooks."""
+        """Return whether steps with scaled gradients are possible, and may show a clip.
+
+        A step of the user's own needs the hooks of the parameters, which are lost if sharding replaces them.
+        """
         if not self._task.changes_gradients:
             return False
         if self._task.has_reference_step:
@@ -273,7 +277,7 @@ class _Proof:
 
     @torch.no_grad()
     def _put_back(self, kept: list[torch.Tensor]) -> None:
-        """Let the next step start from where this one did."""
+        """Give the arm's model the parameters that it had before this step."""
         for parameter, value in zip(self._replica.model.parameters(), kept, strict=True):
             parameter.copy_(value)
         self._whole = self._replica.whole()
@@ -315,7 +319,7 @@ def _scaled(loss: Loss, scale: float) -> Loss:
 
 
 def _first_noted(task: Task, replica: Replica, reference: Reference) -> Iterator[Batch]:
-    """Yield the batches of the arm, whose first must be the reference's.
+    """Yield the arm's batches; from an own loader, the first must equal the reference's.
 
     Raises:
         WorkloadError: the user's loader yields other samples when it is called again.
@@ -332,10 +336,10 @@ def _first_noted(task: Task, replica: Replica, reference: Reference) -> Iterator
 
 
 def _prepare_layers(replica: Replica, reference: nn.Module, task: Task) -> None:
-    """Prepare the proof of a replica with some layers alone.
+    """Seed every layer by its index, if the replica holds only some of the layers.
 
     Raises:
-        BackendError: the workload changes gradients, and a rank has some of them alone.
+        BackendError: the workload changes gradients, but this rank holds only those of its layers.
     """
     if replica.first_layer is None:
         return
@@ -355,7 +359,7 @@ def _finite(number: float) -> float | None:
 
 @contextmanager
 def _restored(device: torch.device) -> Iterator[None]:
-    """Restore the random generators, and free the memory."""
+    """Restore the random generators after the block, and give freed memory back to the system."""
     with same_randomness(device):
         yield
     gc.collect()  # a wrapper and its hooks hold each other

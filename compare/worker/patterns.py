@@ -1,7 +1,7 @@
 """Make data for collectives whose right result is exact in every dtype.
 
-Data are whole numbers that repeat after a prime number of elements. They depend on rank and index. So a
-missing rank, a shifted part and a part of another rank are wrong.
+Data are whole numbers that repeat after a prime number of elements. They depend on rank and index, so a
+missing rank, a shifted part or a part of another rank makes the result wrong.
 """
 
 from __future__ import annotations
@@ -11,21 +11,18 @@ import torch
 from compare.schema.collectives import Exchange
 
 _PERIOD = 251
-"""Elements after which the data repeats.
-
-It is a prime, so that shifted parts are wrong.
-"""
+"""Number of elements after which the data repeats; a prime, so that a shifted part is wrong."""
 _VALUES = 61
 _EXACT = {"float16": 1 << 11, "bfloat16": 1 << 8, "float8_e4m3fn": 1 << 4, "float8_e5m2": 1 << 3}
-"""Up to these, every whole number is exact."""
+"""For each dtype, the number up to which it holds every whole number exactly."""
 _EXACT |= {"int8": (1 << 7) - 1, "uint8": (1 << 8) - 1}
 _EXACT_OF_OTHERS = 1 << 24
 _FACTORS_APART = 5
-"""At most one rank of so many gives a factor beside 1."""
+"""In a product, a rank gives a factor other than 1 for about one of so many elements, or fewer."""
 
 
 class Pattern:
-    """The data of every rank in one collective, and its right result."""
+    """The data that every rank gives to one collective, and the right results."""
 
     def __init__(self, exchange: Exchange, ranks: int) -> None:
         self._exchange = exchange
@@ -33,11 +30,14 @@ class Pattern:
         self._exact = _EXACT.get(exchange.dtype, _EXACT_OF_OTHERS)
 
     def given(self, rank: int, buffer: torch.Tensor) -> torch.Tensor:
-        """Return the data that a rank gives, as large as its buffer."""
+        """Return the data that a rank gives, in a new tensor as large as its buffer."""
         return _repeated(self._period(rank), buffer, 0)
 
     def right(self, rank: int, buffer: torch.Tensor) -> torch.Tensor:
-        """Return what a rank must get, as large as its buffer."""
+        """Return what a rank must get, as large as its buffer.
+
+        Where the result consists of several ranks' parts, it is returned as uint8 bytes.
+        """
         name, ranks = self._exchange.collective, range(self._ranks)
         if self._exchange.traits.reduces:
             skipped = rank * buffer.numel() if name == "reduce_scatter" else 0
@@ -51,19 +51,19 @@ class Pattern:
         return torch.cat([_repeated(self._period(other), part, skipped).view(torch.uint8) for other in ranks])
 
     def count_wrong(self, found: torch.Tensor, rank: int) -> int:
-        """Count the elements of a result that are not right."""
+        """Return how many elements of a result are wrong."""
         right = self.right(rank, found)
         if self._is_rounded:
             error = (found.double() - right.view(found.dtype).double()).abs()
             limit = 1.5 * torch.finfo(found.dtype).eps * right.view(found.dtype).double()
             return int((~(error <= limit)).sum())
-        # Bytes can be compared in every dtype, and not a number is wrong.
+        # Bytes can be compared in every dtype, and a NaN counts as wrong.
         differs = found.view(torch.uint8) != right.view(torch.uint8)
         return int(differs.view(-1, found.itemsize).any(1).sum())
 
     @property
     def _is_rounded(self) -> bool:
-        """Whether a library may divide by multiplying, which rounds."""
+        """Return whether a library may compute the mean by multiplying with 1 / ranks, which rounds."""
         a_power_of_two = self._ranks.bit_count() == 1
         floating = getattr(torch, self._exchange.dtype).is_floating_point
         return self._exchange.operation == "avg" and floating and not a_power_of_two
@@ -80,7 +80,7 @@ class Pattern:
         return found.to(getattr(torch, self._exchange.dtype))
 
     def _means(self, index: torch.Tensor) -> torch.Tensor:
-        """Return means whose sums over all ranks fit into the dtype."""
+        """Return a mean for each index, small enough for the sum over all ranks to fit into the dtype."""
         if getattr(torch, self._exchange.dtype).is_floating_point or 2 * self._ranks <= self._exact:
             return 1 + index % 2
         return index % 2 if self._ranks <= self._exact else torch.zeros_like(index)
@@ -89,15 +89,15 @@ class Pattern:
         return self._whole(rank).to(getattr(torch, self._exchange.dtype))
 
     def _whole(self, rank: int) -> torch.Tensor:
-        """Return one period of a rank's data as whole numbers."""
+        """Return one period of a rank's data, as int64."""
         index = torch.arange(_PERIOD)
         mixed = index * index % _PERIOD
         ranks, operation = self._ranks, self._exchange.operation
         if operation == "avg":
-            # One rank alone gives a value, so that the mean is whole.
+            # Only one rank gives a value, so that the mean is whole.
             return torch.where(mixed % ranks == rank, ranks * self._means(index), 0)
         if operation == "prod":
-            # One rank alone gives a factor, so that the product stays small.
+            # Only one rank gives a factor, so that the product stays small.
             chosen = (mixed + rank) % max(_FACTORS_APART, ranks) == 0
             return torch.where(chosen, 2 << (index % 2), 1)
         adding = ranks if operation == "sum" else 1
@@ -108,7 +108,7 @@ class Pattern:
 
 
 def _repeated(period: torch.Tensor, like: torch.Tensor, skipped: int) -> torch.Tensor:
-    """Fill a buffer's size with a period, after some skipped elements."""
+    """Return a period repeated to the size of ``like``, beginning after ``skipped`` elements."""
     # As bytes, because torch cannot repeat every dtype.
     shifted = period.roll(-(skipped % _PERIOD)).view(torch.uint8).to(like.device)
     nbytes = like.numel() * like.itemsize

@@ -1,7 +1,7 @@
 """Try a workload in one process, before its ranks form a group.
 
-It is made anew, and takes one batch of training and one of the test. Errors there have the user's line, what
-was found, and what to do. So no library reports them later, or by a stall.
+A new copy of the workload takes one training batch and one test batch. An error has the user's line, what was
+found, and what to do. Otherwise a library would report the problem later, or would stall.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _REFUSED: dict[Trait, tuple[str, str]] = {
         "Set requires_grad to False for them, or leave this arm out.",
     ),
 }
-"""What an arm may be unable to train, and what to do."""
+"""What a message says of each trait that an arm may be unable to train, and the remedy."""
 _TO_GO_ON = (
     "Let it compute its own samples alone. If the ranks must share it, set own_step, and reference_step for "
     "what one process does: docs/own-model.md."
@@ -75,12 +75,12 @@ _TRY = "Try one batch without Ringside: call make(), its loss, and backward."
 def preflight(
     job: Job, task: OwnTask, strategy: type[Replica], shard: tuple[int, int], note: Callable[[], None]
 ) -> None:
-    """Try the job's workload in a new copy, and leave no trace.
+    """Try a new copy of the job's workload, and set ``test_needs_gradients`` of the run's ``task``.
 
-    The ``task`` of the run learns how to test. ``note`` is called before each batch.
+    The random generators are restored, and the peak of memory is reset. ``note`` is called before each batch.
 
     Raises:
-        WorkloadError: it cannot be trained by this arm, or by none.
+        WorkloadError: this arm, or any arm, cannot train the workload.
     """
     with same_randomness(task.device):
         trial = _Trial(task.anew(), job, shard, note)
@@ -95,14 +95,14 @@ def preflight(
 
 
 class _Trial:
-    """A workload that takes one batch of everything."""
+    """A trial of a workload, with one training batch and one test batch."""
 
     def __init__(self, task: OwnTask, job: Job, shard: tuple[int, int], note: Callable[[], None]) -> None:
         self._task, self._shard, self._note = task, shard, note
         self._folder = job.dataset.directory
         self._seed = job.config.seed
         self._ranks = job.config.ranks
-        # Where the user says what one process does, the loss may be of several.
+        # If the user wrote the step of one process, the loss may need several processes.
         self._is_own = bool(job.arm.traits.own_step) and task.has_reference_step
         self._model: nn.Module = nn.Module()
         self._arrived: Counter[str] = Counter()
@@ -111,7 +111,7 @@ class _Trial:
     # ---- what any arm needs ----
 
     def require_trainable(self) -> None:
-        """Require parameters, a plain step, and a batch's gradients."""
+        """Require usable parameters, optimizer and schedule, and a batch whose gradients can be computed."""
         _require_parameters(self._task.workload.model)
         with self._told("the optimizer cannot be made of the model's parameters", _TRY):
             optimizer = self._task.make_optimizer(self._task.build_model().parameters())
@@ -135,7 +135,7 @@ class _Trial:
             ) from None
 
     def _learn(self, task: Any, batch: Batch, remedy: str) -> None:
-        """Take forward, loss and backward of one batch."""
+        """Compute the loss and the gradients of one batch; ``remedy`` is for an error's message."""
         self._note()
         self._model = model = task.build_model()
         self._arrived.clear()
@@ -167,7 +167,7 @@ class _Trial:
 
     @contextmanager
     def _noting_gradients(self, model: nn.Module) -> Iterator[None]:
-        """Count how often each gradient arrives, and note what the model returns."""
+        """Count in this block how often each gradient arrives, and note what the model returns."""
         with ExitStack() as noting:
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad:
@@ -181,7 +181,7 @@ class _Trial:
             yield
 
     def test_needs_gradients(self) -> bool:
-        """Test one batch; return whether its loss takes gradients of its own."""
+        """Test one batch, and return whether that works only with gradients enabled."""
         batch = next((batch for _, batch in self._task.test_batches(self._shard)), None)
         if batch is None:
             return False
@@ -190,7 +190,7 @@ class _Trial:
             self._test(model, batch)
         except WorkloadError:
             self._task.test_needs_gradients = True
-            with suppress(*[WorkloadError] * self._is_own):  # the groups of other libraries come later
+            with suppress(*[WorkloadError] * self._is_own):  # other libraries have their groups later
                 self._test(model, batch)
         return self._task.test_needs_gradients
 
@@ -209,7 +209,7 @@ class _Trial:
 
     @contextmanager
     def _told(self, what: str, remedy: str | Callable[[Exception], str]) -> Iterator[None]:
-        """Tell an error of the user's code in three parts."""
+        """Raise an error of the block as ``WorkloadError``: what failed, the error itself, and a remedy."""
         try:
             yield
         except WorkloadError:
@@ -223,7 +223,7 @@ class _Trial:
     # ---- what some arms cannot do ----
 
     def require_averaged_by(self, strategy: type[Replica], options: Options) -> None:
-        """Require that a strategy can average every gradient."""
+        """Require that a strategy can copy the model, if it must, and average every gradient."""
         cannot, found = strategy.cannot(options), self._traits()
         self._note()
         if UNCOPIED in cannot:
@@ -234,7 +234,7 @@ class _Trial:
                 raise WorkloadError(f"{what.format(names=listed(names))}\n{remedy}")
 
     def _traits(self) -> dict[Trait, list[str]]:
-        """Find what the model asks of an arm: parameters by trait."""
+        """Return for each trait the names of the parameters that have it, which may be none."""
         trained = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
         reached = _parameters_under(self._outputs)
         return {
@@ -246,7 +246,7 @@ class _Trial:
 
 
 def _require_parameters(model: nn.Module) -> None:
-    """Require parameters with a shape and numbers."""
+    """Require that all parameters have a shape and numbers, and that one or more can be trained."""
     lazy = [n for n, p in model.named_parameters() if is_lazy(p)]
     if lazy:
         raise WorkloadError(
@@ -266,7 +266,7 @@ def _require_parameters(model: nn.Module) -> None:
 
 
 def _require_copied(model: nn.Module) -> None:
-    """Require a model that can be copied, or name what cannot."""
+    """Require that the model can be copied; the error names the part that cannot."""
     try:
         copy.deepcopy(model)
     except Exception as error:
@@ -290,12 +290,13 @@ def _why_not_copied(model: nn.Module) -> str:
 
 
 def _require_plain_step(optimizer: torch.optim.Optimizer) -> None:
-    """Require a step without a closure."""
+    """Require an optimizer whose step needs no closure."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise WorkloadError(
-            f"{type(optimizer).__name__} calls the loss itself, by a closure, and several times a step. Arms "
-            "average the gradients of one call.\nChoose an optimizer whose step takes no closure."
+            f"{type(optimizer).__name__}.step() requires a closure, so it computes the loss by itself. Arms "
+            "average the gradients of one computation.\nChoose an optimizer whose step() works without a "
+            "closure, such as SGD or Adam."
         )
 
 
@@ -312,7 +313,7 @@ def _require_scalar(loss: Any) -> None:
 
 
 def _parameters_under(outputs: list[torch.Tensor]) -> set[int]:
-    """Return the parameters that tensors depend on, by identity."""
+    """Return the ``id()`` of each parameter that any of the tensors depends on."""
     seen: set[Any] = set()
     waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
     found = set()

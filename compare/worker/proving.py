@@ -1,7 +1,7 @@
-"""Prove the training of one launch.
+"""Prove the training of one launch, by a comparison with a single process.
 
-A run proves each arm before its first training. A later launch that began and ended as that one, bit for
-bit, trained the same, so it is as proven. Another one is proven after its training.
+A run proves each arm before its first training. A later launch with the same start and end, bit for bit,
+trained the same, so the proof holds for that launch too. Any other launch is proven after its training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from compare.worker.watchdog import Watchdog
 
 
 def repeats_proven(job: Job, found: Fingerprint, group: Group) -> bool:
-    """Return whether all ranks began and ended as those of the arm's proven launches. Collective."""
+    """Return whether every rank's start and end equal those of the arm's proven launches. Collective.
+
+    False if the arm has no proven launch.
+    """
     if not job.proven:
         return False
     differing = torch.tensor([float(found != job.proven[group.rank])], device=group.device)
@@ -35,10 +38,10 @@ def repeats_proven(job: Job, found: Fingerprint, group: Group) -> bool:
 def prove_steps(
     job: Job, make_replica: Callable[..., Replica], task: Task, group: Group, watchdog: Watchdog
 ) -> list[ParityPass]:
-    """Compare steps of a copy with those of a single process.
+    """Return the passes of the job's proof, which compare a copy's steps with a single process's. Collective.
 
-    The control has no proof. A pass is short, so options that act late are set as in the registry
-    (``while_proven``).
+    Empty for the control, which has no proof. A pass is short, so options that act late get other values,
+    which the registry has (``while_proven``).
     """
     if not job.arm.traits.synchronises:
         return []
@@ -59,7 +62,7 @@ def prove_steps(
 def prove_end(
     job: Job, own: Side, task: Task, group: Group, watchdog: Watchdog, *, steps: int, step_seconds: float
 ) -> EndStep | None:
-    """Take one more step after the training, beside a single process; the control has none."""
+    """Take one more step after the training, and compare it with a single process; None for the control."""
     if not job.arm.traits.synchronises:
         return None
     pace = WatchedPace(watchdog, group, pass_seconds=step_seconds)

@@ -13,21 +13,21 @@ _NUMPY_SEEDS = 2**32
 
 
 def seed_generators(seed: int) -> None:
-    """Seed all generators."""
+    """Seed the generators of torch, NumPy and ``random``."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % _NUMPY_SEEDS)  # noqa: NPY002 -- users draw from the global generator
 
 
 def states_of_generators() -> tuple[object, ...]:
-    """Return what changes as soon as code draws a random number on the CPU."""
+    """Return the states of all generators on the CPU, which any random draw changes."""
     _, numbers, place, *_ = np.random.get_state()  # noqa: NPY002 -- as above
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), np.asarray(numbers).tobytes(), place
 
 
 @contextmanager
 def same_randomness(device: torch.device) -> Iterator[None]:
-    """Restore all generators: what draws here must not change the training."""
+    """Restore all generators after the block, so that its random draws do not change the training."""
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 -- as above
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield

@@ -1,4 +1,4 @@
-"""Do one rank's part of a launch: join, train, test, attest.
+"""Do one rank's part of a launch: join, prove, train, test, measure and attest.
 
 No other module calls ``backends.load``.
 """
@@ -62,12 +62,12 @@ _WARM_UP_PIECE = 10
 
 
 def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
-    """Do a rank's part of a launch.
+    """Do a rank's part of a launch that trains, and return what the rank measured and attests.
 
     Raises:
-        BackendError: the backend cannot do here what the arm requests.
+        BackendError: the backend cannot do on this host what the arm requests.
         DataError: the data set is damaged.
-        Exception: any error of a library; the caller records it.
+        Exception: any error of the workload or of a library; the caller records it.
     """
     start_up = StartUp(job.launched_at)
     joined = _join(job, placement, watchdog, start_up)
@@ -115,7 +115,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
         whole_peak_memory_bytes=max(proof.peak_bytes, peak_memory_bytes()),
         attestation=attested | first.attested | joined.task.attest(),
     )
-    # Ranks attest their open connections, so all of them keep theirs until here.
+    # Ranks attest their open connections, so all of them keep theirs open up to this point.
     _wait(joined, watchdog, timed.steps)
     watchdog.note("end", timed.steps)
     group.barrier()
@@ -124,17 +124,17 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
 
 
 def _wait(joined: _Joined, watchdog: Watchdog, steps: int = 0) -> None:
-    """Wait until no other arm measures; without turns there are none."""
+    """Wait until no other arm is measured; return at once in a launch without turns."""
     if joined.pipes:
         watchdog.wait_for_turn(steps)
         joined.pipes.wait(0.0, read_memory(joined.group.device))
 
 
 def sweep_group(job: SweepJob, placement: Placement, watchdog: Watchdog) -> RankSweep:
-    """Time a group's collectives alone, without any training.
+    """Time a group's collectives without any training, and return what the rank measured and attests.
 
     Raises:
-        BackendError: the group cannot do here what was requested.
+        BackendError: the group cannot do on this host what was requested.
     """
     watchdog.note("load")
     device = prepare_rank(job, placement)
@@ -158,7 +158,7 @@ def sweep_group(job: SweepJob, placement: Placement, watchdog: Watchdog) -> Rank
 
 
 class _Measured(NamedTuple):
-    """Measurements after the training."""
+    """Measurements after the training, named as in ``RankResult``."""
 
     end: EndStep | None
     message_bytes: list[int]
@@ -167,7 +167,7 @@ class _Measured(NamedTuple):
 
 
 def _measure(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, timed: _Timed) -> _Measured:
-    """Take one more step beside a single process, and time the collectives alone."""
+    """Take one more step, comparing it with a single process, and time collectives without training."""
     replica, group = own.replica, joined.group
 
     def note(stage: Stage, steps: float) -> None:
@@ -188,7 +188,7 @@ def _measure(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, timed: _T
 def _prove_after(
     job: Job, joined: _Joined, initial_hash: str, trained: Trained, watchdog: Watchdog
 ) -> list[ParityPass]:
-    """Prove a training that does not repeat a proven one."""
+    """Return the proof of a finished training; empty if it repeats a proven one, or in the control."""
     found = Fingerprint(initial_hash, trained.final_hash, trained.buffer_hash)
     if not job.arm.traits.synchronises or repeats_proven(job, found, joined.group):
         return []
@@ -196,7 +196,7 @@ def _prove_after(
 
 
 def _test(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, step_seconds: float) -> Trained:
-    """Test the model after its last training step."""
+    """Test the model after its last training step. Collective."""
     config = job.config
 
     def note() -> None:
@@ -209,16 +209,16 @@ def _test(job: Job, own: Side, joined: _Joined, watchdog: Watchdog, step_seconds
 
 
 class _Joined(NamedTuple):
-    """A rank's parts after it joined the group."""
+    """What a rank has loaded and made by the time that it has joined its group."""
 
     make_replica: Callable[..., Replica]
-    """Takes a model, what makes its optimizer, the group and options."""
+    """Takes a model, a function that makes its optimizer, the group and options; returns a replica."""
     group: Group
     task: Task
     peak_bytes: int
-    """Peak of memory before the workload was tried."""
+    """Largest resident set before the workload was tried."""
     pipes: TurnPipes | None
-    """None without turns."""
+    """The pipes to the agent of this host; None in a launch without turns."""
 
 
 def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: StartUp) -> _Joined:
@@ -249,10 +249,10 @@ def _join(job: Job, placement: Placement, watchdog: Watchdog, start_up: StartUp)
 
 
 def _try_out(job: Job, task: Task, strategy: type[Replica], placement: Placement, watchdog: Watchdog) -> None:
-    """Try what the user has written, before the ranks form a group.
+    """Try a user's own workload, before the ranks form a group; do nothing for a built-in model.
 
     Raises:
-        WorkloadError: it cannot be trained by this arm, or by none.
+        WorkloadError: this arm, or any arm, cannot train the workload.
     """
     if not task.is_own:
         return
@@ -281,9 +281,9 @@ def _make_replica(job: Job, joined: _Joined) -> Replica:
 
 
 def _warm_up(own: Side, steps: int, device: torch.device, watchdog: Watchdog, step_seconds: float) -> float:
-    """Train the warm-up after its first step; return a step's seconds.
+    """Train the rest of the warm-up, and return the seconds of a step in its last piece.
 
-    ``steps`` includes the first one; ``step_seconds`` is its time, the slowest of all.
+    ``steps`` includes the first step, which took ``step_seconds`` and is the slowest.
     """
     done = 1
     while done < steps:
@@ -301,9 +301,9 @@ def _warm_up(own: Side, steps: int, device: torch.device, watchdog: Watchdog, st
 class _Timed(NamedTuple):
     blocks: list[Block]
     step_seconds: float
-    """Step time of the slowest block."""
+    """Mean time of a step in the slowest training block."""
     steps: int
-    """Steps taken, with the warm-up."""
+    """Steps taken, including the warm-up."""
     trained: Trained
     peak_memory_bytes: int
     peak_device_memory_bytes: int | None
@@ -317,9 +317,9 @@ class _Timed(NamedTuple):
 def _timed(
     job: Job, own: Side, joined: _Joined, watchdog: Watchdog, *, first_step_seconds: float, earlier: Memory
 ) -> _Timed:
-    """Warm up, then train the timed steps, and test the model.
+    """Warm up, train the timed steps, test the model, and time the gradients of the reference.
 
-    ``earlier`` has the peaks of memory so far.
+    ``earlier`` has the peaks of memory up to the end of the proof.
     """
     config, group, pipes = job.config, joined.group, joined.pipes
     untimed = untimed_steps(config, own.replica.cycle)
@@ -377,7 +377,7 @@ def _timed(
 def _take_turns(
     trainer: BlockTrainer, pipes: TurnPipes, meter: CPUMeter, watchdog: Watchdog, memory: Callable[[], Memory]
 ) -> list[Block]:
-    """Wait and train by turns, until the last turn has ended."""
+    """Train in turns until the agent ends them, and return the timed blocks of all turns."""
     blocks: list[Block] = []
     trainer.begin()
     while True:

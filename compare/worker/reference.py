@@ -1,4 +1,4 @@
-"""Train in a single process, shard by shard."""
+"""Train the reference of a proof: a single process that takes the same steps, shard by shard."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from compare.worker.told_apart import ToldApart, distance, relative
 
 
 class Reference:
-    """The same training in a single process, shard by shard.
+    """The arm's training in a single process, shard by shard.
 
-    Where it ``drifts``, it is on the combined batch, and never starts again from the arm's parameters.
+    If it ``drifts``, it trains on the combined batch, and takes over the arm's parameters only at its start.
     """
 
     is_plain: ClassVar[bool] = True
-    """Whether its step is one backward pass of each shard's loss, and one optimizer's step."""
+    """Whether a step is one backward pass of each shard's loss, and one step of the optimizer."""
 
     def __init__(
         self,
@@ -49,16 +49,15 @@ class Reference:
         *,
         drifts: bool,
     ) -> None:
-        """Take a shard's model and data for each shard of a replica.
+        """Make a model and batches for each shard of a replica.
 
-        ``start`` has the parameters and buffers of all. ``pace`` knows of every shard's
-        pass.
+        All models start with the parameters and buffers of ``start``. ``pace`` is notified of every pass.
         """
         index, count = (0, 1) if drifts else replica.shard
         self.first_batches: list[str] = []
-        """SHA-256 of each shard's first batch."""
+        """SHA-256 of each shard's first batch; empty unless the loader is the user's own."""
         self.acted: list[bool] = []
-        """Whether ``before_step`` changed a gradient, in each step."""
+        """Whether ``before_step`` changed a gradient, for each step; empty if it never can."""
         self.alone: Gradients = []
         """The gradients of this rank's shard in the latest step."""
         self._drifts, self._index, self._pace = drifts, index, pace or Pace()
@@ -98,19 +97,20 @@ class Reference:
 
     @property
     def shard_count(self) -> int:
-        """Return how many shards there are."""
+        """Return how many shards the reference has; one if it drifts."""
         return len(self._shards)
 
     @property
     def rate(self) -> float:
-        """Return the learning rate of the latest step."""
+        """Return the learning rate of the latest step, from the optimizer's first group."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     @torch.no_grad()
     def anchor(self, found: nn.Module) -> None:
-        """Start the next step from the parameters of another model.
+        """Start the next step from the parameters and buffers of the arm's model.
 
-        Other shards keep the buffers and the frozen parameters that their own passes left.
+        Models of other shards keep their own buffers and frozen parameters. If the arm broadcasts buffers,
+        they get those of the first shard. If the reference drifts, only the first call has an effect.
         """
         if self._drifts and self._start:
             return
@@ -122,7 +122,7 @@ class Reference:
             _copy(self._shards[0].model.buffers(), shard.model.buffers())
 
     def step(self, step: int, scale: float = 1.0) -> None:
-        """Take a step, from 0, by the mean of all shards' gradients, with every loss times a scale."""
+        """Take a step, counted from 0, by the mean of the shards' gradients, scaled as in ``scale_of``."""
         mean = self.mean_gradients(step, scale)
         if self._before_step:
             _give(self.model, _cloned(mean))
@@ -139,12 +139,12 @@ class Reference:
         self._largest_change = self._find_largest_change()
 
     def give_buffers(self, buffers: list[list[torch.Tensor]]) -> None:
-        """Give each shard's model the buffers of its rank, if there are any."""
+        """Copy the buffers of each shard into its model; an empty list changes nothing."""
         for shard, its in zip(self._shards, buffers, strict=False):
             _copy(its, shard.model.buffers())
 
     def changed(self, gradients: Gradients) -> Gradients | None:
-        """Return gradients as ``before_step`` changes them; None if it remembers other ones."""
+        """Return gradients as ``before_step`` changes them; None if earlier gradients affect the result."""
         once = self._clipped(gradients)
         self._clipped([None if gradient is None else gradient * 3 for gradient in gradients])
         again = self._clipped(gradients)
@@ -170,7 +170,7 @@ class Reference:
         return mean
 
     def _wrong_gradients(self, mean: Gradients) -> dict[WrongKind, Gradients]:
-        """Return the gradients of the wrong steps that are not told apart."""
+        """Return the gradients of each wrong step that is not yet told apart from the right one."""
         count = self.shard_count
         made: dict[WrongKind, Gradients] = {
             "alone": self.alone,
@@ -189,7 +189,7 @@ class Reference:
 
     @torch.no_grad()
     def tell_apart(self, limit: float) -> None:
-        """Note which wrong steps lie beyond the limit of the latest step."""
+        """Note which parameters differ between the latest step and a wrong one by far more than a limit."""
         if not self._wrong:
             return
         named = [(name, p) for name, p in self.model.named_parameters()]
@@ -201,7 +201,7 @@ class Reference:
         self.told_apart.look(far, limit)
 
     def _note_samples(self, shard: int, batches: list[Batch]) -> None:
-        """Note the first batch of a shard, and every sample."""
+        """Note the hash of a shard's first batch, and the hashes of all its samples."""
         if shard == len(self.first_batches):
             self.first_batches.append(hash_batch(batches[0]))
             self._samples.append(set())
@@ -209,12 +209,12 @@ class Reference:
 
     @property
     def shared_samples(self) -> float:
-        """Return the largest part of a shard that an earlier shard has."""
+        """Return the largest part of a shard's samples, from 0 to 1, that an earlier shard has too."""
         pairs = combinations(self._samples, 2)
         return max((len(one & other) / len(other) for one, other in pairs if other), default=0.0)
 
     def _note_use(self, gradients: list[Gradients]) -> None:
-        """Note which parameters get a gradient from which shard."""
+        """Note from which shards each parameter gets a gradient."""
         for name, *found in zip(self._names(), *gradients, strict=True):
             if name in self._used_by:
                 self._used_by[name] = {index for index, one in enumerate(found) if one is not None}
@@ -223,7 +223,7 @@ class Reference:
         return [name for name, _ in self.model.named_parameters()]
 
     def unused(self, shards: int) -> list[str]:
-        """Name the parameters that got a gradient from so many shards."""
+        """Return the names of the parameters that got a gradient from exactly so many shards."""
         return [name for name, used in self._used_by.items() if len(used) == shards]
 
     def require_every_gradient(self) -> None:
@@ -246,31 +246,31 @@ class Reference:
 
     @torch.no_grad()
     def update(self) -> float:
-        """Return the size of this step's update, relative to its parameter."""
+        """Return the largest number of this step's update, relative to the largest of its parameter."""
         pairs = zip(self.model.parameters(), self._anchor, strict=True)
         return max((relative_difference(p - a, p, a, self._largest_change) for p, a in pairs), default=0.0)
 
     def difference(self, found: nn.Module) -> Difference:
-        """Return the largest relative difference of another model's step."""
+        """Return the largest relative difference between the arm's model and the reference's."""
         return largest_difference(found, self.model, self._largest_change)
 
     @torch.no_grad()
     def wrong_parameters(self, found: nn.Module, limit: float) -> int:
-        """Count the parameters of another model's step that are beyond a limit."""
+        """Return how many parameters of the arm's model differ beyond a limit; 0 if it has only one."""
         pairs = zip(found.parameters(), self.model.parameters(), strict=True)
         sizes = [relative_difference(f - e, f, e, self._largest_change) for f, e in pairs]
         return 0 if len(sizes) == 1 else sum(not size <= limit for size in sizes)
 
     @torch.no_grad()
     def _find_largest_change(self) -> float:
-        """Return the largest number of this step's update."""
+        """Return the largest change of a number in this step's update; 0 if none is finite."""
         pairs = zip(self.model.parameters(), self._anchor, strict=True)
         changes = [float((p - a).abs().max()) for p, a in pairs if p.numel()]
         return max((change for change in changes if math.isfinite(change)), default=0.0)
 
     @torch.no_grad()
     def compare_update(self, found: nn.Module) -> Update:
-        """Compare the first update of another model."""
+        """Return how the arm's first update compares with the reference's."""
         along, apart, whole = 0.0, 0.0, 0.0
         for f, e, s in zip(found.parameters(), self.model.parameters(), self._start, strict=True):
             right, wrong = e - s, f - e
@@ -280,9 +280,10 @@ class Reference:
         return Update(along / whole, math.sqrt(apart / whole)) if whole else Update(math.nan, math.nan)
 
     def explain(self, found: nn.Module, step: int, difference: Difference) -> WrongStep:
-        """Find what another model's step consists of, and whether the workload lets it be known.
+        """Return what the arm's wrong step consists of, and whether the workload keeps a hidden state.
 
-        Both took the step from one anchor, by plain SGD.
+        Both took the step from the same parameters, by plain SGD. If the gradients were not kept, or the
+        difference is not finite, the parts of the step are not computed.
         """
         size = difference.size if math.isfinite(difference.size) else None
         wrong = WrongStep(
@@ -311,10 +312,10 @@ class Reference:
         return msgspec.structs.replace(explain(wrong, taken), uncarried=wrong.uncarried)
 
     def _is_carried(self, step: int) -> bool:
-        """Return whether two new models of the task begin alike.
+        """Return whether two new models of the task have the same gradients.
 
-        If not, something outside the model remembers: a global of the user's file, or a closure that a new
-        call of the factory does not make anew.
+        If not, something outside the model keeps a state: a global of the user's file, or a closure that a
+        new call of the factory does not make anew.
         """
         gradients = []
         for _ in range(2):
@@ -329,10 +330,10 @@ class Reference:
         )
 
     def distance_of_combined(self) -> float | None:
-        """Compare the mean of the first step with the gradient of the combined batch.
+        """Return the distance of the first mean gradient from the gradient of the combined batch.
 
-        It is the distance over the size, by Euclidean norms. None where dropout, BatchNorm or the form of the
-        batches keeps them from being compared.
+        It is relative to the norm of the mean. None if dropout, BatchNorm or the form of the batches prevents
+        a comparison, or if there is only one shard.
         """
         batch = combine([shard.taken for shard in self._shards], self._task.config.batch_size_per_rank)
         if batch is None or self.shard_count == 1 or not self._start or not self._mean:
@@ -352,23 +353,26 @@ class Reference:
         return math.sqrt(sum(_dot(f - m, f - m) for f, m in pairs) / whole) if whole else None
 
     def is_finite(self) -> bool:
-        """Return whether all parameters are numbers."""
+        """Return whether all parameters of the reference are finite."""
         return all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters())
 
     def drop_start(self) -> None:
-        """Free the start; no update can be compared after it."""
+        """Free the copies of earlier parameters, after which no update can be compared."""
         self._start, self._before, self._anchor = [], [], []
 
     @torch.no_grad()
     def add_error(self, found: nn.Module) -> None:
-        """Add another model's distance after this step to that of all steps."""
+        """Add the arm's difference after this step to the sum over all steps."""
         self._apart = self._apart or [torch.zeros_like(p) for p in self.model.parameters()]
         for total, f, e in zip(self._apart, found.parameters(), self.model.parameters(), strict=True):
             total.add_(f).sub_(e)
 
     @torch.no_grad()
     def error_of_all(self, found: nn.Module) -> float:
-        """Return the distance from all right updates together, over their size."""
+        """Return the sum of all differences over the sum of all right updates, by Euclidean norms.
+
+        NaN if the right updates add up to zero.
+        """
         apart = sum(_dot(a, a) for a in self._apart)
         right = [f - s - a for f, s, a in zip(found.parameters(), self._start, self._apart, strict=True)]
         whole = sum(_dot(r, r) for r in right)

@@ -20,8 +20,8 @@ from compare.worker.told_apart import ToldApart, distance, relative
 class StepReference(Reference):
     """A reference whose step the user wrote, because it is no plain step of one loss.
 
-    It takes the batches of all ranks. A wrong step that uses one rank's batches alone is told apart from it,
-    and one that changes nothing.
+    The step takes the batches of all ranks. It is compared with two wrong steps: one that takes only this
+    rank's batch, and one that changes nothing.
     """
 
     is_plain = False
@@ -45,7 +45,7 @@ class StepReference(Reference):
         self._far: dict[WrongKind, dict[str, float]] = {}
 
     def step(self, step: int, scale: float = 1.0) -> None:
-        """Take a step, from 0; its losses cannot be scaled."""
+        """Take a step, counted from 0; ``scale`` has no effect, because the step has its own losses."""
         del scale
         self._pace.note(len(self._shards))
         for index, shard in enumerate(self._shards):
@@ -59,7 +59,7 @@ class StepReference(Reference):
         self._largest_change = self._find_largest_change()
 
     def _note_wrong_steps(self) -> None:
-        """Take this rank's batch alone, and hold that and no step beside the right one."""
+        """Note how far the parameters of each wrong step are from those of the right one."""
         with torch.no_grad():
             for own, anchor in zip(self._other.model.parameters(), self._anchor, strict=True):
                 own.copy_(anchor)
@@ -79,12 +79,12 @@ class StepReference(Reference):
         }
 
     def tell_apart(self, limit: float) -> None:
-        """Note which wrong steps lie beyond the limit of the latest step."""
+        """Note which parameters differ between the latest step and a wrong one by far more than a limit."""
         if self._far:
             self.told_apart.look(self._far, limit)
 
     def explain(self, found: nn.Module, step: int, difference: Difference) -> WrongStep:
-        """Say where another model's step is wrong; it has no shares of gradients."""
+        """Return where and by how much the arm's step is wrong, without shares of gradients."""
         del found
         size = difference.size if math.isfinite(difference.size) else None
         return WrongStep(step=step + 1, parameter=difference.parameter, difference=size)

@@ -20,14 +20,15 @@ from compare.worker.task import Task
 from compare.worker.trees import tensors_of
 
 Gradients: TypeAlias = "list[torch.Tensor | None]"
-"""A gradient of each parameter, in the model's order; None for one that takes no part."""
+"""The gradient of each parameter, in the model's order; None for a parameter that got none."""
 
 
 class Shard:
     """A shard's model, batches and loss, with any state that they keep.
 
-    Each comes from the task anew, as on a rank. So state in an attribute of the model, or in a closure of the
-    user's, goes on from step to step as it does there. The parameters that train are those of ``shared``.
+    The task makes them anew, as it does on a rank. So state in an attribute of the model, or in a closure of
+    the user's, lasts from step to step as on a rank. Parameters and buffers are copied from ``start``, but
+    trainable parameters share the memory of those of ``shared``, if that is given.
     """
 
     def __init__(
@@ -48,12 +49,15 @@ class Shard:
                     own.data = other.data
 
     def fetch(self, passes: int, parts: Callable[[Batch], list[Batch]]) -> None:
-        """Take the batches of the next step, and cut them into their parts."""
+        """Take the batches of the next step, one for each pass, and cut them into their parts."""
         self.taken = list(islice(self.batches, passes))
         self.parts = list(chain.from_iterable(map(parts, self.taken)))
 
     def gradients(self, scale: float = 1.0, *, dense: bool = True) -> Gradients:
-        """Return the gradients of the mean loss of the latest batches, times a scale."""
+        """Return the gradients of the mean loss of the latest batches, times a scale.
+
+        ``dense`` converts sparse gradients to dense ones. The model's own gradients are cleared.
+        """
         for batch in self.parts:
             loss = self.loss(self.model, batch) / len(self.parts)
             (loss if scale == 1 else loss * scale).backward()
@@ -66,7 +70,7 @@ class Shard:
 
 
 def mean_of(gradients: list[Gradients]) -> Gradients:
-    """Return the mean over all shards; a shard without a gradient adds nothing."""
+    """Return the mean over all shards; a shard without a gradient counts as zero."""
     return [
         _mean([part for part in parts if part is not None], len(gradients))
         for parts in zip(*gradients, strict=True)
@@ -81,16 +85,16 @@ def _mean(parts: list[torch.Tensor], count: int) -> torch.Tensor | None:
 
 @torch.no_grad()
 def _load(model: nn.Module, start: nn.Module) -> None:
-    """Give a model the parameters and buffers of another."""
+    """Copy the parameters and buffers of ``start`` into a model."""
     pairs = [(model.parameters(), start.parameters()), (model.buffers(), start.buffers())]
     for own, other in chain.from_iterable(zip(*pair, strict=True) for pair in pairs):
         own.copy_(other)
 
 
 def combine(batches: list[list[Batch]], size: int) -> Batch | None:
-    """Join the batches of all shards along their samples.
+    """Return the batches of all shards as one batch, joined along the samples.
 
-    None if they have other forms than tensors of ``size`` samples each.
+    None if they differ in form, or hold anything but tensors of ``size`` samples each.
     """
     leaves, forms = zip(*(tree_flatten(batch) for taken in batches for batch in taken), strict=True)
     tensors = all(isinstance(leaf, torch.Tensor) and leaf.dim() for its in leaves for leaf in its)
@@ -105,20 +109,21 @@ def combine(batches: list[list[Batch]], size: int) -> Batch | None:
 
 
 def scale_of(shard: int, scale: float) -> float:
-    """Return the scale of a shard's gradients in a step with a scale.
+    """Return the factor of a shard's gradients in a step with a scale.
 
-    The first shard alone is scaled up. So a clip before the average acts on one rank, and not on the others.
+    All shards are scaled down, but only the first one is scaled up. So a clip before the average acts on one
+    rank, and not on the others.
     """
     return scale if scale < 1 or shard == 0 else 1.0
 
 
 def seed_step(config: RunConfig, step: int, shard: int) -> None:
-    """Set the random generators for a shard's part of a step."""
+    """Seed all random generators for a shard's part of a step."""
     seed_generators((config.seed * 1_000_003 + step) * 1_009 + shard)
 
 
 class _LayerSeed:
-    """Sets the generators before each call of a layer."""
+    """A hook that seeds torch before each call of a layer, by the layer's index and the call's number."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -130,7 +135,7 @@ class _LayerSeed:
 
 
 def seed_layers(layers: nn.Module, first: int) -> None:
-    """Set the generators before each call of a layer, by its index."""
+    """Add a hook to each layer that seeds torch before a call; ``first`` is the index of the first layer."""
     assert isinstance(layers, nn.Sequential)  # noqa: S101 -- no other model is divided
     for index, layer in enumerate(layers, first):
         layer.register_forward_pre_hook(_LayerSeed(index))
@@ -145,12 +150,12 @@ def hash_batch(batch: Batch) -> str:
 
 
 def hash_samples(batch: Batch) -> Iterator[str]:
-    """Yield the SHA-256 of each sample of a batch."""
+    """Yield the SHA-256 of each sample of a batch, whose first dimension counts the samples."""
     tensors = [tensor for tensor in tensors_of(batch) if tensor.dim()]
     for index in range(len(tensors[0]) if tensors else 0):
         yield hash_batch([tensor[index] for tensor in tensors if len(tensor) == len(tensors[0])])
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    """Return the bytes of a tensor; NumPy has no bfloat16."""
+    """Return the bytes of a tensor as a flat uint8 array, because NumPy has no bfloat16."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

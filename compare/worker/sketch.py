@@ -1,4 +1,4 @@
-"""Tell what a training changed, in few numbers."""
+"""Summarise what a training changed, in a few numbers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import torch
 from torch import nn
 
 NUMBERS = 256
-"""Numbers of a sketch; the distance of two is right within 9 %, as the square root of 2 / 256."""
+"""Numbers in a sketch.
+
+The squared distance of two sketches has a relative standard error of 9 %, the square root of 2 / 256.
+"""
 _PIECE = 1 << 20
 
 
 def unmoved(trained: nn.Module, start: nn.Module) -> list[str]:
-    """Name the parameters that should train, and that are those of the start, bit for bit."""
+    """Return the names of the trainable parameters that equal those of the start, bit for bit."""
     pairs = zip(trained.named_parameters(), start.parameters(), strict=True)
     return [name for (name, one), other in pairs if one.requires_grad and torch.equal(one, other)]
 
@@ -20,9 +23,9 @@ def unmoved(trained: nn.Module, start: nn.Module) -> list[str]:
 def sketch(trained: nn.Module, start: nn.Module) -> list[float]:
     """Return a random projection of the change of all parameters: a count sketch.
 
-    Each number of the change is added to one of ``NUMBERS``, or subtracted from it, both by a fixed chance.
-    So the distance of two sketches is about that of the parameters (Charikar, Chen and Farach-Colton, 2002).
-    It is empty if the training diverged.
+    Each number of the change is added to one of ``NUMBERS`` numbers, or subtracted from it. Which one, and
+    with which sign, is random but the same in every call. So the distance of two sketches is about that of
+    the parameters (Charikar, Chen and Farach-Colton, 2002). Empty if a change is not finite.
     """
     chance = torch.Generator().manual_seed(0)
     found = torch.zeros(NUMBERS, dtype=torch.float64)

@@ -10,16 +10,16 @@ from compare.schema.results import Moments
 
 
 class StartUp:
-    """The moments of a rank until its first step."""
+    """The seconds from the start of a launch to each stage of a rank, up to its first step."""
 
     def __init__(self, launched_at: float) -> None:
-        # Only the start compares the clocks of two processes: the clock may be set at any time.
+        # The clocks of two processes are compared only here, because a clock may be set at any time.
         self._origin = monotonic() - (time() - launched_at)
         self._seconds: dict[str, float] = {}
         self.mark("started")
 
     def mark(self, moment: str) -> None:
-        """Record a moment, named as in ``Moments``."""
+        """Record the time of a moment, which is the name of a field of ``Moments``."""
         self._seconds[moment] = monotonic() - self._origin
 
     @contextmanager
@@ -30,5 +30,5 @@ class StartUp:
         self._origin += monotonic() - begun
 
     def read(self) -> Moments:
-        """Return all moments."""
+        """Return all moments; each must have been recorded."""
         return Moments(**self._seconds)

@@ -1,4 +1,4 @@
-"""Record what the optimizers do in a step, from torch's own hooks."""
+"""Record what the optimizers do in one training step, by torch's hooks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 FROM_ZERO = 1e9
-"""What stands for a rate that should be zero, and is not, over the right one."""
+"""Value of ``ratio_of`` where only the right learning rate is zero."""
 
 
 def ratio_of(rate: float, right: float) -> float:
-    """Return a learning rate over the right one; both may be zero."""
+    """Return a learning rate over the right one; 1 if both are zero, ``FROM_ZERO`` if only the latter."""
     if right:
         return rate / right
     return FROM_ZERO if rate else 1.0
 
 
 def copies(tensors: list[nn.Parameter]) -> list[torch.Tensor]:
-    """Return copies of tensors as they are now."""
+    """Return detached copies of tensors, or of this rank's part of each ``DTensor``."""
     local = (tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors)
     return [tensor.detach().clone() for tensor in local]
 
@@ -34,11 +34,11 @@ class StepRecord:
     def __init__(self, parameters: list[nn.Parameter], *, keeps_gradients: bool = False) -> None:
         self._keeps_gradients = keeps_gradients
         self.calls: Counter[int] = Counter()
-        """Steps of each optimizer; Horovod's calls another's within, which does not count."""
+        """Steps of each optimizer, by its id; a step within another one, as in Horovod, does not count."""
         self.gradients: dict[int, torch.Tensor | None] = {}
-        """What each parameter was stepped by, by its id."""
+        """Each parameter's gradient at its optimizer's step, by the parameter's id; empty unless kept."""
         self.rates: dict[int, float] = {}
-        """The learning rate of each parameter, by its id."""
+        """The learning rate of each parameter, by the parameter's id."""
         self.at_step: list[tuple[list[torch.Tensor], ...]] = []
         """The parameters before and after each optimizer's step, where gradients are kept."""
         self._parameters = parameters
@@ -51,12 +51,15 @@ class StepRecord:
         return max(self.calls.values(), default=0)
 
     def rate_over(self, right: float) -> float:
-        """Return the learning rate that is furthest from the right one, over it; 1 without any."""
+        """Return the ratio of a learning rate to the right one, of the parameter where it is furthest from 1.
+
+        1 if no learning rate was recorded.
+        """
         ratios = [ratio_of(rate, right) for rate in self.rates.values()]
         return max(ratios, key=lambda ratio: abs(ratio - 1), default=1.0)
 
     def changes_outside(self, start: list[torch.Tensor]) -> bool:
-        """Return whether a parameter that trains changed from ``start`` other than in an optimizer's step."""
+        """Return whether a trainable parameter changed since ``start`` outside of an optimizer's step."""
         states = [start, *(state for pair in self.at_step for state in pair), copies(self._parameters)]
         pairs = zip(states[::2], states[1::2], strict=True)
         trained = [index for index, parameter in enumerate(self._parameters) if parameter.requires_grad]
@@ -64,7 +67,7 @@ class StepRecord:
 
     @property
     def structure(self) -> str:
-        """Say why this is not one backward pass and one optimizer's step; empty if it is."""
+        """Return why this is not one backward pass and one optimizer's step; empty if it is."""
         found = []
         if len(self.calls) > 1:
             found.append(f"{len(self.calls)} optimizers step")
@@ -75,7 +78,7 @@ class StepRecord:
         return ", ".join(found)
 
     def enter(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Note what a step begins with."""
+        """Note the learning rates, and if kept, the parameters and gradients, before an optimizer's step."""
         if self._keeps_gradients and not self._depth:
             self.at_step.append((copies(self._parameters),))
         self._depth += 1
@@ -87,14 +90,14 @@ class StepRecord:
                 self.rates[id(parameter)] = float(group.get("lr", 0.0))
 
     def leave(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Count a step, unless another optimizer's calls it."""
+        """Count an optimizer's step that has ended, unless it ran within another one."""
         self._depth -= 1
         self.calls[id(optimizer)] += self._depth == 0
         if self._keeps_gradients and not self._depth:
             self.at_step[-1] += (copies(self._parameters),)
 
     def note_backward(self) -> None:
-        """Note the parameters at a backward pass, by their sum."""
+        """Note the sum of all absolute parameters at a backward pass, which shows whether they change."""
         with torch.no_grad():
             self._sums.append(sum(float(p.abs().sum()) for p in self._parameters))
 
@@ -103,10 +106,10 @@ class StepRecord:
 def recorded_step(
     parameters: list[nn.Parameter], *, gradients: bool = False, backward: bool = False
 ) -> Iterator[StepRecord]:
-    """Record one step.
+    """Yield the record of a training step, which is taken in this block.
 
-    ``gradients`` keeps what the optimizers are given. ``backward`` notes each backward pass, however it is
-    started.
+    ``gradients`` keeps the gradients and parameters at each optimizer's step. ``backward`` notes each call of
+    ``torch.autograd.backward``, which ``Tensor.backward`` calls as well.
     """
     record = StepRecord(parameters, keeps_gradients=gradients)
     plain: Callable[..., Any] = torch.autograd.backward

@@ -1,7 +1,7 @@
-"""Time a group's collectives alone over sizes, and check their results.
+"""Time a group's collectives over sizes, without training, and check their results.
 
-Calls follow each other in a row after one barrier, as in nccl-tests: most collectives keep the ranks
-together. A barrier before every call would err in both directions.
+Several calls in a row follow one barrier, as in nccl-tests, because most collectives keep the ranks together.
+With a barrier before every call, the times could err in both directions.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from compare.worker.wire import read_counters
 _ITERATION_SECONDS = 0.005
 """Least time of an iteration, far above that of a barrier."""
 _FIRST_BYTES = 1 << 20
-"""Size of a call before all others, if they are larger."""
+"""Size that is timed, but not reported, before a first size that is larger."""
 _MOST_CALLS = 1 << 14
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")
 _REASON_CHARACTERS = 160
 _THREAD_SECONDS = 0.1
 """Usual time until a library's thread releases a refused call."""
 _RELEASE_SECONDS = 5.0
-"""Maximum time for that, where the stall is long enough."""
+"""Maximum time until a library releases a refused call; half of the stall time if that is shorter."""
 REFUSALS = (base.BackendError, RuntimeError, TypeError, ValueError, LookupError)
-"""What libraries raise for a dtype or operation that they refuse."""
+"""Exceptions that libraries raise for a dtype or an operation that they refuse."""
 
 
 class _Pace:
-    """The time that the next calls may take, from the last size."""
+    """The expected time of a call, estimated from the size that was timed last."""
 
     def __init__(self) -> None:
         self._seconds, self._bytes = 0.0, 1
@@ -50,7 +50,7 @@ class _Pace:
         return self._seconds > 0
 
     def learn(self, timing: SizeTiming) -> None:
-        if timing.ns and timing.message_bytes:  # a barrier says nothing of bytes
+        if timing.ns and timing.message_bytes:  # a barrier carries no bytes
             self._seconds, self._bytes = max(timing.ns) / 1e9, timing.message_bytes
 
     def expect(self, nbytes: int) -> float:
@@ -58,9 +58,10 @@ class _Pace:
 
 
 def time_sizes(group: Group, job: SweepJob, watchdog: Watchdog) -> list[SizeTiming]:
-    """Time every exchange at every size in rising order, and check each.
+    """Time every exchange at every size, and check the result of each.
 
-    A call may take longer than the stall where the last size predicts that. So a small size goes first.
+    The watchdog allows a call more than the stall time if the previous size predicts that. So a small size
+    comes before a first size that is large.
     """
     pace, timings = _Pace(), []
     first = msgspec.structs.replace(job, config=msgspec.structs.replace(job.config, iterations=1))
@@ -80,9 +81,10 @@ def time_sizes(group: Group, job: SweepJob, watchdog: Watchdog) -> list[SizeTimi
 def time_size(
     group: Group, exchange: Exchange, nbytes: int, job: SweepJob, note: Callable[[int], None]
 ) -> SizeTiming:
-    """Time one exchange of one size, and check one further call.
+    """Time one exchange at one size, and check the result of one further call.
 
-    ``note`` is called before calls, with their number.
+    ``note`` is called before calls, with their number. If the library refuses the exchange, the result has
+    only the library's reason. The first rank of a host adds bytes and packets per call, if they are counted.
     """
     config = job.config
     of_all: dict[str, Any] = {
@@ -118,7 +120,7 @@ def time_size(
 def _prepare(
     group: Group, exchange: Exchange, nbytes: int, release_seconds: float
 ) -> tuple[base.Buffers, Callable[[], torch.Tensor]] | str:
-    """Allocate buffers, and call once.
+    """Allocate the buffers of an exchange, and call it once.
 
     Returns:
         The buffers and the call, or the library's reason to refuse it.
@@ -150,9 +152,9 @@ def _prepare(
 
 
 def _is_released(storages: list[StorageWeakRef], seconds: float) -> bool:
-    """Wait until no thread of the library holds a refused call.
+    """Return whether the library releases the buffers of a refused call in so many seconds.
 
-    Until then Gloo's barrier would raise the refusal once more.
+    Until then, Gloo's barrier would raise the refusal once more.
     """
     end = time.monotonic() + seconds
     while not all(storage.expired() for storage in storages):
@@ -163,7 +165,7 @@ def _is_released(storages: list[StorageWeakRef], seconds: float) -> bool:
 
 
 def make_buffers(exchange: Exchange, nbytes: int, group: Group) -> base.Buffers:
-    """Allocate the buffers of an exchange, filled with zeros."""
+    """Return this rank's buffers for an exchange, filled with zeros; the larger one has ``nbytes``."""
 
     def zeros(size: int) -> torch.Tensor:
         dtype = torch.uint8 if exchange.traits.empty else getattr(torch, exchange.dtype)
@@ -177,7 +179,7 @@ def make_buffers(exchange: Exchange, nbytes: int, group: Group) -> base.Buffers:
 
 
 def one_line(error: BaseException) -> str:
-    """Shorten a library's reason to one line."""
+    """Return the first line of an error's text, cut to ``_REASON_CHARACTERS``; its class if it has none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     return text if len(text) <= _REASON_CHARACTERS else f"{text[: _REASON_CHARACTERS - 1]}…"
@@ -186,9 +188,9 @@ def one_line(error: BaseException) -> str:
 def _agree_on_calls(
     group: Group, call: Callable[[], object], warmup: int, note: Callable[[int], None]
 ) -> int:
-    """Double the calls until they last long on rank 0.
+    """Return how many calls make an iteration that lasts ``_ITERATION_SECONDS`` on rank 0. Collective.
 
-    ``warmup`` calls come first.
+    The number doubles until they do, up to ``_MOST_CALLS``. ``warmup`` untimed calls come first.
     """
     calls = 1
     while calls < _MOST_CALLS:
@@ -207,7 +209,7 @@ def _agree_on_calls(
 def _count_wrong(
     group: Group, exchange: Exchange, buffers: base.Buffers, call: Callable[[], torch.Tensor]
 ) -> int:
-    """Exchange data that depends on rank and index, and count wrong elements."""
+    """Exchange data whose result is known, and return how many elements of this rank's are wrong."""
     if exchange.traits.empty:
         call()
         return 0
@@ -215,5 +217,5 @@ def _count_wrong(
     buffers.source.view(torch.uint8).copy_(pattern.given(group.rank, buffers.source).view(torch.uint8))
     found = call()
     if exchange.collective == "reduce" and group.rank:
-        return 0  # the result is the root's
+        return 0  # only the root has a result
     return pattern.count_wrong(found, group.rank)

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from compare.worker.loop import BeforeStep
 
 PROOF_SAMPLES = 8
-"""Samples of a proof's step, and at least one for each rank.
+"""Samples of all ranks together in a proof's step; each rank takes one or more.
 
-A gradient of few samples shows every fault that one of many shows, and costs the reference little.
+A gradient of few samples shows every fault that a gradient of many shows, and costs the reference little.
 """
 PROOF_RATE = 0.01
 """Learning rate of the gates, which train by plain SGD."""
 
 
 def proof_samples(config: RunConfig) -> int:
-    """Return the samples of a rank in a step of a proof."""
+    """Return how many samples a rank takes in each pass of a proof's step."""
     return min(config.batch_size_per_rank, max(1, PROOF_SAMPLES // config.ranks))
 
 
@@ -43,10 +43,10 @@ PROOF_SETTINGS: dict[PassKind, dict[str, Any]] = {
     "float32": _GATE | {"compile": False},
     "as run": {},
 }
-"""Settings of the passes of a proof.
+"""Settings of the run that each pass of a proof replaces.
 
-The gates have no autocast, because its rounding would hide faults of a strategy. In float32 the compiler's
-rounding would, too.
+The gates have no autocast, because its rounding would hide faults of a strategy. The rounding of compiled
+code would hide them as well in float32, so that gate does not compile.
 """
 PROOF_DTYPES = {"float64": torch.float64, "float32": torch.float32, "as run": torch.float32}
 
@@ -55,14 +55,14 @@ class Batches(Protocol):
     """Endless batches of one shard."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begin anew."""
+        """Return an iterator that begins with the first batch."""
 
     def attest(self) -> Facts:
-        """Return samples, dtype and shard of a batch, and the training samples."""
+        """Return samples, dtype and shard of a batch, and the number of training samples."""
 
 
 class Task(ABC):
-    """A model, its data, loss, optimizer and test."""
+    """What a rank trains: a model with its data, loss, optimizer and test."""
 
     def __init__(self, config: RunConfig, device: torch.device) -> None:
         self.config = config
@@ -70,24 +70,24 @@ class Task(ABC):
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """Return the model on the device, from the seed's start.
+        """Return the model on the device, with the parameters that the run's seed gives.
 
-        A task gives its model once. ``anew`` makes another task for another model.
+        A task gives its model only once. For another model, call ``anew`` first, and build on the new task.
         """
 
     def anew(self) -> Task:
-        """Return the same task with a new model, and with a new state of the user's code."""
+        """Return a task with a new model and a new state of the user's code; itself if built in."""
         return self
 
     def prepare(self, replica: Replica) -> None:
-        """Set the passes of a step, and compile if the run does."""
+        """Set the passes of a replica's step, and compile the replica if the run compiles."""
         replica.accumulate(self.config.accumulate)
         if self.config.compile:
             replica.compile(compile_in_place)
 
     @property
     def loss(self) -> Loss:
-        """Return the loss of a model on a batch, in its precision."""
+        """Return the function that computes a model's loss on a batch, in the run's precision."""
         plain = self.plain_loss
         if self.config.precision == "float32":
             return plain
@@ -101,12 +101,12 @@ class Task(ABC):
     @property
     @abstractmethod
     def plain_loss(self) -> Loss:
-        """Return the loss of a model on a batch, without autocast."""
+        """Return the function that computes a model's loss on a batch, without autocast."""
 
     def in_precision(self) -> AbstractContextManager[object]:
-        """Return the context of a forward pass and its loss.
+        """Return a context in which forward pass and loss have the run's precision.
 
-        Parameters and gradients stay as they are, so any backend can average them.
+        Parameters and gradients keep their dtypes, so any backend can average them.
         """
         if self.config.precision == "float32":
             return nullcontext()
@@ -114,14 +114,14 @@ class Task(ABC):
 
     @abstractmethod
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make the optimizer of some of the model's parameters."""
+        """Return a new optimizer of some of the model's parameters."""
 
     has_own_loader: bool = False
     """Whether the user's own code shards the samples."""
 
     @property
     def make_step(self) -> MakeStep:
-        """Return the user's own distributed step.
+        """Return the function that makes the user's own distributed step.
 
         Raises:
             WorkloadError: the task has none.
@@ -141,9 +141,9 @@ class Task(ABC):
         raise WorkloadError("the workload has no reference_step")
 
     def before_step(self) -> BeforeStep | None:
-        """Return what to do between the average and the step.
+        """Return a new function to call between the average and the optimizer's step, or None.
 
-        It counts the steps of one replica.
+        It counts its calls for the schedule, so each replica needs one of its own.
         """
         return None
 
@@ -153,23 +153,23 @@ class Task(ABC):
         return False
 
     def attest(self) -> Facts:
-        """Return facts of the task itself, for people."""
+        """Return facts about the task itself, for the attestation."""
         return {}
 
     @abstractmethod
     def batches(self, shard: tuple[int, int]) -> Batches:
-        """Return the batches of a shard: (index, count)."""
+        """Return the batches of a shard, given as (index, count)."""
 
     @abstractmethod
     def test(self, model: nn.Module, shard: tuple[int, int], on_batch: Callable[[], None]) -> Evaluation:
-        """Test a model on a shard; ``on_batch`` is called before every batch."""
+        """Return a model's results on a shard of the test set; ``on_batch`` is called before every batch."""
 
     is_own: bool = False
-    """Whether model and loss are the user's own; built-in losses are means over samples."""
+    """Whether model and loss are the user's own; only built-in losses are sure to be means over samples."""
 
     @abstractmethod
     def for_end(self) -> Task:
-        """Return the same task, as the step after the training takes it: with few samples."""
+        """Return a new task for the step after the training, with as few samples as in a proof."""
 
     def rates_at(self, model: nn.Module, steps: int) -> dict[str, float]:
         """Return the learning rate of each parameter after so many steps, by name."""
@@ -188,10 +188,10 @@ class Task(ABC):
 
     @abstractmethod
     def for_proof(self, kind: PassKind) -> Task:
-        """Return the same task, as a pass of the proof trains it."""
+        """Return a new task for a pass of the proof, with that pass's settings and dtype and few samples."""
 
     def for_proof_of(self, replica: Replica) -> Task:
-        """Return the same task, its global batch divisible by a pass's parts."""
+        """Return a copy of this task, with a global batch that the replica can divide into its parts."""
         parts = replica.parts_per_pass
         multiple = parts // math.gcd(parts, self.config.ranks)
         size = math.ceil(self.config.batch_size_per_rank / multiple) * multiple

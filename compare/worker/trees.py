@@ -1,4 +1,4 @@
-"""Walk through the tensors of a batch of any kind."""
+"""Find and change the tensors in a batch of any structure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 KNOWN = (
     "tensors in tuples, lists, dictionaries, data classes, other objects with attributes, or packed sequences"
 )
-"""What a batch may be, for people."""
+"""What a batch may consist of, for messages."""
 _Leaf: TypeAlias = torch.Tensor | PackedSequence
 
 
 def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
-    """Yield all tensors of a batch."""
+    """Yield all tensors of a batch, including those of packed sequences."""
     for leaf in _leaves(batch):
         if isinstance(leaf, PackedSequence):
             yield from (tensor for tensor in leaf if tensor is not None)
@@ -29,9 +29,9 @@ def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
 
 
 def in_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """Return a tensor in a precision; whole numbers stay as they are.
+    """Return a tensor in a precision; tensors of whole numbers stay as they are.
 
-    A complex number has that precision in both parts.
+    Complex numbers get that precision in both parts. None as ``dtype`` changes nothing.
     """
     if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor
@@ -39,9 +39,9 @@ def in_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def move(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """Move a batch to a device; its floats become ``dtype``.
+    """Return a batch of the same structure on a device, with its floating-point numbers in ``dtype``.
 
-    So do both parts of complex numbers.
+    Complex numbers get that precision in both parts. None as ``dtype`` keeps all dtypes.
     """
 
     def moved(leaf: _Leaf) -> Any:
@@ -56,7 +56,7 @@ def move(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
 def shapes_of(batch: Batch) -> list[tuple[int, ...]]:
     """Return the shapes of a batch's tensors, except scalars.
 
-    A packed sequence counts by its number of sequences.
+    A packed sequence has the shape (number of sequences,).
     """
     shapes = (
         (int(leaf.batch_sizes[0]),) if isinstance(leaf, PackedSequence) else tuple(leaf.shape)
@@ -66,9 +66,9 @@ def shapes_of(batch: Batch) -> list[tuple[int, ...]]:
 
 
 def place_of_samples(shapes: list[tuple[int, ...]], size: int) -> tuple[int, int] | None:
-    """Return which tensor, and which of its dimensions, counts the samples.
+    """Return the index of a tensor, and of its dimension, that counts the samples; None if none does.
 
-    It is the first dimension of a tensor. Where time comes first in all of them, it is the second.
+    It is the first dimension of a tensor. If time comes first in all tensors, it is the second dimension.
     """
     for index, shape in enumerate(shapes):
         if shape[0] == size:
@@ -91,7 +91,7 @@ def _leaves(batch: Batch) -> Iterator[_Leaf]:
 def _changed(batch: Any, change: Callable[[_Leaf], Any], holders: Mapping[int, Any]) -> Any:
     """Return a batch with its leaves changed.
 
-    ``holders`` are the copies of the objects around it, because an object may hold itself.
+    ``holders`` maps the id of each object around the batch to its copy, because an object may hold itself.
     """
     if id(batch) in holders:
         return holders[id(batch)]
@@ -106,7 +106,7 @@ def _changed(batch: Any, change: Callable[[_Leaf], Any], holders: Mapping[int, A
 
 
 def _copied(batch: Any, change: Callable[[_Leaf], Any], holders: Mapping[int, Any]) -> Any:
-    """Copy a dictionary or an object, and change what it holds."""
+    """Return a copy of a dictionary or an object with its content changed; any other value as it is."""
     attributes = [*getattr(batch, "__dataclass_fields__", ()), *getattr(batch, "__dict__", ())]
     is_mapping = isinstance(batch, MutableMapping)
     if not is_mapping and (not attributes or isinstance(batch, type) or callable(batch)):

@@ -1,7 +1,7 @@
 """Wait between turns, while other arms train.
 
 A rank waits outside its library, with its device idle. It waits in ``poll``, which takes no CPU time. Some
-libraries have threads that go on; the agent stops their processes meanwhile.
+libraries have threads that continue to run, so the agent stops their processes during the wait.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from compare.schema.turns import Arrival, Memory, Turn, TurnFiles
 
 _TURN_BYTES = 4096
-"""Maximum size of a turn; a pipe takes so much at once."""
+"""Maximum size of a turn as JSON, which a pipe carries in one write."""
 
 
 class TurnPipes:
@@ -30,15 +30,15 @@ class TurnPipes:
         self._turns = os.open(files.turns(rank), os.O_RDONLY | os.O_NONBLOCK)
         self._arrivals = os.open(files.arrivals, os.O_WRONLY)
         self.waited_ns = 0
-        """Time that the rank has waited."""
+        """Time of all waits together."""
         self.waited_cpu_ns = 0
-        """CPU time that its threads took meanwhile."""
+        """CPU time of the process during all waits, in all its threads."""
 
     def wait(self, step_seconds: float, memory: Memory) -> Turn:
-        """Wait for the next turn.
+        """Report to the agent that this rank waits, and return its next turn when that comes.
 
         Raises:
-            RuntimeError: the agent of this host was killed.
+            RuntimeError: the agent of this host exited.
         """
         arrival = Arrival(
             rank=self._rank,

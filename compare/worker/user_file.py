@@ -1,7 +1,7 @@
-"""Import the user's file, and see what it does to the process.
+"""Import the user's file, and refuse what would harm the run.
 
-Scripts read the command line, join a group, end the process or set its threads when they are imported. What
-would spoil the run is refused, with its line.
+A script may read the command line, join a group, end the process or set its threads when it is imported. What
+a run cannot allow raises an error with the user's line.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _READERS = ("/argparse.py", "/optparse.py", "/getopt.py", "/click/", "/absl/", "
 """Files of libraries that read a command line."""
 _AS_SCRIPT = "Put what a script does under `if __name__ == '__main__':`."
 _set_at: dict[str, str] = {}
-"""The last calls of torch's setters: name, and the user's file:line."""
+"""For each of torch's setters that was called, by name: the user's file:line of the last call."""
 
 
 def call_factory(source: DatasetSource) -> Any:
-    """Import the file, at the first call alone, and call its factory.
+    """Call the user's factory, and return its result; only the first call imports the file.
 
     Raises:
-        WorkloadError: there is no such function, or the code joins a group, or ends the process.
+        WorkloadError: the file has no such function, or the code joins a group or ends the process.
         Exception: any error of the user's own code.
     """
     file, factory = (
@@ -56,7 +56,7 @@ def call_factory(source: DatasetSource) -> Any:
 
 
 def require_threads(threads: int) -> None:
-    """Require the threads that the run asked for.
+    """Require that torch has the number of threads that the run asked for.
 
     Raises:
         WorkloadError: the user's code has set another number.
@@ -71,14 +71,14 @@ def require_threads(threads: int) -> None:
 
 
 def set_dtype() -> str:
-    """Return a default dtype that the user has set, and where."""
+    """Return the default dtype and the line where the user's code has set it; empty if it has not."""
     where = _set_at.get("set_default_dtype")
     return f"{torch.get_default_dtype()} ({where})" if where else ""
 
 
 @cache
 def _imported(file: Path, sha256: str) -> ModuleType:
-    """Import a file of one content, once."""
+    """Import a file, and return its module; the same module if it was imported with this content."""
     del sha256
     sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -92,9 +92,9 @@ def _imported(file: Path, sha256: str) -> ModuleType:
 
 @contextmanager
 def _watched(folder: str, file: Path) -> Iterator[None]:
-    """Refuse code that joins a group or ends the process.
+    """Refuse code in this block that joins a group or ends the process, and note calls of torch's setters.
 
-    The command line that it sees is empty, because ours has nothing for it.
+    ``sys.argv`` has only the file, because Ringside's own arguments are not meant for the user's code.
     """
     line, process = partial(_users_line, folder), os.getpid()
 
@@ -106,7 +106,7 @@ def _watched(folder: str, file: Path) -> Iterator[None]:
         return setter(*arguments)
 
     def leave(status: int) -> None:
-        if os.getpid() != process:  # a process that the user's code started ends so
+        if os.getpid() != process:  # a process that the user's code has started may end
             leave_really(status)
         refuse(f"your file ends the process: os._exit({status}).")
 
@@ -143,7 +143,7 @@ def _watched(folder: str, file: Path) -> Iterator[None]:
 
 
 def _require_no_group(*, horovod: Any, before: bool) -> None:
-    """Refuse a file that imported Horovod itself, and joined it."""
+    """Raise ``WorkloadError`` if the file has imported Horovod itself, and has joined its group."""
     if horovod and not before and horovod.is_initialized():
         raise WorkloadError(
             "your file calls hvd.init() itself, but each arm joins its own group.\n" + _AS_SCRIPT
@@ -151,7 +151,7 @@ def _require_no_group(*, horovod: Any, before: bool) -> None:
 
 
 def _users_line(folder: str) -> str:
-    """Return the innermost line of the user's code that is running."""
+    """Return the innermost running line of the user's code, as file:line; empty if there is none."""
     frames = traceback.extract_stack()
     users = [f"{frame.filename}:{frame.lineno}" for frame in frames if belongs(frame.filename, folder)]
     return users[-1] if users else ""

@@ -1,4 +1,4 @@
-"""Note what libraries warn of in a rank that succeeds."""
+"""Note the warnings of libraries, which a rank that succeeds attests."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _MOST = 5
 _MOST_CHARACTERS, _LOG_BYTES = 300, 1 << 16
 _FOR_DEVELOPERS = (DeprecationWarning, FutureWarning, ImportWarning, PendingDeprecationWarning)
 _OF_TORCH = re.compile(r"^(?:\[rank\d+\]:)?\[W[^\]]*\] Warning: (.+)", re.MULTILINE)
-"""A warning of torch's C++ parts, which goes past Python."""
+"""A warning of torch's C++ code, which is printed without Python's ``warnings``."""
 _noted: dict[str, None] = {}
 
 
 def note_warnings() -> None:
-    """Note every warning from now on, beside printing it."""
+    """Note Python's next ``_MOST`` warnings that are not for developers; all are printed as before."""
     show = warnings.showwarning
 
     def note(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
@@ -30,7 +30,7 @@ def note_warnings() -> None:
 
 
 def noted_warnings() -> list[str]:
-    """Return the first sentences of the first warnings, each once."""
+    """Return the first sentence of each noted warning and of torch's in the log, at most ``_MOST``."""
     log = ""
     with suppress(OSError), Path(f"/proc/self/fd/{sys.stderr.fileno()}").open("rb") as printed:
         log = printed.read(_LOG_BYTES).decode(errors="replace")
@@ -39,5 +39,5 @@ def noted_warnings() -> list[str]:
 
 
 def _first_sentence(text: str) -> str:
-    """Return the first sentence, in one line and not too long."""
+    """Return the first sentence in one line, cut to ``_MOST_CHARACTERS``."""
     return " ".join(text.split()).partition(". ")[0].rstrip(".")[:_MOST_CHARACTERS]

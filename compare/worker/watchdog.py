@@ -1,10 +1,10 @@
-"""End a rank without progress, and write its stacks at SIGTERM.
+"""End a rank that makes no progress, and write the stacks of a rank that receives SIGTERM.
 
 Every progress record restarts a timer. The timer is in C, so a stuck interpreter does not hold it up. When
-it expires, it prints every stack and ends the process.
+it expires, it prints every stack to the log and ends the process.
 
-SIGTERM writes every stack into a file and ends the process. That is in C as well, because the main thread
-may wait in a collective for ever.
+On SIGTERM, a handler writes every stack into a file, and then the process ends. The handler is in C as well,
+because the main thread may wait in a collective for ever.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from compare.workload import WorkloadError
 SLACK = 3.0
 """Factor by which work may exceed its expected time."""
 WAIT_SECONDS = 1e9
-"""Limit of a rank that waits for its turn: none."""
+"""A limit that is never reached, for a rank that waits for its turn or for rank 0."""
 _SHORT_STEP_SECONDS = 1e-3
-"""Least time of a step; also the time of an untimed one."""
+"""Least time that is assumed for a step, also for a step that was never timed."""
 _RESTART_SECONDS = 0.2
 """Least time between two starts of the same timer.
 
@@ -33,7 +33,7 @@ A start makes a thread, which takes as long as a short step.
 
 
 class Watchdog:
-    """The watchdog of one rank, from before its libraries load."""
+    """The watchdog of one rank, which works before any library is loaded."""
 
     def __init__(self, files: LaunchFiles, rank: int, stall_seconds: float) -> None:
         self._files = files
@@ -43,12 +43,12 @@ class Watchdog:
         self._timer: tuple[Stage, float] | None = None
         self._started_at = 0.0
         self._open: dict[int, os.stat_result | None] = {}
-        """Descriptors that a workload must leave alone, each with its file."""
+        """The rank's own descriptors, which a workload must not close, and the file of each."""
 
     def start(self, *, limit_seconds: float) -> None:
         """Start the timer and handle SIGTERM; call it from the main thread.
 
-        The next record may take ``limit_seconds``, where that is longer than the stall.
+        The next record must come within the stall time, or within ``limit_seconds`` if that is longer.
         """
         faulthandler.enable()  # a crash in a library leaves its stack in the log
         stacks = os.open(self._files.stacks(self._rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -60,10 +60,10 @@ class Watchdog:
         self._expect("start", 0, limit_seconds)
 
     def steps_at_once(self, step_seconds: float) -> int:
-        """Return the number of steps between two records.
+        """Return how many steps may be taken between two records, which is at least one.
 
-        A hang is then noticed within the stall. The number is at least one. If the stall is too short for
-        a step, the limit is ``SLACK`` times the step's own time.
+        With so many steps, a hang is noticed within the stall time. If the stall time is too short for one
+        step, the limit is ``SLACK`` times the step's own time.
         """
         return max(1, int(self.stall_seconds / (SLACK * max(step_seconds, _SHORT_STEP_SECONDS))))
 
@@ -72,13 +72,13 @@ class Watchdog:
     ) -> None:
         """Record what the rank does next, and restart the timer.
 
-        It takes some 0.1 ms, so timed code calls it only once in seconds. The limit is ``SLACK`` times the
-        expected time, ``limit_seconds`` or the stall: the longest of them.
+        A call takes some 0.1 ms, so timed code makes one only every few seconds. The limit is ``SLACK`` times
+        the expected time, ``limit_seconds`` or the stall time: the longest of them.
         """
         self._expect(stage, step, max(SLACK * expected_seconds, limit_seconds))
 
     def wait_for_turn(self, step: int) -> None:
-        """Stop the timer while other arms train."""
+        """Stop the timer, and record that the rank waits while other arms train."""
         faulthandler.cancel_dump_traceback_later()
         self._timer = None
         self._record("turn", step, WAIT_SECONDS)
@@ -99,12 +99,12 @@ class Watchdog:
         note_progress(self._notes, record)
 
     def _require_open(self) -> None:
-        """Require that nothing has closed this rank's own files.
+        """Require that nothing has closed this rank's own descriptors.
 
-        Another file or a connection would get their numbers, and then what is meant for them.
+        Otherwise another file or a connection could get their numbers, and receive the rank's records.
 
         Raises:
-            WorkloadError: something has.
+            WorkloadError: a descriptor is closed, or belongs to another file.
         """
         for descriptor, file in self._open.items():
             now = _file_of(descriptor)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 _COUNTERS = Path("/proc/self/net/dev")  # those of this process's own network, unlike /sys
 _RECEIVED, _SENT = 0, 8
-"""Their columns of bytes after the interface's name; packets follow."""
+"""Columns of bytes after the interface's name; the column after each has the packets."""
 
 
 class Counters(NamedTuple):
@@ -20,7 +20,7 @@ class Counters(NamedTuple):
 
 
 def read_counters(interface: str) -> Counters:
-    """Return what the kernel counted on an interface.
+    """Return the bytes and packets that the kernel has counted on an interface.
 
     Raises:
         LookupError: there is no such interface.
@@ -29,10 +29,10 @@ def read_counters(interface: str) -> Counters:
 
 
 def parse_counters(text: str, interface: str) -> Counters:
-    """Find an interface in the kernel's table.
+    """Return the counters of an interface from the text of ``/proc/net/dev``.
 
     Raises:
-        LookupError: it is not there.
+        LookupError: the text has no such interface.
     """
     for line in text.splitlines():
         name, colon, counters = line.partition(":")

@@ -1,10 +1,10 @@
 """Record how a rank exits, by a small parent process: its witness.
 
 The launcher's child is the witness, and the witness's child is the rank. Launchers ignore a rank that exits
-with status 0. Their exit code shows neither the time of an exit nor the first of several.
+with status 0, and their own exit code shows neither when a rank exited nor which rank was first.
 
-The witness forks before any library is loaded, so it stays small. It imports the standard library alone.
-It waits for signals in its only thread.
+The witness forks before any library is loaded, and imports only the standard library, so it stays small. It
+waits for signals in its only thread.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 KILL_SECONDS = 2.0
 """Maximum time for a rank to exit after a signal.
 
-The agent and horovodrun wait longer, so the witness is still there to record the exit. Open MPI waits one
-second. A rank that needs longer leaves no record there, but its stacks.
+The agent and horovodrun wait longer, so the witness still exists to record the exit. Open MPI waits only one
+second, so a rank that needs longer leaves its stacks, but no record of its exit.
 """
 
 _CHECK_SECONDS = 1.0
@@ -36,13 +36,13 @@ _SAME_MOMENT_SECONDS = 0.03
 A launcher needs longer to notice another rank's failure and to end this one.
 """
 _FORWARD_SECONDS = 0.3
-"""Time from a signal to its forwarding.
+"""Time from a signal to the witness until the witness forwards it to the rank.
 
-torchrun signals the whole group, so the rank may write its stacks already. A second signal would cut them
-short.
+torchrun signals the whole process group, so the rank may be writing its stacks already. A second signal would
+cut them short.
 """
 _RECORD_BYTES = 512
-"""Room for an exit record, reserved while the disk has some."""
+"""Room for an exit record, which is reserved at the start, while the disk has room."""
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _FORWARDED = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 _AWAITED = _ENDING | _FORWARDED | {signal.SIGCHLD}
@@ -62,7 +62,7 @@ def fork_witness(files: LaunchFiles, rank: int) -> None:
     if rank_pid:
         _Witness(files, rank, rank_pid).run()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != witness:  # it died before the kernel knew
+    if os.getppid() != witness:  # the witness died before the prctl
         os._exit(128 + signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -80,7 +80,7 @@ class _Witness:
         self._forwarded: set[signal.Signals] = set()
 
     def run(self) -> NoReturn:
-        """Wait until the rank exits, record how, and exit alike."""
+        """Wait until the rank exits, record how it exited, and exit in the same way."""
         try:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             _write(self._files.witness(self._rank), str(os.getpid()))
@@ -120,7 +120,7 @@ class _Witness:
     def _status(self) -> int | None:
         """Return the wait status of a rank that has exited, else None.
 
-        On the way, note whether the rank is stopped.
+        Also note when the rank is stopped or continued.
         """
         while True:
             pid, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -131,7 +131,7 @@ class _Witness:
             self._stopped_until = math.inf if os.WIFSTOPPED(status) else time.monotonic()
 
     def _end(self, ended_by: str, number: signal.Signals) -> None:
-        """Forward a signal soon, and once."""
+        """Plan to forward a signal once, after a delay, and to kill the rank if it does not exit."""
         self._ended_by = self._ended_by or ended_by
         if self._kill_at is None:
             self._kill_at = time.monotonic() + KILL_SECONDS
@@ -176,7 +176,7 @@ class _Witness:
 class Lease:
     """A file that the parent touches while it lives.
 
-    Only changes count, so clocks may differ.
+    Only a change of its time counts, so the clocks of two hosts may differ.
     """
 
     def __init__(self, files: LaunchFiles) -> None:
@@ -185,7 +185,7 @@ class Lease:
         self._changed_at = time.monotonic()
 
     def has_expired(self) -> bool:
-        """Return whether the lease file is unchanged for ``LEASE_SECONDS``."""
+        """Return whether the lease file has not changed for ``LEASE_SECONDS``."""
         # The folder may be gone, and the parent with it.
         with suppress(OSError):
             modified_ns = self._file.stat().st_mtime_ns
@@ -197,18 +197,18 @@ class Lease:
 def _write(file: Path, text: str) -> None:
     """Write a file whole or not at all.
 
-    The parent reports a full disk or a missing folder by itself.
+    Errors are ignored, because the parent reports a full disk or a missing folder by itself.
     """
     temporary = _temporary(file)
     with suppress(OSError):
-        # Not truncated: what was reserved is written again.
+        # The reserved room is overwritten, not truncated.
         with temporary.open("r+" if temporary.exists() else "w") as opened:
             opened.write(text)
         temporary.replace(file)
 
 
 def _reserve(file: Path) -> None:
-    """Reserve room for a JSON record, which spaces may follow."""
+    """Reserve room for a JSON record by writing spaces, which may follow the record."""
     with suppress(OSError):
         _temporary(file).write_text(" " * _RECORD_BYTES)
 

@@ -1,7 +1,8 @@
 """Build Horovod for the installed torch, and keep the wheel.
 
 Horovod's last release is a source distribution from June 2023, which a plain ``pip install`` no longer
-compiles. ``horovod.cmake`` contains what a build needs today. Each recipe is built once.
+compiles. ``horovod.cmake`` contains what a build needs today. Each recipe is built once, and later calls
+install its wheel.
 """
 
 from __future__ import annotations
@@ -54,14 +55,15 @@ _BYTES_PER_JOB = 2 * 2**30
 def install_horovod(
     constraints: Path | None = None, *, force: bool = False, console: Console | None = None
 ) -> None:
-    """Install Horovod for the installed torch, by a build if necessary.
+    """Install Horovod for the installed torch, and build its wheel first if the cache has none that fits.
 
-    The constraints file is for the requirements of the build. ``force`` builds again, even if the right wheel
-    is there. The progress goes to standard error by default.
+    Nothing is done if a fitting Horovod is installed and loads, unless ``force`` asks for a new build.
+    ``constraints`` is a file for pip that limits the versions of the build's requirements. Progress is
+    printed on standard error by default.
 
     Raises:
-        UnavailableError: torch, a compiler or another tool is missing, or the build failed; then the error
-            names the log.
+        UnavailableError: torch, a compiler or another tool is missing, or the build failed; the error of a
+            failed build names the log.
         UsageError: the constraints file does not exist.
     """
     console = console or Console(stderr=True, highlight=False, soft_wrap=True)
@@ -121,7 +123,7 @@ def _install(
 
 @contextlib.contextmanager
 def _held(lock: filelock.BaseFileLock, console: Console) -> Iterator[None]:
-    """Hold the lock of a wheel; print a line before waiting."""
+    """Hold a wheel's lock during the block; before a wait for another process, print a line."""
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
@@ -134,10 +136,10 @@ def _held(lock: filelock.BaseFileLock, console: Console) -> Iterator[None]:
 
 
 def check_tools() -> None:
-    """Insist on everything that a build needs, before it starts.
+    """Require a C++ compiler, make, Python's headers and pip, before a build starts.
 
     Raises:
-        UnavailableError: names all that is missing.
+        UnavailableError: something is missing; names all of it, with the commands that install it.
     """
     compilers = os.environ.get("CXX", "").split()[:1] or ["c++", "g++", "clang++"]
     header = Path(sysconfig.get_path("include")) / "Python.h"
@@ -162,9 +164,10 @@ def check_tools() -> None:
 
 
 def build_environment(recipe: Recipe, gpu: Gpu | None, scratch: Path) -> dict[str, str]:
-    """Return a build's environment: the recipe's variables, and this machine's paths."""
-    # The user's settings for Horovod would change the wheel, but not its key. An outer make would share its
-    # jobs. Constraints have no hashes, which pip demands here. setup.py imports from its own folder.
+    """Return a build's environment: the user's, the recipe's variables, and this machine's paths."""
+    # What is left out: the user's settings for Horovod would change the wheel, but not its key. An outer make
+    # would share its jobs. pip demands hashes of this build, and constraints have none. setup.py imports from
+    # its own folder.
     dropped = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONSAFEPATH", "PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"}
     kept = {n: v for n, v in os.environ.items() if not n.startswith("HOROVOD_") and n not in dropped}
     jobs = max(1, min(len(os.sched_getaffinity(0)), psutil.virtual_memory().available // _BYTES_PER_JOB))
@@ -183,14 +186,14 @@ def build_environment(recipe: Recipe, gpu: Gpu | None, scratch: Path) -> dict[st
 
 
 def scratch_parent() -> Path:
-    """Return the folder to compile in: in the cache, if possible.
+    """Return the folder to compile under: one in the cache, or else the folder for temporary files.
 
-    Otherwise it is the folder for temporary files. Horovod's CMake files use their own path as a regular
-    expression. A path with a ``+`` does not match itself, and the library lands in the wrong place of the
-    wheel.
+    Its path consists of letters, digits, ``/``, ``_``, ``.`` and ``-``, because Horovod's CMake files use
+    their own path as a regular expression. A path with a ``+`` would not match itself, and the library would
+    land in the wrong place of the wheel.
 
     Raises:
-        UnavailableError: both paths have such characters.
+        UnavailableError: the paths of both folders have other characters.
     """
     candidates = [cache_folder() / "wheels"]
     with contextlib.suppress(OSError):  # there may be no folder for temporary files
@@ -206,7 +209,7 @@ def scratch_parent() -> Path:
 
 
 def _build(recipe: Recipe, gpu: Gpu | None, commands: Commands) -> Path:
-    """Compile, and move the finished wheel into its folder in one step."""
+    """Compile Horovod, move the finished wheel into the recipe's folder in one step, and return its path."""
     with tempfile.TemporaryDirectory(prefix="building-", dir=scratch_parent()) as name:
         scratch = Path(name)
         requirement, out = scratch / "horovod.txt", scratch / "out"
@@ -239,10 +242,13 @@ def _build(recipe: Recipe, gpu: Gpu | None, commands: Commands) -> Path:
 
 
 def _verify(recipe: Recipe) -> list[str]:
-    """Load the installed Horovod, and return what it was built with.
+    """Load the installed Horovod, and return its controllers, and also ``nccl`` if it supports NCCL.
 
-    A wheel that does not fit is removed from the environment and from the cache. The next call then builds
-    it again.
+    A Horovod that does not load, or does not fit the recipe, is removed from the environment and from the
+    cache, so that the next call builds it again.
+
+    Raises:
+        UnavailableError: Horovod was removed; with the reason.
     """
     library = availability.load(["horovod"], recipes.LOAD_SECONDS)["horovod"]
     built = [*library.facts.get("controllers", []), *(["nccl"] if library.facts.get("nccl") else [])]

@@ -1,4 +1,4 @@
-"""Run the commands of a build, with their progress and their log."""
+"""Run the commands of a build, print their progress, and log their output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ECHO = re.compile(
 
 
 class Commands:
-    """Runs commands one after the other."""
+    """Runs commands, prints their progress on ``console``, and writes their output into ``log``."""
 
     def __init__(self, console: Console, log: TextIO) -> None:
         self.console = console
@@ -48,13 +48,14 @@ class Commands:
         environment: Mapping[str, str] | None = None,
         spent: Mapping[int, float] | None = None,
     ) -> None:
-        """Run one command to its end.
+        """Run one command to its end; an interrupt kills it with all its processes.
 
-        ``spent`` is the share of the whole time that has passed when CMake prints a percentage. With it, each
-        line of progress has the time that is left.
+        ``title`` names the command in its progress. ``spent`` maps a percentage that CMake prints to the
+        share of the whole time that has passed by then, from 0 to 1. With ``spent``, each line of progress
+        has an estimate of the time left.
 
         Raises:
-            UnavailableError: the command failed; with its error lines and the log.
+            UnavailableError: the command failed; with its first errors and the path of the log.
         """
         self.log.write(f"\n$ {shlex.join(command)}\n")
         output: deque[str] = deque(maxlen=_LINES_KEPT)
@@ -75,7 +76,7 @@ class Commands:
                 for line in process.stdout or ():
                     self.log.write(line)
                     output.append(line.rstrip())
-                    # CMake's makefiles print it. It may go back: several jobs run, and Gloo counts by itself.
+                    # CMake's makefiles print it. It may fall, because jobs overlap and Gloo has its own.
                     found = _PERCENT.match(line)
                     if found and int(found[1]) // 10 > percent // 10:
                         percent = int(found[1])
@@ -103,9 +104,9 @@ def _left(passed: float, percent: int, spent: Mapping[int, float]) -> str:
 
 
 def error_lines(output: Iterable[str]) -> list[str]:
-    """Return the first error lines of a command, or its last lines.
+    """Return the first six error lines of a command's output, or its last six lines if it has no error.
 
-    Later errors follow from earlier ones.
+    The first errors are shown, because they cause the later ones.
     """
     lines = [line.strip() for line in output if line.strip()]
     errors = [line for line in lines if _ERROR.search(line) and not _ECHO.search(line)]
@@ -115,11 +116,11 @@ def error_lines(output: Iterable[str]) -> list[str]:
 
 
 def pip(*arguments: str) -> list[str]:
-    """Return a command of this environment's pip."""
+    """Return the command line that runs this environment's pip with ``arguments``."""
     return [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", *arguments]
 
 
 def minutes(seconds: float) -> str:
-    """Write a duration as ``2:05``."""
+    """Return a duration as minutes and seconds, such as ``2:05``."""
     whole, rest = divmod(round(seconds), 60)
     return f"{whole}:{rest:02d}"

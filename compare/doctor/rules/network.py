@@ -14,19 +14,17 @@ _SLOW_LOOKUP_SECONDS = 1.0
 
 
 class SharedNetwork(NamedTuple):
-    """A network in which every host has its own address.
-
-    The lists are in the order of the hosts.
-    """
+    """A network in which every host has its own address; each list has one entry for each host, in order."""
 
     network: str
+    """Written as ``10.0.0.0/24``."""
     interfaces: list[str]
     addresses: list[str]
     mtus: list[str]
 
 
 def hostname(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find names that resolve to the wrong address, to none, or slowly."""
+    """Find hosts named localhost, and hosts whose own name resolves wrongly, not at all, or slowly."""
     many = len(hosts) > 1
     for each, facts in with_facts(hosts):
         if many and (each.host.name.lower() == "localhost" or _is_loopback(each.host.name)):
@@ -41,7 +39,7 @@ def hostname(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def _own_name(each: ExaminedHost, facts: Facts, *, many: bool) -> Iterator[Finding]:
-    # Launchers use its first IPv4 address; Debian writes 127.0.1.1 into /etc/hosts.
+    # Launchers use the name's first IPv4 address; Debian writes 127.0.1.1 into /etc/hosts.
     first = next((address for address in facts.resolved if ":" not in address), "".join(facts.resolved[:1]))
     found, own = f"{facts.hostname} resolves to {', '.join(facts.resolved)} there.", _main_address(facts)
     if not first:
@@ -76,7 +74,7 @@ def same_name(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def peers(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find hosts that cannot resolve the names of the others."""
+    """Find hosts that resolve the name of another host to no address, or only to a loopback address."""
     fix = "Add the others to its /etc/hosts, or to DNS."
     for each, facts in with_facts(hosts):
         others = {n: a for n, a in facts.peers.items() if n not in {each.host.name, facts.hostname}}
@@ -91,7 +89,7 @@ def peers(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def loopback(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find hosts without the interface that processes of one host share."""
+    """Find hosts whose loopback interface is not up: processes of one host connect over it."""
     for each, facts in with_facts(hosts):
         own = [interface for interface in facts.interfaces if any(map(_of_loopback, interface.addresses))]
         if not any(interface.up for interface in own):
@@ -101,7 +99,10 @@ def loopback(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def network(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find hosts that are cut off, or whose interface differs."""
+    """Find hosts that have no network, hosts that share none, and interfaces that differ.
+
+    An interface differs if its name or its MTU is not the most frequent one.
+    """
     known = with_facts(hosts)
     if len(known) == 1:
         return
@@ -130,9 +131,9 @@ def network(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def shared_address(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find addresses of several machines.
+    """Find addresses that several machines have, such as that of a container bridge.
 
-    Open MPI connects to itself there, and hangs.
+    Open MPI may connect to such an address, reach its own machine, and hang.
     """
     known = with_facts(hosts)
     if len({facts.hostname for _, facts in known}) < len(known):
@@ -150,7 +151,7 @@ def shared_address(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def ports(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find hosts that could not connect to a port of the first."""
+    """Find hosts that could not listen or connect in the trial of a port, or got too few connections."""
     trials = [(each, each.met) for each in hosts if each.met]
     others = sum(met.role == "connects" for _, met in trials)
     for each, met in trials:
@@ -167,9 +168,10 @@ def ports(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def shared_network(hosts: Sequence[ExaminedHost]) -> SharedNetwork | None:
-    """Find the network in which all hosts have addresses of their own.
+    """Return the network in which every host has an address of its own; None without one.
 
-    Of several it takes the one of the first host's default route, otherwise the first.
+    Hosts without facts are left out. Of several networks, the one of the first host's default route comes
+    first, then the order is that of the first host's interfaces.
     """
     facts = [facts for _, facts in with_facts(hosts)]
     if not facts:
@@ -185,7 +187,10 @@ def shared_network(hosts: Sequence[ExaminedHost]) -> SharedNetwork | None:
 
 
 def _networks(facts: Facts) -> dict[str, tuple[Interface, str]]:
-    """Return the networks of a host, with its interface and address there."""
+    """Return a host's interface and address in each of its networks, keyed as ``10.0.0.0/24``.
+
+    Interfaces that are down, and loopback and link-local addresses, are left out.
+    """
     found: dict[str, tuple[Interface, str]] = {}
     for interface in facts.interfaces:
         for written in interface.addresses if interface.up else ():
@@ -204,7 +209,7 @@ def _addresses(facts: Facts) -> str:
 
 
 def _main_address(facts: Facts) -> str:
-    """Return the address that the host's name should resolve to."""
+    """Return the address that the host's name should resolve to, or the words "its address"."""
     found = sorted(_networks(facts).values(), key=lambda pair: pair[0].name != facts.default_interface)
     return found[0][1] if found else "its address"
 

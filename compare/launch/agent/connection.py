@@ -1,7 +1,7 @@
 """Connect to the agent of a host, and mirror the files of its launches.
 
-A connection lasts as long as a run, with any number of launches in it. No method blocks: ``attend`` calls
-``tick`` for every host that sent something, and the attributes show what has changed.
+A connection lasts as long as a run, with any number of launches in it. No method waits for an answer.
+Instead, ``attend`` calls ``tick`` for hosts that sent something, and attributes show what has changed.
 """
 
 from __future__ import annotations
@@ -56,15 +56,12 @@ from compare.schema.turns import Arrival, Turn
 ANSWER_SECONDS = 20.0
 """Maximum time for an agent to answer."""
 START_SECONDS = 60.0
-"""Maximum time for an agent's first message.
-
-The carrier may fail earlier; Python may be on a slow disk.
-"""
+"""Maximum time for an agent's first message, as its Python may be on a slow disk."""
 
 SILENT_SECONDS = 10.0
 """Maximum time without a message from an agent.
 
-The carrier gives up a dead link earlier, because its error says why.
+The carrier gives up a dead link earlier, and its error says more.
 """
 
 _CLOSE_SECONDS = 3.0
@@ -76,49 +73,49 @@ _STDERR_READS = 8
 
 
 class LaunchLink:
-    """One launch on one host."""
+    """One launch on one host, as the parent sees it."""
 
     def __init__(self, name: str, agent: Connection) -> None:
         self.agent = agent
         """The connection to its host."""
         self.started = False
-        """Whether the files and folders of the launch are there."""
+        """Whether the host has made the files and folders of the launch."""
         self.exited: Exited | None = None
         """How the launch ended on this host; None before its end."""
         self.arrivals: list[Arrival] = []
-        """All ranks of this host, while they wait for their turn."""
+        """The arrivals of all ranks of this host while all of them wait for a turn; otherwise empty."""
         self.memory_left_bytes = 0
-        """Memory that was left on the host when they arrived."""
+        """Memory that was left on the host when its ranks last arrived."""
         self.error: RingsideError | None = None
-        """Why it could not start, or was lost. The code that raises it sets it to None."""
+        """Why the launch could not start or was lost, or None. ``attend`` resets it when it raises it."""
         self._name = name
         self._received: ReceivedFiles | None = None
 
     def start(self, launch: Start, files: LaunchFiles | None, ranks: Collection[int]) -> None:
-        """Start the launch on the host.
+        """Send the order to start the launch on the host.
 
-        The files of its ``ranks`` are mirrored into ``files``, except where the agent works in the run's own
-        folder. The host's name is added to that of the launcher's log, because every host has one.
+        The files of its ``ranks`` are mirrored into ``files``, which is None if the agent works in the run's
+        own folder. The host's name is added to that of the launcher's log, because every host may send one.
         """
         self._received = ReceivedFiles(self.agent.host, files, ranks) if files else None
         self._send(launch)
 
     def go(self, turn: Turn) -> None:
-        """Give the waiting ranks of the host their turn."""
+        """Send the waiting ranks of the host their turn."""
         self.arrivals = []
         self._send(Go(turn))
 
     def end(self) -> None:
-        """Ask for the end of the launch; the answer is ``exited``."""
+        """Ask the agent to end the launch; ``exited`` is set when it has."""
         self._send(End())
 
     def take(self, message: Message) -> None:
-        """Take a message of the launch.
+        """Update the attributes from a message of the launch, or write the file that it carries.
 
         Raises:
             HostError: the host sends too much.
             OutputError: a file cannot be written.
-            ProtocolError: a launch sends no such message.
+            ProtocolError: a launch sends no such message or file.
         """
         match message:
             case FileChunk() | FileContent() if self._received:
@@ -139,7 +136,11 @@ class LaunchLink:
         self.agent.send(OfLaunch(self._name, encode(message)))
 
     def _error_of(self, refused: Refused) -> RingsideError:
-        """Return the error of an agent, or of its host elsewhere."""
+        """Return the error that a refusal reports.
+
+        If the agent does not work in the run's own folder, any error but an ``InterleaveError`` becomes a
+        ``HostError``.
+        """
         kinds = (OutputError, UnavailableError, InterleaveError)
         own = {kind.__name__: kind for kind in kinds}.get(refused.kind)
         if own and (self._received is None or own is InterleaveError):
@@ -149,16 +150,16 @@ class LaunchLink:
 
 
 class Connection:
-    """The connection to the agent on one host."""
+    """The connection to the agent on one host; making it starts the agent."""
 
     def __init__(
         self, host: Host, *, python: str, carrier: Carrier, environment: Mapping[str, str] | None = None
     ) -> None:
         self.host = host
         self.ready: Ready | None = None
-        """The agent's first message."""
+        """The agent's first message; None before."""
         self.port: int | None = None
-        """The answer to ``find_port``."""
+        """The answer to ``find_port``; None before."""
         self.launches: dict[str, LaunchLink] = {}
         """The launches on this host, by their names."""
         self._ahead_seconds: float | None = None
@@ -184,11 +185,11 @@ class Connection:
 
     @property
     def clock_ahead_seconds(self) -> float:
-        """How far the host's clock is ahead, by its fastest message."""
+        """Seconds by which the host's clock is ahead, as its fastest message shows; 0 before the first."""
         return self._ahead_seconds or 0.0
 
     def launch(self, name: str) -> LaunchLink:
-        """Return a new launch on the host; its folder has the name."""
+        """Add a launch whose name is the path of its folder, and return it without starting it."""
         self.launches[name] = LaunchLink(name, self)
         return self.launches[name]
 
@@ -197,16 +198,16 @@ class Connection:
         self._pipe.send(message)
 
     def find_port(self) -> None:
-        """Ask for a free port on the host; the answer is ``port``."""
+        """Ask for a free port on the host; ``port`` is set when the answer comes."""
         self.port = None
         self._pipe.send(FindPort())
 
     def tick(self) -> None:
-        """Take the messages that arrived, and send a keep-alive message.
+        """Process the messages that arrived, and send a keep-alive message if one is due.
 
         Raises:
-            HostError: the host is lost, or has another version.
-            OutputError: a file that it sent cannot be written.
+            HostError: the host is lost, has another version, or sends what is no message.
+            OutputError: a file that the host sent cannot be written.
         """
         try:
             for message in self._pipe.receive():
@@ -223,24 +224,24 @@ class Connection:
             self._require_alive()
 
     def waits_for(self) -> list[tuple[int, int]]:
-        """Return the descriptors to poll, each with its event."""
+        """Return the descriptors to poll, each with its event; none once the agent has closed its pipe."""
         return self._pipe.waits_for()
 
     def hang_up(self) -> None:
-        """Close the pipes; the agent then ends its launch and exits."""
+        """Close the pipes; the agent then ends its launches and exits."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
 
     def kill(self) -> None:
-        """End the process that reaches the host, with its children."""
+        """Kill the process that reaches the host, with its children."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def wait_closed(self, seconds: float) -> None:
-        """Wait for the process of the connection; kill it after a time."""
+        """Wait until the process that reaches the host exits, and kill it after ``seconds``."""
         try:
             self._process.wait(timeout=max(0.0, seconds))
         except subprocess.TimeoutExpired:
@@ -284,7 +285,7 @@ class Connection:
             raise self._lost(None)
 
     def _read_stderr(self) -> None:
-        """Keep the end of the agent's standard error."""
+        """Read the agent's standard error, and keep its last 64 KiB."""
         assert self._process.stderr is not None  # noqa: S101 -- it is a pipe
         with contextlib.suppress(BlockingIOError):
             for _ in range(_STDERR_READS):
@@ -295,7 +296,7 @@ class Connection:
                 del self._stderr[:-_STDERR_BYTES]
 
     def _lost(self, status: int | None) -> HostError:
-        """Return why the connection is lost, from its process's exit status."""
+        """Return the error of a lost connection, given its process's exit status; None if it still runs."""
         self._read_stderr()
         silent = self._pipe.silent_seconds
         answer = Answer(self.host, status, b"", bytes(self._stderr), silent, here=self._is_here)
@@ -310,9 +311,10 @@ class Connection:
 def connected(
     hosts: Sequence[Host], *, python: str, carrier: Carrier, environment: Mapping[str, str] | None = None
 ) -> Iterator[list[Connection]]:
-    """Connect to all hosts at once, and disconnect after the block.
+    """Start an agent on every host, yield the connections in order, and close them after the block.
 
-    ``environment`` is that of agents on this machine; the default is that of this process.
+    The agents need not have answered yet. ``environment`` is that of the processes that this machine starts;
+    None stands for the environment of this process.
     """
     with enough_files(len(hosts)):
         agents: list[Connection] = []
@@ -332,13 +334,13 @@ def attend(
     *,
     lost: dict[Connection, RingsideError] | None = None,
 ) -> bool:
-    """Exchange messages with agents; return whether a condition came true.
+    """Exchange messages with agents until a condition holds or time is up; return whether it holds.
 
-    It is checked after every message. ``lost`` receives the error of an agent; without it the error is
-    raised, and so is that of a launch.
+    The condition is checked after every exchange. If ``lost`` is given, it receives the error of each lost
+    agent, and errors of launches are not raised.
 
     Raises:
-        RingsideError: see ``Connection.tick`` and ``LaunchLink.error``.
+        RingsideError: without ``lost``, the error of an agent or a launch; see ``Connection.tick``.
     """
     deadline = time.monotonic() + seconds
     lost, raises = ({}, True) if lost is None else (lost, False)
@@ -366,7 +368,7 @@ def attend(
 
 
 def _raise_first_error(agents: Sequence[Connection]) -> None:
-    """Raise the error of the first launch that has one."""
+    """Raise the error of the first launch that has one, and reset it."""
     for agent in agents:
         for link in agent.launches.values():
             if link.error:
@@ -375,7 +377,7 @@ def _raise_first_error(agents: Sequence[Connection]) -> None:
 
 
 def _readable(agents: Sequence[Connection], seconds: float) -> list[Connection]:
-    """Wait until there is something to do for agents, and return them."""
+    """Wait until agents can be read from or written to, at most for ``seconds``, and return these."""
     # Not select(): it takes no descriptor above 1023, and 500 hosts need more.
     poll, by_descriptor = select.poll(), {}
     for agent in agents:

@@ -1,8 +1,8 @@
 """Carry out the launches on one host, each in a process of its own.
 
 The parent has one connection to a host, with any number of launches in it. The agent forks for each launch,
-and passes messages on. A launch lives as long as messages of the parent reach it: they keep its lease. So if
-the agent or the parent is killed, the process of each launch ends what it has started, and exits.
+and passes messages on. A launch lives as long as messages of the parent reach it, because they renew its
+lease. If the agent or the parent is killed, the process of each launch ends what it has started, and exits.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from compare.launch.processes import adopt_orphans
 from compare.schema.launch_files import LEASE_SECONDS
 
 IDLE_SECONDS = 900.0
-"""Maximum time without a message between launches.
+"""Maximum time without a message from the parent while no launch is alive.
 
-The data set may have to be fetched and copied first. When the parent exits, the pipe closes at once.
+The parent may have to fetch and copy the data set first. Its exit is noticed at once, as the pipe closes.
 """
 SILENT_SECONDS = 10.0
 """Maximum time without a message from the process of a launch."""
 _LAST_SECONDS = 5.0
-"""Maximum time to send the end of a launch."""
-_SHORT_BYTES = 4096
-"""A longer message is a file or a turn, which is passed on unread."""
+"""Maximum time to send the last messages of a launch."""
+_SHORT_BYTES = 1 << 16
+"""A message of this size or more carries a file or many arrivals, and is passed on undecoded."""
 
 
 class HostAgent:
@@ -57,7 +57,7 @@ class HostAgent:
         """Whether the parent was silent for so long that a launch ended."""
 
     def serve(self) -> None:
-        """Carry out launches until the parent is gone, and all of them have ended."""
+        """Carry out launches until the parent is gone, then end those that are left."""
         self._pipe.send(describe())
         try:
             while not self._is_abandoned():
@@ -91,7 +91,7 @@ class HostAgent:
                         self._launches[name].pipe.send_encoded(data)
 
     def _pass_back(self) -> None:
-        """Pass on what the launches send, as fast as the parent reads."""
+        """Pass on what the launches send, as fast as the parent reads, and remove those that ended."""
         for name, launch in [*self._launches.items()]:
             if self._pipe.backlog_bytes < BACKLOG_BYTES:
                 for data in launch.receive():
@@ -107,15 +107,17 @@ class HostAgent:
                 self._is_lost = self._pipe.silent_seconds > LEASE_SECONDS  # it starts no further launch
 
     def _wait(self) -> None:
-        """Wait until there is something to read."""
+        """Wait until a pipe can be read or written, at most half a second."""
         poll = select.poll()
-        for pipe in (self._pipe, *(launch.pipe for launch in self._launches.values())):
+        # What launches send is read only while the parent reads as well.
+        launches = self._launches.values() if self._pipe.backlog_bytes < BACKLOG_BYTES else ()
+        for pipe in (self._pipe, *(launch.pipe for launch in launches)):
             for descriptor, event in pipe.waits_for():
                 poll.register(descriptor, event)
         poll.poll(ALIVE_SECONDS * 1000)
 
     def _close_inherited(self) -> None:
-        """Close what belongs to the agent and to other launches."""
+        """Close, in the process of a new launch, the pipes of the agent and of other launches."""
         for pipe in (self._pipe, *(launch.pipe for launch in self._launches.values())):
             pipe.close()
 
@@ -125,7 +127,7 @@ class _LaunchProcess:
 
     def __init__(self, close_inherited: Callable[[], None]) -> None:
         self.problem = ""
-        """What is wrong with it, or nothing."""
+        """Why the process is lost; empty while it is not."""
         orders, answers = os.pipe(), os.pipe()
         self._pid = os.fork()
         if not self._pid:
@@ -139,7 +141,10 @@ class _LaunchProcess:
         self._has_ended = False
 
     def receive(self) -> list[bytes]:
-        """Return what it sent, without the messages that keep its connection alive."""
+        """Return the encoded messages that the process sent, without keep-alive messages.
+
+        ``problem`` is set if the process was killed, or was silent for too long.
+        """
         passed_on = []
         for data in self.pipe.receive_encoded():
             message = decode(data) if len(data) < _SHORT_BYTES else None
@@ -157,7 +162,7 @@ class _LaunchProcess:
         self.pipe.close()
 
     def kill(self) -> None:
-        """Kill the process, also where it is stopped; its sweeper then ends the launch."""
+        """Kill the process, even if it is stopped; its sweeper then ends the launch."""
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
 
@@ -168,7 +173,7 @@ class _LaunchProcess:
 
 
 def _carry_out_one(pipe: MessagePipe) -> NoReturn:
-    """Carry out the launch that the first message orders, and exit."""
+    """Carry out the launch of the first ``Start`` message, and exit."""
     try:
         adopt_orphans()
         while not pipe.closed:

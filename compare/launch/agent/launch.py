@@ -2,8 +2,8 @@
 
 The agent makes the folders and starts the launcher, if one starts on this host. It renews the lease of
 the ranks while the parent sends messages. In the end it ends every process and removes the folders. When
-the parent is killed, the pipe closes, and the agent does the same. When the agent is killed, its sweeper
-does it.
+the parent is killed, the pipe closes, and the agent cleans up in the same way. When the agent is killed, its
+sweeper cleans up.
 """
 
 from __future__ import annotations
@@ -37,13 +37,17 @@ from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 from compare.system.limits import memory_left_bytes
 
 _DESCRIPTORS = 1024
-"""More than an agent has open."""
+"""Number of descriptors to close, more than an agent has open."""
 _PUSH_SECONDS = 0.05
 """Maximum time to wait for a full pipe between two ticks."""
 
 
 def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
-    """Carry out a launch, and leave nothing of it on this host."""
+    """Carry out a launch to its end, and return the last message for the parent.
+
+    ``Refused`` means that the launch could not start, or that its folder was lost. In any case no process and
+    no scratch folder of the launch is left on this host.
+    """
     made: list[Path] = []
     opened = ExitStack()
     # A clock of files may be some milliseconds behind.
@@ -85,9 +89,10 @@ def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
 
 @contextmanager
 def _swept(name: str, folders: Sequence[Path], segments: Segments | None) -> Iterator[None]:
-    """Leave nothing of a launch behind if this process is killed.
+    """Let a child process end a launch if this process is killed within the block.
 
-    A child process, the sweeper, waits for the end of a pipe that only this process can write.
+    The child, the sweeper, reads from a pipe that only this process can write. If the pipe ends before a byte
+    comes, the sweeper ends the launch and removes its folders.
     """
     read, write = os.pipe()
     sweeper = os.fork()
@@ -104,7 +109,7 @@ def _swept(name: str, folders: Sequence[Path], segments: Segments | None) -> Ite
 
 
 def _sweep(name: str, folders: Sequence[Path], segments: Segments | None, pipe: int) -> NoReturn:
-    """End a launch, unless the agent says that it did."""
+    """End a launch when the agent is killed, but not when it reports its own end; then exit."""
     try:
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -132,16 +137,16 @@ class _Launch:
         self._gate = TurnGate(Path(turns.directory), turns.ranks, stops=turns.stops) if turns else None
 
     def wakes(self) -> list[int]:
-        """Return the descriptors that ask for a tick at once."""
+        """Return the descriptors that call for a tick as soon as they can be read."""
         return [self._pipe.fileno(), *([self._gate.fileno()] if self._gate else [])]
 
     def close(self) -> None:
-        """Close the pipes of the ranks."""
+        """Close the pipes on which ranks wait for their turns, if there are any."""
         if self._gate:
             self._gate.close()
 
     def tick(self) -> bool:
-        """Exchange messages and renew the lease; return whether to go on."""
+        """Exchange messages and renew the lease; return whether the launch may go on."""
         ordered_to_end = False
         for message in self._pipe.receive():
             ordered_to_end = ordered_to_end or isinstance(message, End)
@@ -157,14 +162,14 @@ class _Launch:
         return not (ordered_to_end or self.is_abandoned())
 
     def keep_alive(self) -> None:
-        """Exchange keep-alive messages with the parent."""
+        """Discard the messages of the parent, and send a keep-alive message if one is due."""
         with suppress(ProtocolError):  # a wrong message must not break off the clean-up
             for _ in self._pipe.receive():
                 pass
         self._pipe.keep_alive()
 
     def send_the_rest(self) -> None:
-        """Send all files to their end, as long as the parent reads."""
+        """Send what is left of all files, unless the parent exits or falls silent."""
         while (self._mirror and not self._mirror.send(self._pipe)) or self._pipe.backlog_bytes:
             for _ in self._pipe.receive():
                 pass
@@ -173,7 +178,7 @@ class _Launch:
             self._pipe.push(_PUSH_SECONDS)
 
     def is_abandoned(self) -> bool:
-        """Return whether the parent has exited or sends no messages."""
+        """Return whether the parent has exited, or was silent for longer than the lease lasts."""
         return self._pipe.closed or self._pipe.silent_seconds > LEASE_SECONDS
 
     def _renew_lease(self) -> None:

@@ -22,7 +22,7 @@ from compare.system.limits import core_quota, memory_left_bytes
 
 
 def describe() -> Ready:
-    """Describe this machine, as the first message of its agent."""
+    """Return the description of this machine that is its agent's first message."""
     return Ready(
         hostname=socket.gethostname(),
         python=platform.python_version(),
@@ -37,7 +37,7 @@ def describe() -> Ready:
 
 
 def addresses() -> dict[str, list[str]]:
-    """Return the IPv4 addresses and networks of interfaces that are up."""
+    """Return the IPv4 addresses, as 10.0.0.2/24, by the names of the interfaces that are up."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     return {
         name: [
@@ -51,9 +51,9 @@ def addresses() -> dict[str, list[str]]:
 
 
 def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """Count NVIDIA GPUs without torch.
+    """Count the NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves visible, without loading torch.
 
-    To load torch takes a second, and memory of a GPU.
+    Loading torch would take a second, and memory of a GPU.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     there = len(list(driver.glob("*")))
@@ -65,7 +65,7 @@ def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
 
 
 def missing_for_compile() -> str:
-    """Return what torch.compile lacks here; empty if it can compile."""
+    """Return what torch.compile lacks on this machine; empty if it can compile."""
     compiler = os.environ.get("CXX") or "g++"
     if shutil.which(compiler) is None:
         return f"there is no C++ compiler: {compiler} is not on PATH"
@@ -80,9 +80,9 @@ def missing_for_compile() -> str:
 
 
 def free_port() -> int:
-    """Return a port that is free on every address.
+    """Return a port that is free on every address of this machine.
 
-    torchrun's default, 29500, clashes with other runs.
+    torchrun's default port, 29500, would clash with other runs.
     """
     with closing(socket.socket()) as probe:
         probe.bind(("", 0))

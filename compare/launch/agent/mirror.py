@@ -14,10 +14,11 @@ _RECORD = LaunchFiles(Path()).exit(0).suffix
 
 
 class Mirror:
-    """Sends new content: JSON and exit records whole, others in chunks.
+    """Sends what is new in the files of a launch's folder.
 
-    The exit record of a rank comes last, after everything that the rank wrote. Folders below ``directory``
-    are left out, and files that the parent has already (``known``).
+    JSON files and exit records are sent whole, other files in chunks. The exit record of a rank comes last,
+    after everything that the rank wrote. Folders below ``directory`` are left out, and so are the ``known``
+    files, which the parent has already.
     """
 
     def __init__(self, directory: Path, known: set[str]) -> None:
@@ -26,7 +27,7 @@ class Mirror:
         self._sent: dict[str, tuple[int, int]] = {}
 
     def send(self, pipe: MessagePipe) -> bool:
-        """Send new content until the pipe is full; return whether it fitted."""
+        """Send new content until the pipe's backlog is full; return whether all of it was sent."""
         # Records are listed before the other files: their ranks write nothing more.
         records = [path for path in self._files() if path.suffix == _RECORD]
         others = [path for path in self._files() if path.suffix != _RECORD]
@@ -51,7 +52,7 @@ class Mirror:
                 yield Path(entry.path)
 
     def _send_some(self, path: Path, pipe: MessagePipe) -> bool:
-        """Send a file or its next chunk; return whether another may follow."""
+        """Send a file if it has changed, or its next chunk; return whether another chunk may follow."""
         if path.suffix in {".json", _RECORD}:
             found = path.stat()
             state = (found.st_ino, found.st_mtime_ns)

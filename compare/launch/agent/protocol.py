@@ -1,7 +1,7 @@
 """Exchange messages between the parent and an agent over two pipes.
 
-Each message is MessagePack, after four bytes with its length. Neither end ever blocks. Behind a failed link
-a pipe fills up, and a process that waited for it could not end a launch.
+Each message is MessagePack, preceded by four bytes with its length. Neither end ever blocks. A pipe to a host
+behind a failed link fills up, and a process that waited for room in it could not end a launch.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from compare.schema.turns import Arrival, Turn
 ALIVE_SECONDS = 0.5
 """Time between two keep-alive messages of either end."""
 BACKLOG_BYTES = 1 << 20
-"""Size of unsent messages beyond which no more files are read."""
+"""Size of unsent messages at which no more files are read, so that memory does not fill up."""
 
 _PREAMBLE = b"\0RINGSIDE 1\n"
-"""Marks the first message: a login shell may print before it."""
+"""Precedes the first message, because a login shell may print something before it."""
 _PREAMBLE_BYTES = 1 << 20
 _MESSAGE_BYTES = 1 << 26
 _READ_BYTES = 1 << 18
 _READS = 16
-"""Maximum number of reads at a time, against a flood."""
+"""Maximum number of reads in one call, so that a host that floods its pipe holds up no other."""
 
 
 class ProtocolError(Exception):
@@ -35,85 +35,85 @@ class ProtocolError(Exception):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The first message of an agent describes its machine."""
+    """The first message of an agent, which describes its machine."""
 
     hostname: str
     python: str
     version: str
     addresses: dict[str, list[str]] = {}
-    """By interface that is up: its IPv4 addresses with networks, as 10.0.0.2/24."""
+    """IPv4 addresses with prefix lengths, as 10.0.0.2/24, by the names of interfaces that are up."""
     cpus: list[int] = []
-    """CPUs that a launch may use there."""
+    """Numbers of the CPUs that a launch may use."""
     core_quota: float | None = None
-    """Cores that its control groups allow; None without a limit."""
+    """Cores that the control groups allow, perhaps a fraction; None without a limit."""
     gpus: int = 0
-    """Number of NVIDIA GPUs that its driver and CUDA_VISIBLE_DEVICES show."""
+    """Number of NVIDIA GPUs that the driver and CUDA_VISIBLE_DEVICES show."""
     memory_left_bytes: int
-    """Memory that processes may still take there."""
+    """Memory that processes could still take when the agent started."""
     cannot_compile: str = ""
-    """What torch.compile lacks there; empty if it can compile."""
+    """What torch.compile lacks on the machine; empty if it can compile."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Start a launch on this host.
 
-    It travels through a pipe, so that it may hold secrets.
+    The message travels through a pipe and not on a command line, so it may hold secrets.
     """
 
     directory: str
     """The launch's folder on the host.
 
-    Its path is the name of the launch, which marks all its processes.
+    Its path is also the name of the launch, with which all its processes are marked.
     """
     in_place: bool = False
-    """Whether it is the run's own folder, on the parent's machine.
+    """Whether ``directory`` is the run's own folder, on the parent's machine.
 
-    Then no file is sent back. Any other folder is made on the host's own disk, and removed afterwards.
+    Then no file is sent back. Otherwise the agent makes it on the host's disk, and removes it afterwards.
     """
     files: dict[str, bytes]
-    """Private files, by their names in the folder or their whole paths."""
+    """Contents of private files, by their names in ``directory`` or their absolute paths."""
     programs: dict[str, bytes] = {}
-    """More files, by their whole paths, that can be executed."""
+    """Contents of executable files, by their absolute paths."""
     folders: tuple[str, ...] = ()
     """Scratch folders to make, and to remove after the launch."""
     argv: tuple[str, ...] = ()
-    """The launcher; empty where another host has it."""
+    """The launcher's command line; empty if another host starts the launcher."""
     environment: dict[str, str] = {}
-    """Set for the launcher, over what it inherits from the host."""
+    """Variables for the launcher, which override those that it inherits on the host."""
     turns: Turns | None = None
-    """How its ranks wait for their turns; None without turns."""
+    """How the ranks of this host wait for their turns; None without turns."""
     segments: str = ""
-    """Pattern of what its library may leave in /dev/shm, or empty."""
+    """Pattern of files that killed ranks may leave in /dev/shm, or empty."""
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
     """How ranks of one host wait for their turns."""
 
     directory: str
-    """One of ``folders``, for the pipes of the ranks."""
+    """Folder for the pipes of the ranks, one of ``Start.folders``."""
     ranks: int
-    """Ranks of this host."""
+    """Number of ranks on this host."""
     stops: bool
-    """Whether ranks are stopped, because threads of their library run on."""
+    """Whether waiting ranks are stopped (SIGSTOP), because threads of their library would run on."""
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
-    """Either end is alive."""
+    """A keep-alive message, which either end sends."""
 
     at: float
-    """Unix time of the sender, whose clock may be wrong."""
+    """Unix time by the sender's clock, which may be wrong."""
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """The files and folders of the launch are there."""
+    """The files and folders of the launch were made, and its launcher starts next."""
 
 
 class FindPort(msgspec.Struct, frozen=True, tag=True):
-    """Ask for a free port."""
+    """Ask for a free port; the answer is ``Port``."""
 
 
 class Port(msgspec.Struct, frozen=True, tag=True):
-    """A port that is free on every address."""
+    """A port that is free on every address of the host."""
 
     number: int
 
@@ -145,23 +145,23 @@ class FileChunk(msgspec.Struct, frozen=True, tag=True):
 
 
 class FileContent(msgspec.Struct, frozen=True, tag=True):
-    """A file of the launch that is written at once."""
+    """The whole content of a file of the launch, which replaces any content before."""
 
     name: str
     data: bytes
 
 
 class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """No process of the launch is left; all its files were sent."""
+    """No process of the launch is left on this host, and all its files were sent."""
 
     status: int | None
-    """Of the launcher; None where it was ended, or there was none."""
+    """Exit status of the launcher; None if it was ended, or if another host started it."""
     abandoned: bool = False
     """Whether the launch was ended because the parent sent no messages."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The launch could not start, or its folder was lost."""
+    """The launch could not start on this host, or was lost while it ran."""
 
     kind: str
     """Name of the error's class."""
@@ -174,9 +174,9 @@ class OfLaunch(msgspec.Struct, frozen=True, tag=True):
     """A message to or from one of the launches on a host."""
 
     launch: str
-    """Its name, which is that of its folder on the host."""
+    """The name of the launch, which is the path of its folder on the host."""
     data: bytes
-    """The message, encoded."""
+    """The message, encoded by ``encode``."""
 
 
 Message = (
@@ -200,15 +200,15 @@ _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message) -> bytes:
-    """Write one message."""
+    """Return a message as MessagePack, without its length."""
     return msgspec.msgpack.encode(message)
 
 
 def decode(data: bytes) -> Message:
-    """Read one message.
+    """Return the message that ``encode`` turned into ``data``.
 
     Raises:
-        ProtocolError: it is something else.
+        ProtocolError: ``data`` is no message.
     """
     try:
         return _DECODER.decode(data)
@@ -217,7 +217,7 @@ def decode(data: bytes) -> Message:
 
 
 class MessagePipe:
-    """One end of the two pipes."""
+    """One end of a pair of pipes: it sends messages into one and receives them from the other."""
 
     def __init__(self, read: int, write: int) -> None:
         self._read = read
@@ -228,7 +228,7 @@ class MessagePipe:
         self.closed = False
         """Whether the other end has closed its pipe."""
         self.received_at = time.monotonic()
-        """Monotonic time of the last data from the other end."""
+        """Monotonic time at which data was last read, or at which this end was made."""
         self._alive_sent_at = 0.0
         for descriptor in (read, write):
             os.set_blocking(descriptor, False)
@@ -238,38 +238,38 @@ class MessagePipe:
         return self._read
 
     def waits_for(self) -> list[tuple[int, int]]:
-        """Return the descriptors to poll, each with its event."""
+        """Return the descriptors to poll, each with its event; none once the other end is closed."""
         if self.closed:
             return []
         return [(self._read, select.POLLIN), *([(self._write, select.POLLOUT)] if self._to_send else [])]
 
     @property
     def backlog_bytes(self) -> int:
-        """Size of the messages that the other end has not read yet."""
+        """Size of the messages that still wait for room in the pipe."""
         return len(self._to_send)
 
     @property
     def silent_seconds(self) -> float:
-        """Time since the last data from the other end."""
+        """Time since data from the other end was last read."""
         return time.monotonic() - self.received_at
 
     def send(self, message: Message) -> None:
-        """Send a message as soon as there is room in the pipe."""
+        """Send a message now, or keep it until there is room in the pipe."""
         self.send_encoded(encode(message))
 
     def send_encoded(self, data: bytes) -> None:
-        """Send an encoded message likewise."""
+        """Send a message that is encoded already, as ``send`` does."""
         self._to_send += len(data).to_bytes(4) + data
         self.flush()
 
     def keep_alive(self) -> None:
-        """Send a keep-alive message if one is due."""
+        """Send a keep-alive message if one is due and the backlog is not full."""
         if time.monotonic() - self._alive_sent_at >= ALIVE_SECONDS and self.backlog_bytes < BACKLOG_BYTES:
             self._alive_sent_at = time.monotonic()
             self.send(Alive(time.time()))
 
     def flush(self) -> None:
-        """Write as much as the pipe takes now."""
+        """Write as much as the pipe takes now; drop the rest if the other end reads no more."""
         try:
             while self._to_send and not self.closed:
                 del self._to_send[: os.write(self._write, self._to_send)]
@@ -279,7 +279,7 @@ class MessagePipe:
             self._to_send.clear()
 
     def push(self, seconds: float) -> None:
-        """Write as much as the pipe takes within some time."""
+        """Write as much as the pipe takes within ``seconds``."""
         until = time.monotonic() + seconds
         while self._to_send and not self.closed and (left := until - time.monotonic()) > 0:
             _wait(self._write, select.POLLOUT, left)
@@ -289,15 +289,15 @@ class MessagePipe:
         """Yield the messages that have arrived.
 
         Raises:
-            ProtocolError: something else arrived.
+            ProtocolError: what arrived is no message.
         """
         return map(decode, self.receive_encoded())
 
     def receive_encoded(self) -> Iterator[bytes]:
-        """Yield them encoded.
+        """Yield the messages that have arrived, still encoded.
 
         Raises:
-            ProtocolError: something else arrived.
+            ProtocolError: what arrived is no message.
         """
         self.flush()
         self._fill()

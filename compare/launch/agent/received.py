@@ -1,7 +1,7 @@
 """Write the files that the agent of a host sends.
 
-A host may be hostile. It can write only the files of its own ranks and its launcher's log. None has a gap,
-and the size of each is limited.
+A host may be hostile, so it can write only the files of its own ranks and the log of its launcher. Each must
+arrive without gaps, and its size is limited.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from compare.schema.launch_files import LaunchFiles
 from compare.system.files import write_bytes
 
 _FILE_BYTES = 4 << 30
-"""Most bytes of one file that a host may send."""
+"""Maximum size of a file that a host sends in chunks."""
 
 
 class ReceivedFiles:
     """The files of one launch that one host sends.
 
-    The host's name is added to that of the launcher's log, because every host has one.
+    The host's name is added to that of the launcher's log, because every host may send one.
     """
 
     def __init__(self, host: Host, files: LaunchFiles, ranks: Collection[int]) -> None:
@@ -32,12 +32,12 @@ class ReceivedFiles:
         self._sizes: dict[str, int] = {}
 
     def write(self, message: FileChunk | FileContent) -> None:
-        """Write a file or its next part, if it is wanted.
+        """Write a file or append its next chunk; ignore files of other ranks.
 
         Raises:
-            HostError: a file has more than any log should have.
-            OutputError: it cannot be written.
-            ProtocolError: it lies in another folder, or has a gap.
+            HostError: a file is larger than any log should be.
+            OutputError: a file cannot be written.
+            ProtocolError: a file lies in another folder, or has a gap.
         """
         name, log = message.name, self._files.launcher_log
         if Path(name).name != name or name[:1] in {"", "."} or "\0" in name:

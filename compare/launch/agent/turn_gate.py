@@ -1,9 +1,9 @@
 """Hold the ranks of one launch on this host between their turns.
 
 A rank waits on a named pipe that only the agent holds for writing. When the agent is killed, the rank reads
-the end of the file and exits. Where a library's threads run on meanwhile, the agent stops the whole process.
-It also stops ranks with processes of their own, because a loader's workers would fetch on meanwhile. It
-wakes all of them before it writes, so the pipe alone decides, and no wake-up is lost.
+the end of the file and exits. If threads of a library would run on, the agent stops the process (SIGSTOP). It
+also stops a rank together with its child processes, because a data loader's workers would go on fetching. It
+continues all of them before it writes a turn. So a rank waits only for its pipe, and no wake-up is lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ _READ_BYTES = 1 << 16
 
 
 class TurnGate:
-    """The gate of the ranks of one launch on this host."""
+    """Holds the ranks of one launch on this host until they get their turn.
+
+    ``directory`` holds the pipes. With ``stops``, all waiting ranks are stopped, otherwise only those with
+    child processes.
+    """
 
     def __init__(self, directory: Path, ranks: int, *, stops: bool) -> None:
         self._files = TurnFiles(directory)
@@ -43,9 +47,9 @@ class TurnGate:
         return self._arrivals
 
     def arrived(self) -> list[Arrival]:
-        """Return all arrivals once, when the last rank is there.
+        """Return the arrivals of all ranks once, when the last rank has arrived; otherwise an empty list.
 
-        Their processes are stopped by then, where something of them would run on.
+        By then, every process that would run on is stopped.
 
         Raises:
             InterleaveError: a process cannot be stopped.
@@ -63,7 +67,7 @@ class TurnGate:
         return list(self._waiting.values())
 
     def go(self, turn: Turn) -> None:
-        """Wake every rank, and give it its turn."""
+        """Continue the stopped processes, and send every waiting rank its turn."""
         self._signal(signal.SIGCONT)
         for rank in self._waiting:
             with suppress(OSError):  # the rank has exited, and its record says how
@@ -94,7 +98,7 @@ class TurnGate:
                 ) from None
 
     def _running_on(self) -> Iterator[int]:
-        """Find ranks that would run on, and what they have started."""
+        """Yield the process ids of ranks that would run on, and of all their descendants."""
         children: dict[int, list[int]] = {}
         for process in psutil.process_iter(["ppid"]):  # once for all ranks: it takes milliseconds
             children.setdefault(process.info["ppid"], []).append(process.pid)

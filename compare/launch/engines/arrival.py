@@ -12,7 +12,7 @@ from compare.schema.hosts import Host
 from compare.text import duration
 
 _ATTEMPT_SECONDS = 15.0
-"""Maximum time for a host to answer once."""
+"""Maximum time for a host to answer one attempt."""
 _LEAST_ATTEMPT_SECONDS = 2.0
 _PAUSE_SECONDS = 1.0
 _SHOWN_HOSTS = 4
@@ -23,10 +23,11 @@ def wait_for_hosts(
 ) -> None:
     """Wait until every host executes a command, at most for ``seconds``.
 
-    Each line of ``say`` names the missing hosts, and why. A host that refuses a login ends the wait.
+    Whenever the reasons change, ``say`` gets a line with the number of missing hosts and at most four
+    reasons. A failure that does not go away by waiting, such as a refused login, ends the wait at once.
 
     Raises:
-        HostError: names the hosts that did not come, or that refuse the login.
+        HostError: hosts did not answer in time, or failed in a way that ends the wait.
         UnavailableError: the carrier's program is not installed.
     """
     deadline = time.monotonic() + seconds
@@ -49,10 +50,10 @@ def wait_for_hosts(
 
 
 def _absent(hosts: Sequence[Host], carrier: Carrier, left: float, *, of: int) -> dict[str, HostError]:
-    """Return why hosts are not there yet, by their names.
+    """Return the errors of hosts that are not there yet, by the hosts' names.
 
     Raises:
-        HostError: one will not be there by waiting.
+        HostError: a host failed in a way that does not go away by waiting.
     """
     limit = max(_LEAST_ATTEMPT_SECONDS, min(_ATTEMPT_SECONDS, left))
     answers = run_everywhere(hosts, ("true",), carrier=carrier, timeout_seconds=limit)

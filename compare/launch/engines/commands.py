@@ -1,6 +1,6 @@
 """Run a command on many hosts, and turn their answers into errors.
 
-The carrier brings a process to a host; ``fanout`` executes thousands of them at the same time.
+A carrier starts a process on a host, and ``fanout`` executes thousands of such processes at the same time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from compare.launch.engines import STREAM_BYTES, Answer, Carrier, named
 from compare.schema.hosts import Host
 
 NOT_FOUND = (126, 127)
-"""Statuses of a shell, or env, that cannot execute a program."""
+"""Exit statuses of a shell or ``env`` that cannot execute a program."""
 
 _SHOWN_HOSTS = 8
 _SPARE_FILES = 128
@@ -47,7 +47,7 @@ mv -T "$new" "$1"
 def python_command(python: str, module: str, *arguments: str) -> tuple[str, ...]:
     """Return the argv that runs a module of Ringside on a host.
 
-    It is found at the same path as here.
+    Ringside must be at the same path there as on this machine.
     """
     return (*_with_packages(python), "-m", module, *arguments)
 
@@ -64,10 +64,10 @@ def run_everywhere(
     timeout_seconds: float,
     stdin: bytes = b"",
 ) -> list[Answer]:
-    """Execute one command on all hosts at the same time.
+    """Execute one command on all hosts at the same time, and return the answers in the order of hosts.
 
-    A shell sees ``argv`` only where the carrier needs one, quoted. The time of each host counts from its own
-    start. The answers are in the order of hosts; see ``host_error`` and ``require_success``.
+    ``timeout_seconds`` counts from the start on each host. A failed command raises no error, but
+    ``host_error`` and ``require_success`` find it in the answers.
 
     Raises:
         UnavailableError: the carrier's program is not installed.
@@ -83,10 +83,11 @@ def run_script(
     carrier: Carrier,
     timeout_seconds: float,
 ) -> list[Answer]:
-    """Send a Python program to all hosts, and execute it there.
+    """Execute a Python script on all hosts, and return the answers in the order of hosts.
 
-    It can import the modules of Ringside where they are. Its standard input stays open until it exits. If
-    this program is killed, the input ends, and so do the script and what reaches its host.
+    The script can import Ringside, which must be at the same path on every host. Its standard input stays
+    open until it exits. If this program is killed, that input ends, and so does the script with the process
+    that reaches its host.
 
     Raises:
         UnavailableError: the carrier's program is not installed.
@@ -117,7 +118,10 @@ def _run(
 
 @contextmanager
 def enough_files(processes: int) -> Iterator[int]:
-    """Raise the limit of open files; yield how many processes may run."""
+    """Raise the limit of open files within the block; yield how many processes may run at a time.
+
+    ``processes`` is the number that is wanted. The system's hard limit may allow fewer.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _SPARE_FILES + _FILES_PER_PROCESS * processes
     unlimited = resource.RLIM_INFINITY  # which is -1
@@ -138,10 +142,10 @@ def put(
     carrier: Carrier,
     timeout_seconds: float,
 ) -> list[Answer]:
-    """Make a folder of files on all hosts, private to its owner.
+    """Make ``directory`` with ``files`` on all hosts, and return the answers in the order of hosts.
 
-    It appears whole or not at all. A folder of this name that has any content is left as it is; the status
-    is then not 0.
+    ``files`` are contents by names. Only the owner can read the folder, which appears whole or not at all. An
+    existing folder with any content is left as it is, and the status of that answer is not 0.
     """
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
@@ -165,7 +169,7 @@ def require_success(answers: Sequence[Answer], carrier: Carrier) -> None:
     """Require that the command succeeded on every host.
 
     Raises:
-        HostError: it failed on some; they are named, with what was printed there.
+        HostError: it failed on some hosts, which the error names with what they printed.
     """
     errors = [error for answer in answers if (error := host_error(answer, carrier))]
     if errors:
@@ -173,7 +177,10 @@ def require_success(answers: Sequence[Answer], carrier: Carrier) -> None:
 
 
 def join_errors(errors: Sequence[HostError], *, of: int) -> HostError:
-    """Make one error of those of several hosts, out of so many."""
+    """Join the errors of some hosts, out of ``of`` hosts in all, into one error.
+
+    A single error is returned unchanged. If the scheduler ended the job, only that error is returned.
+    """
     ended = [error for error in errors if isinstance(error, AllocationError)]
     if ended or len(errors) == 1:
         return (ended or errors)[0]  # one job ended on all its hosts
@@ -187,7 +194,7 @@ def join_errors(errors: Sequence[HostError], *, of: int) -> HostError:
 
 
 def host_error(answer: Answer, carrier: Carrier) -> HostError | None:
-    """Return why a host cannot be used; None where its command succeeded."""
+    """Return the error of a host that failed to execute its command; None if the command succeeded."""
     name, found = named(answer.host), answer.last_lines
     by_hand = carrier.by_hand(answer.host)
     if answer.flooded:

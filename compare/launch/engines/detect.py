@@ -13,11 +13,11 @@ from compare.schema.hostfile import format_hosts
 from compare.schema.hosts import Host, shown
 
 LOCAL = "take this machine alone: --engine local"
-"""The way out of every job, for remedies."""
+"""Part of a remedy: what a user can do in every job."""
 ELSEWHERE = f"Name the hosts with -H or --hostfile, or {LOCAL}"
 
 _COUNTS = ("SIZE", "TASKS", "PROCS", "NRANKS")
-"""How names of variables end that count a launcher's ranks."""
+"""Endings of the names of variables that hold a launcher's number of ranks."""
 _LAUNCH_NODE = re.compile(r"batch|launch|login", re.IGNORECASE)
 
 
@@ -25,14 +25,14 @@ class Found(NamedTuple):
     """The job that this program runs in."""
 
     name: str
-    """As ``Grid Engine job 7``."""
+    """The job's name in messages, as ``Grid Engine job 7``."""
     signs: str
-    """The variables that show it, with their values."""
+    """The variables that show the job, with their values, as text for messages."""
     hint: str = ""
     hosts: tuple[Host, ...] = ()
-    """Empty where they are not known."""
+    """The hosts of the job; empty if they are not known."""
     source: str = ""
-    """The variable that names the hosts."""
+    """The variable, or the file, that names the hosts; empty if they are not known."""
     alone: bool = False
     """Whether this machine is the job's only host."""
 
@@ -49,7 +49,7 @@ def require_started_once(environ: Mapping[str, str]) -> None:
     """Require that no launcher started this program several times.
 
     Raises:
-        UsageError: one did, and each program would start all ranks.
+        UsageError: a launcher did, and each program would start all ranks.
     """
     for starter in STARTERS:
         signs = _signs_of(starter.signs, environ)
@@ -66,12 +66,13 @@ def require_started_once(environ: Mapping[str, str]) -> None:
 
 
 def find_job(environ: Mapping[str, str]) -> Found | None:
-    """Find the job of a scheduler that this program runs in.
+    """Return the scheduler's job that this program runs in; None outside any job.
 
-    A job whose hosts are known is preferred. Slurm's own jobs are asked for elsewhere.
+    If the environment shows several jobs, one whose hosts are known is preferred. A Slurm job with a number
+    is not found by this function, but by ``slurm_job.read_job``.
 
     Raises:
-        UsageError: its hosts cannot be read, or the first may take no ranks.
+        UsageError: the job's hosts cannot be read, or the first may take no ranks.
     """
     first: Found | None = None
     for scheduler, signs in _shown(environ):
@@ -83,15 +84,15 @@ def find_job(environ: Mapping[str, str]) -> Found | None:
 
 
 def name_job(environ: Mapping[str, str]) -> str:
-    """Return the name of the job around this program, or nothing.
+    """Return the name of the job that this program runs in; empty outside any job.
 
-    Its hosts are not read.
+    The hosts of the job are not read, so no error is raised.
     """
     return next((_name(scheduler, environ) for scheduler, _ in _shown(environ)), "")
 
 
 def _shown(environ: Mapping[str, str]) -> Iterator[tuple[Scheduler, dict[str, str]]]:
-    """Return the schedulers whose jobs have these variables, with the signs."""
+    """Yield the schedulers whose jobs the environment shows, with the variables that show them."""
     for scheduler in SCHEDULERS:
         signs = _signs_of(scheduler.signs, environ)
         if scheduler.file and Path(scheduler.file).exists():
@@ -120,10 +121,10 @@ def _look(scheduler: Scheduler, signs: Mapping[str, str], environ: Mapping[str, 
 
 
 def _read(read: Reader, value: str, variable: str, job: Found, scheduler: Scheduler) -> tuple[Host, ...]:
-    """Read the hosts of a job.
+    """Return the hosts that a variable or a file of a job names.
 
     Raises:
-        UsageError: they cannot be read, or the first may take no ranks.
+        UsageError: the hosts cannot be read, or the first may take no ranks.
     """
     try:
         hosts = read(value, variable)
@@ -142,14 +143,17 @@ def _read(read: Reader, value: str, variable: str, job: Found, scheduler: Schedu
 
 
 def _begins_with_a_launch_node(hosts: tuple[Host, ...]) -> bool:
-    """Return whether the first host looks like a launch node."""
+    """Return whether the first host looks like a launch node.
+
+    It does if its name alone begins with batch, launch or login, or if it alone has a single slot.
+    """
     first, others = hosts[0], hosts[1:]
     named = _LAUNCH_NODE.match(first.name) and not any(_LAUNCH_NODE.match(host.name) for host in others)
     return bool(others) and (bool(named) or (first.slots == 1 and all(host.slots > 1 for host in others)))
 
 
 def _signs_of(signs: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the first sign that is there."""
+    """Return the variables of the first sign that matches, with their values; empty if none does."""
     for sign in signs:
         parts = [part.partition("=")[::2] for part in re.split(r" (?=[A-Z_]+=)", sign)]
         if all(re.fullmatch(value, environ.get(name, ""), re.DOTALL) for name, value in parts):

@@ -21,7 +21,7 @@ _PIECE_BYTES = 1 << 16
 _EXIT_SECONDS = 0.5
 """Maximum time for killed processes to exit.
 
-The kernel ends what is left.
+Those that take longer are left to the kernel.
 """
 _EOF_SECONDS = 0.5
 """Maximum time from an exit to the end of the output.
@@ -32,7 +32,7 @@ _STREAMS = {1: "stdout", 2: "stderr"}
 
 
 class Outcome(NamedTuple):
-    """How a process ended; see ``Answer``."""
+    """How a process ended; ``Answer`` describes the fields."""
 
     status: int | None
     stdout: bytes
@@ -50,10 +50,10 @@ def execute(
     *,
     input_ends: bool = True,
 ) -> list[Outcome]:
-    """Execute commands side by side, each with the same input.
+    """Execute commands, at most ``at_once`` at a time, and return their outcomes in the same order.
 
-    Each command is taken when its turn comes. Its time counts from its own start. If the input does not end,
-    its pipe stays open until the process exits.
+    Each command reads ``stdin``, and ``timeout_seconds`` counts from its own start. ``commands`` is read as
+    room for another process comes. Without ``input_ends``, the input of a process stays open until it exits.
 
     Raises:
         KeyboardInterrupt: an interrupt came; no process is left.
@@ -107,7 +107,7 @@ async def _execute(
 
 
 class _Process(asyncio.SubprocessProtocol):
-    """One process: feeds its input, and keeps what it sends."""
+    """One process: writes its input, keeps its output, and sets ``outcome`` when it ends."""
 
     def __init__(self, stdin: bytes, timeout_seconds: float, *, input_ends: bool) -> None:
         self._loop = asyncio.get_running_loop()
@@ -123,7 +123,7 @@ class _Process(asyncio.SubprocessProtocol):
         self._seconds: float | None = None
 
     def end(self) -> None:
-        """Kill the process and its children, and close the pipes."""
+        """Kill the process and its children; if it has exited already, close its pipes."""
         if self.exited.done():
             self._transport.close()
         else:
@@ -137,7 +137,7 @@ class _Process(asyncio.SubprocessProtocol):
         self._write()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Keep what came, up to the limit."""
+        """Keep the output, and end a process that sends more than ``STREAM_BYTES`` on one stream."""
         sent = self._sent[fd]
         sent += data[: STREAM_BYTES + 1 - len(sent)]
         if len(sent) > STREAM_BYTES:
@@ -145,7 +145,7 @@ class _Process(asyncio.SubprocessProtocol):
             self._finish()
 
     def process_exited(self) -> None:
-        """Note the time, and wait for the end of the output."""
+        """Note the time, and wait a moment for the end of the output."""
         self.exited.set_result(None)
         if self.outcome.done():
             # Not earlier: closing reaps the process, and asyncio would log that it is gone.

@@ -13,20 +13,20 @@ from compare.schema.hosts import Host
 
 
 class Local(msgspec.Struct, frozen=True):
-    """The carrier of this machine: a process there is a child process."""
+    """The carrier for this machine, on which every process is a child process."""
 
     def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
-        """Return the command as it is."""
+        """Return ``argv`` unchanged."""
         del host
         return tuple(argv)
 
     def by_hand(self, host: Host) -> str:
-        """Return nothing: the user is on this machine already."""
+        """Return an empty string, because the user is on this machine already."""
         del host
         return ""
 
     def explain(self, answer: Answer) -> HostError | None:
-        """Return why the process was killed; None for its own failure."""
+        """Return the error of a process that a signal killed; None if it exited by itself."""
         if answer.status is None or answer.status >= 0:
             return None
         return HostError(
@@ -36,6 +36,6 @@ class Local(msgspec.Struct, frozen=True):
         )
 
     def remote_shell(self, folder: Path, hosts: Sequence[Host]) -> Mapping[str, str]:
-        """Return no files: launchers start the ranks of this machine themselves."""
+        """Return no files, because launchers start the ranks of this machine themselves."""
         del folder, hosts
         return {}

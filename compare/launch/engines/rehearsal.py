@@ -1,11 +1,12 @@
 """Make hosts on this machine, joined by a limited network.
 
-A rehearsed host has its own network, hostname, processes, /tmp and /dev/shm: Linux namespaces. It shares
-the cores, the memory and all other files with this machine. All hosts are inside a *room*, which is such a
-set of namespaces as well. mpirun and horovodrun start there.
+A rehearsed host is a set of Linux namespaces, with its own network, hostname, processes, /tmp and /dev/shm.
+It shares the cores, the memory and all other files with this machine. All hosts are inside a *room*, which is
+such a set of namespaces as well. mpirun and horovodrun start in the room.
 
-Nothing has a name outside. The first process of the room exits when this program closes its pipe, or is
-killed. Then the kernel kills every process of the room, and removes its namespaces, interfaces and mounts.
+No namespace or interface has a name outside the room, so none is left behind. The room's first process exits
+when this program closes its pipe, or is killed. Then the kernel kills every process of the room, and removes
+its namespaces, interfaces and mounts.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ _PROGRAM = Path(__file__).with_suffix(".sh")
 _NAMESPACES = ("--net", "--uts", "--mount", "--ipc", "--pid")
 _ENTER = ("-n", "-u", "-m", "-i", "-p")
 _BURST_SECONDS = 0.001
-"""Time at full speed that an idle link may make up for.
+"""Time at the full rate that a link may catch up on after it was idle.
 
-With less, a busy machine loses rate. With more, every change of direction gains time.
+With less, a busy machine does not reach the rate. With more, every change of direction is too fast.
 """
 _LEAST_BURST_BYTES = 16 * 1024
 _MOST_SEGMENT_BYTES = 64 * 1024
-"""Maximum size of a segment, as without a limit."""
+"""Maximum size of a TCP segment, the same as without a limited rate."""
 _SEGMENTS_IN_A_BURST = 8
-"""TCP gives an interface segments of that share of a burst.
+"""Number of TCP segments that fit into a burst.
 
-tbf cuts what exceeds its burst into packets. A timer for each of them costs too much on two cores. But a
-link loses rate while it waits for a large segment.
+tbf would cut a segment that exceeds its burst into packets, and a timer for each costs too much on two cores.
+Segments are smaller than a burst, because a link loses rate while it waits for a large one.
 """
 _QUEUE_SECONDS = 0.05
 _QUEUE_PACKETS = 100_000
-"""Maximum number of packets on their way: more than any rate needs."""
+"""Maximum number of packets that netem delays at a time, more than any rate needs."""
 
 _SSH = """\
 #!/bin/sh
@@ -88,36 +89,36 @@ _ANY_REMEDY = "Rehearse on Linux with network namespaces, veth and a bridge, as 
 
 
 class Rehearsal(msgspec.Struct, frozen=True):
-    """The carrier to the hosts of a room and to the room."""
+    """The carrier that starts processes in a room and in its hosts."""
 
     room: int
-    """Its first process."""
+    """Process id of the room's first process."""
     as_user: bool = False
-    """Whether it has a namespace of users, where this user is root."""
+    """Whether the room has a user namespace, in which this user is root."""
 
     def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
-        """Return the command that enters a host; this machine is the room."""
+        """Return the command that executes ``argv`` in a host, or in the room if the host is this machine."""
         user = ("-U", "--preserve-credentials") if self.as_user else ()
         enter = ("nsenter", "-t", str(self.room), *user, *_ENTER, "--")
         return (*enter, *(() if is_local(host) else ("sh", f"/run/rehearsal/{host.name}")), *argv)
 
     def by_hand(self, host: Host) -> str:
-        """Return the command that starts a shell there."""
+        """Return the command that starts a shell on a host."""
         return shlex.join(self.argv(host, ["sh"]))
 
     def explain(self, answer: Answer) -> HostError | None:
-        """Return why the process was killed; None for its own failure."""
+        """Return the error of a process that a signal killed; None if it exited by itself."""
         return Local().explain(answer)
 
     def remote_shell(self, folder: Path, hosts: Sequence[Host]) -> Mapping[str, str]:
-        """Return an ``ssh`` that enters a host from the room."""
+        """Return a program ``ssh`` that enters a host from the room."""
         del folder, hosts
         return {"bin/ssh": _SSH}
 
 
 @contextmanager
 def open_rehearsal(hosts: int, slots: int, link: Link) -> Iterator[Allocation]:
-    """Make hosts, and remove them after the block.
+    """Make hosts of ``slots`` ranks each, yield their allocation, and remove them after the block.
 
     Raises:
         UnavailableError: this machine or this user cannot make them.
@@ -145,7 +146,7 @@ def open_rehearsal(hosts: int, slots: int, link: Link) -> Iterator[Allocation]:
 
 
 def _room_command(hosts: int, link: Link) -> list[str]:
-    """Return the command of the room.
+    """Return the command that makes the room and its hosts.
 
     Raises:
         UnavailableError: a program is missing.
@@ -163,7 +164,10 @@ def _room_command(hosts: int, link: Link) -> list[str]:
 
 
 def shape(link: Link) -> tuple[str, str, str]:
-    """Return the words for rate, latency and size of segments."""
+    """Return the words of tc and ip that set a link's rate, its latency and the size of segments.
+
+    Each is empty if the link does not limit it.
+    """
     rate = latency = segment = ""
     if link.bits_per_second is not None:
         burst = max(_LEAST_BURST_BYTES, round(link.bits_per_second / 8 * _BURST_SECONDS))
@@ -189,17 +193,17 @@ def _require_up(room: subprocess.Popen[str], hosts: int) -> None:
 
 
 def _as_user() -> bool:
-    """Return whether this is not root, who needs no namespace of users."""
+    """Return whether this user is not root, and so needs a user namespace."""
     return os.geteuid() != 0
 
 
 def _path() -> str:
-    """Return PATH with the folders of programs for root."""
+    """Return PATH with the folders of root's programs at its end."""
     return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 
 def _below_tmp() -> list[Path]:
-    """Return the folders of this program that a private /tmp would hide."""
+    """Return the folders of Ringside and its Python that a private /tmp would hide."""
     folders = [PACKAGE_ROOT, *(Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix))]
     folders += [Path(sys.prefix), Path(sys.base_prefix)]
     return sorted({folder for folder in map(Path, folders) if folder.is_relative_to("/tmp")})  # noqa: S108

@@ -1,8 +1,8 @@
-"""Know jobs of schedulers, and launchers, by their environment variables.
+"""Describe jobs of schedulers, and launchers, by their environment variables.
 
-One row tells all about one of them. A sign is a variable with a pattern of its whole value. If a string has
-several signs, all must be there. Some variables are in shells outside a job as well, so they are no signs:
-``SGE_ROOT``, ``SLURM_CONF``, ``TACC_SYSTEM``.
+Each row describes one scheduler or launcher. A sign, ``NAME=PATTERN``, is a variable with a pattern that must
+match its whole value. If a string has several signs, all of them must match. Some variables are no signs,
+because shells outside a job have them as well: ``SGE_ROOT``, ``SLURM_CONF``, ``TACC_SYSTEM``.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ _ONE_IN_JSON = r'.*"cluster"\s*:\s*\{\s*"[^"]*"\s*:\s*\[\s*"[^"]*"\s*\]\s*\}.*'
 _EVERYWHERE = "It starts this command on every host by itself."
 
 Reader = Callable[[str, str], tuple[Host, ...]]
-"""Reads hosts from a variable's value; errors have its name."""
+"""Reads hosts from a variable's value; the second argument is the variable's name, for errors."""
 
 
 def of_file(value: str, name: str) -> tuple[Host, ...]:
-    """Read the hosts of a file."""
+    """Read the hosts in the file at the path ``value``."""
     del name
     return read_hostfile(value)
 
 
 def _of_names(value: str, name: str) -> tuple[Host, ...]:
-    """Read ``n1 n1 n2``, ``n1,n2`` or ``n1;n2``: each is a slot."""
+    """Read ``n1 n1 n2``, ``n1,n2`` or ``n1;n2``, where each name is one slot."""
     return parse_hostfile("\n".join(re.split(r"[\s,;]+", value.strip())), name)
 
 
 def _of_counts(value: str, name: str) -> tuple[Host, ...]:
-    """Read ``n1 4 n2 4``: names, each with its slots."""
+    """Read ``n1 4 n2 4``, where each name is followed by its slots."""
     words = value.split()
     pairs = zip(words[::2], words[1::2], strict=True)
     return parse_hostfile("\n".join(f"{host} slots={count}" for host, count in pairs), name)
 
 
 def _of_numbered_nodes(value: str, name: str) -> tuple[Host, ...]:
-    """Read ``2 n1 4 n2 4``: the number of hosts comes first."""
+    """Read ``2 n1 4 n2 4``, where the number of hosts comes first."""
     return _of_counts(value.partition(" ")[2], name)
 
 
 class Scheduler(NamedTuple):
-    """A scheduler, and how its jobs look from inside."""
+    """A scheduler, and how a process in one of its jobs knows that."""
 
     name: str
-    """With an article for the job itself, as ``the MPIJob``."""
+    """The scheduler's name; with an article if it names the job itself, as ``the MPIJob``."""
     signs: tuple[str, ...]
-    """Any of them shows a job."""
+    """Each of them alone shows a job."""
     hosts: tuple[tuple[str, Reader], ...] = ()
-    """Variables that name the hosts; the first that is set counts."""
+    """Variables that name the hosts, with their readers; the first that is set counts."""
     number: str = ""
     """Variable with the number of the job."""
     one: tuple[str, ...] = ()
-    """Any of them shows that this machine is the job's only host."""
+    """Each of them alone shows that this machine is the job's only host."""
     hint: str = ""
     """Where the user finds the hosts, as a sentence."""
     file: str = ""
@@ -71,10 +71,11 @@ class Starter(NamedTuple):
 
     name: str
     signs: tuple[str, ...]
+    """Each of them alone shows that the launcher started several processes."""
     unless: tuple[str, ...] = ()
-    """Any of them shows that it starts the program once."""
+    """Each of them alone shows that it started only one, despite ``signs``."""
     once: str = ""
-    """How it starts a program once."""
+    """A command with which it starts a program once, or empty."""
 
 
 SCHEDULERS = (

@@ -1,9 +1,9 @@
 """Reach the nodes of a Slurm job with srun, without sshd.
 
 Each process is a job step of its own, which shares the job's resources with all others (``--overlap``).
-srun would read dozens of variables of the job and of an outer step. So it gets none of them but the path of
-its configuration, and every option stands on its command line. It would hand on its whole environment as
-well. So it gets the names that a launch may inherit, and no value is an argument.
+srun would read dozens of variables of the job and of an outer step. So all are removed except the path of its
+configuration, and every option stands on its command line. srun would also pass on its whole environment. So
+it gets a list of the names that a launch may inherit, and no value is an argument.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WRAPPER = """\
 host=
 while [ $# -gt 0 ]; do
   case $1 in
-    -[bcDEeFIiJLlmOopQRSWw]) shift 2 ;;
+    -[BbcDEeFIiJLlmOopQRSWw]) shift 2 ;;
     -*) shift ;;
     *) [ -z "$host" ] || break; host=$1; shift ;;
   esac
@@ -77,7 +77,7 @@ ENDINGS = (
 ENDED = "was ended by Slurm"
 _OWN_LINES = ("srun:", "slurmstepd")
 _OF_THE_COMMAND = "task "
-"""In an error of srun that only tells how the command ended."""
+"""Part of those errors of srun that only report how the command ended."""
 
 
 class Slurm(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         job: number of the job.
-        names: variables that a step receives.
+        names: names of the variables that a step receives.
         config: path of Slurm's configuration, or empty.
     """
 
@@ -96,19 +96,19 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
     config: str = ""
 
     def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
-        """Return the srun command line; on this machine, the command itself."""
+        """Return the srun command line that executes ``argv`` on a host; on this machine, ``argv`` itself."""
         if is_local(host):
             return tuple(argv)
         return (*self._srun(), f"--nodelist={host.name}", "--", *argv)
 
     def by_hand(self, host: Host) -> str:
-        """Return an srun command that only prints the name of a host."""
+        """Return an srun command that only prints the name of a host; empty for this machine."""
         if is_local(host):
             return ""
         return f"srun --overlap --jobid={self.job} -N1 -n1 -w {host.name} hostname"
 
     def explain(self, answer: Answer) -> HostError | None:
-        """Say why srun failed; None where the command did."""
+        """Return the error of an srun that failed itself, or of a job that ended; None without either."""
         if answer.here:
             return Local().explain(answer)
         # The command's own output may hold any words.
@@ -128,7 +128,7 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def remote_shell(self, folder: Path, hosts: Sequence[Host]) -> dict[str, str]:
-        """Return an ``ssh`` that starts a job step."""
+        """Return a program ``ssh`` that starts a job step; nothing if every host is this machine."""
         del folder
         if all(map(is_local, hosts)):
             return {}
@@ -150,12 +150,12 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def carrier_of(job: str, environ: Mapping[str, str]) -> Slurm:
-    """Return the carrier of a job that hands on an environment."""
+    """Return the carrier of a job, whose steps receive those of these variables that a launch may inherit."""
     return Slurm(job=job, names=tuple(sorted(inherited(environ))), config=environ.get("SLURM_CONF", ""))
 
 
 def job_ended(job: str, what: str, *, found: str = "") -> AllocationError:
-    """Return the error of a job that Slurm ended."""
+    """Return the error of a job that Slurm ended; ``what`` is a phrase such as ``ENDED``."""
     remedies = {
         "was cancelled": "scancel, or an administrator, ended it. Start another job.",
         "was preempted": "A job of higher priority took its nodes. Run again, or in another partition.",

@@ -1,6 +1,7 @@
 """Read what a Slurm job has: nodes, tasks, CPUs, GPUs and time.
 
-The environment names the nodes and their tasks. The controller knows the rest, and why a job ended.
+The environment names the job and often the tasks of each node. Slurm's controller knows the rest, and why a
+job ended.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from compare.system.clock import unix_time
 from compare.text import counted
 
 KEPT_BACK_SECONDS = 60.0
-"""Time before the end of the job without measurements."""
+"""Time at the end of a job in which nothing is measured."""
 
 _ANSWER_SECONDS = 10.0
 _COMPLETING_SECONDS = 5.0
-"""Maximum time for the job to end on its nodes."""
+"""Maximum time to wait until a job that is completing has ended on its nodes."""
 _POLL_SECONDS = 0.3
 _STATES = {
     "TIMEOUT": "reached its time limit",
@@ -38,11 +39,11 @@ _STATES = {
     "CANCELLED": "was cancelled",
 }
 _REASONS = {"TimeLimit": "reached its time limit", "Preempted": "was preempted"}
-"""Of a job that is still completing."""
+"""How a job that is still completing was ended, by Slurm's ``Reason``."""
 _TAIL_BYTES = 1 << 16
 _NUMBERS = ("SLURM_JOB_ID", "SLURM_JOBID")
 _UNSET = f"unset {' '.join(_NUMBERS)}"
-"""What takes a shell out of a job: Slurm sets both variables."""
+"""The command that takes a shell out of a job, for which Slurm sets both variables."""
 _USER = re.compile(r"(.*)\((\d+)\)")
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _FIELD = re.compile(r"(\S+?)=(\S*)")
@@ -52,27 +53,30 @@ _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
 class SlurmJob(msgspec.Struct, frozen=True):
-    """A job that runs now, and this process in it."""
+    """A running job that this process belongs to."""
 
     number: str
     hosts: tuple[Host, ...]
-    """Its nodes in their order, each with its tasks as slots."""
+    """The nodes in Slurm's order; the slots of each are its tasks, or else its GPUs, or 1."""
     cpus: dict[str, int]
-    """CPUs that the job has on each node."""
+    """Number of CPUs that the job has on each node, by the node's name."""
     gpus: dict[str, int]
+    """Number of GPUs that the job has on each node, by the node's name."""
     ends_at: float = math.inf
-    """Unix time after which nothing may be measured."""
+    """Unix time after which nothing may be measured; infinite without a time limit."""
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
+        """The job's name in messages, as ``Slurm job 17``."""
         return f"Slurm job {self.number}"
 
     def require_share(self, host: Host, cpus: int, gpus: int) -> None:
-        """Require that a process sees the job's share of a node.
+        """Require that an agent sees all that the job has on its node.
+
+        ``cpus`` and ``gpus`` are the numbers that it sees.
 
         Raises:
-            HostError: it sees less, which would slow down every arm.
+            HostError: it sees fewer, which would slow down every arm.
         """
         for kind, sees, has, option in (
             ("CPU", cpus, self.cpus.get(host.name, 0), "--cpu-bind=none --cpus-per-task"),
@@ -87,11 +91,17 @@ class SlurmJob(msgspec.Struct, frozen=True):
                 )
 
     def share(self, host: Host, cpus: int) -> int:
-        """Return the CPUs that ranks may fill, also without confinement."""
+        """Return how many of a host's ``cpus`` ranks may keep busy: at most as many as the job has there.
+
+        Some clusters do not confine a job to its CPUs.
+        """
         return min(cpus, self.cpus.get(host.name, cpus))
 
     def why_it_ended(self) -> AllocationError | None:
-        """Ask Slurm whether it ended the job; None if not, or unknown."""
+        """Return the error of a job that Slurm ended; None if it did not, or if that is unknown.
+
+        It waits up to 5 s for a job that is completing, because the reason may come late.
+        """
         deadline = time.monotonic() + _COMPLETING_SECONDS
         while True:
             try:
@@ -108,17 +118,19 @@ class SlurmJob(msgspec.Struct, frozen=True):
 
 
 def is_named(environ: Mapping[str, str]) -> bool:
-    """Return whether the environment names a job, also a wrong one."""
+    """Return whether the environment has a variable with a job's number, even a wrong one."""
     return any(name in environ for name in _NUMBERS)
 
 
 def read_job(environ: Mapping[str, str]) -> SlurmJob:
-    """Read the job that this process runs in.
+    """Return the job that the environment names, as Slurm's controller describes it.
+
+    Call it only if ``is_named`` returns True.
 
     Raises:
-        UnavailableError: Slurm's controller does not answer.
+        UnavailableError: Slurm's controller does not answer, or the job's tasks cannot be read.
         UsageError: it is not a running job of this user. Or it is a part of an array, or has several
-            components.
+            components, or it is unknown how many tasks each node has.
     """
     name = next(name for name in _NUMBERS if name in environ)
     number = environ[name]
@@ -178,7 +190,7 @@ def _require_own(number: str, fields: Mapping[str, str]) -> None:
 
 
 def _own_numbers() -> set[int]:
-    """Return the numbers of this user, here and outside a container."""
+    """Return the ids of this user, in this process and outside its container."""
     numbers = {os.getuid()}
     try:
         for line in Path("/proc/self/uid_map").read_text().splitlines():
@@ -213,7 +225,7 @@ def _slots(
     cpus: Mapping[str, int],
     gpus: Mapping[str, int],
 ) -> list[int]:
-    """Return the tasks of every node, or its GPUs, or 1."""
+    """Return the slots of every node, in order: its tasks, or else its GPUs, or 1."""
     in_a_step = "SLURM_STEP_ID" in environ
     if not in_a_step and not {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"}.isdisjoint(environ):
         counts = _expand(environ["SLURM_TASKS_PER_NODE"], len(nodes) + 1)
@@ -237,7 +249,7 @@ def _slots(
 
 
 def _expand(counts: str, most: int) -> list[int]:
-    """Expand ``2(x2),1`` to one number for every node, at most so many."""
+    """Expand ``2(x2),1`` to ``[2, 2, 1]``, but to no more than ``most`` numbers."""
     written = _REPEATED.findall(counts)
     return list(islice((int(count) for count, times in written for _ in range(int(times or 1))), most))
 
@@ -253,7 +265,7 @@ def _seconds(duration: re.Match[str]) -> float:
 
 
 def _ending_of(number: str, fields: Mapping[str, str]) -> str:
-    """Return how Slurm ended a job; empty if it did not."""
+    """Return a phrase for how Slurm ended a job; empty if it did not, or if that is unknown."""
     state = fields.get("JobState", "")
     if state == "RUNNING":
         # The controller ends it some seconds later, and starts no further step before.
@@ -264,7 +276,7 @@ def _ending_of(number: str, fields: Mapping[str, str]) -> str:
 
 
 def _printed_ending(number: str, output: str) -> str:
-    """Return how a job ended by what Slurm wrote into its output."""
+    """Return a phrase for how a job ended, from what Slurm wrote into its output; empty without one."""
     try:
         with Path(output).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -277,7 +289,12 @@ def _printed_ending(number: str, output: str) -> str:
 
 
 def _scontrol(number: str) -> str:
-    """Return what the controller knows about a job."""
+    """Return what ``scontrol show job`` prints about a job, with all its details on one line.
+
+    Raises:
+        UnavailableError: the controller does not answer.
+        UsageError: it knows no such job.
+    """
     problem = ""
     try:
         done = subprocess.run(

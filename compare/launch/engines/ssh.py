@@ -1,12 +1,12 @@
-"""Reach hosts with the OpenSSH client; everything that knows ssh is here.
+"""Reach hosts with the OpenSSH client.
 
-The user's own configuration holds, so a host that ``ssh HOST`` reaches is reached here too: by jump hosts,
-keys, aliases. ssh never asks a question, because a question would hang a run. No secret is ever an
-argument, because every user of either machine sees arguments. Secrets travel on standard input.
+The user's own configuration applies, with its jump hosts, keys and aliases. So this carrier reaches every
+host that ``ssh HOST`` reaches. ssh never asks a question, because a question would hang a run. No secret is
+ever an argument, because every user of either machine sees arguments. Secrets travel on standard input.
 
 A handshake costs 0.2 to 0.4 s of computing, a command on a shared connection (ControlMaster) 0.03 s.
-Connections are not shared all the same. A run opens one connection to each host and sends everything
-through it. A shared connection would outlive a ``kill -9``.
+Connections are still not shared, because a run opens only one to each host and sends everything through it.
+A shared connection would also outlive a ``kill -9``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Any other status is the command's.
 _KEEPALIVE_SECONDS = 3
 """Maximum time without a packet before ssh asks for one.
 
-After two such times ssh gives up the host: a dead link closes no connection.
+After two requests without an answer ssh gives up the host, because a dead link closes no connection.
 """
 
 _WRAPPER = """\
@@ -84,13 +84,12 @@ _ABSENCES = (
 class Ssh(msgspec.Struct, frozen=True, kw_only=True):
     """The carrier that logs in to hosts.
 
-    The user's ssh configuration decides what is left open here. Hosts that are this machine are reached
-    without ssh.
+    Where an attribute is empty, the user's ssh configuration decides. This machine is reached without ssh.
 
     Attributes:
-        user: for hosts that name none themselves.
-        port: of sshd.
-        identity: file of the private key.
+        user: login name for hosts that have none of their own, or empty.
+        port: port of sshd, or None.
+        identity: path of the private key, or empty.
         connect_timeout_seconds: maximum time for a host to accept a connection.
     """
 
@@ -100,9 +99,9 @@ class Ssh(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout_seconds: int = 10
 
     def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
-        """Return the ssh command line; on this machine, the command itself.
+        """Return the ssh command line that executes ``argv`` on a host; for this machine, ``argv`` itself.
 
-        The shell at the other end splits what ssh joins, so ``argv`` is quoted, and only here.
+        ssh joins the words and a shell on the host splits them again, so ``argv`` is quoted once.
         """
         if is_local(host):
             return tuple(argv)
@@ -114,13 +113,13 @@ class Ssh(msgspec.Struct, frozen=True, kw_only=True):
         return ("ssh", "-T", *never, *options, *flags, "--", host.name, shlex.join(argv))
 
     def by_hand(self, host: Host) -> str:
-        """Return the ssh command with the user's flags alone."""
+        """Return an ssh command with the user's own flags only; empty for this machine."""
         if is_local(host):
             return ""
         return shlex.join(["ssh", *self._flags("" if host.user else self.user), host.destination])
 
     def explain(self, answer: Answer) -> HostError | None:
-        """Say why ssh failed; None where it did not."""
+        """Return the error of an ssh that failed itself; None if it did not."""
         if answer.here:
             return Local().explain(answer)
         if answer.status != _FAILED:
@@ -134,9 +133,9 @@ class Ssh(msgspec.Struct, frozen=True, kw_only=True):
         return HostError(f"{name}: ssh failed.", found=found, remedy=f"Try {by_hand}.")
 
     def remote_shell(self, folder: Path, hosts: Sequence[Host]) -> dict[str, str]:
-        """Return an ``ssh`` that logs in as ``argv`` does, and its configuration.
+        """Return a program ``ssh`` that logs in as ``argv`` does, and its configuration file.
 
-        Launchers know neither users nor time-outs, and each spells ports and keys in its own way.
+        Launchers cannot pass on users and time-outs, and each spells ports and keys in its own way.
         """
         if all(map(is_local, hosts)):
             return {}

@@ -14,17 +14,17 @@ __all__ = ["FORMATS", "write"]
 
 
 def csv(document: Document) -> str:
-    """Write one line for each record, in seconds and bytes."""
+    """Return the records of a document as CSV, in seconds and bytes."""
     return csv_text(document.records())
 
 
 def json(document: Document) -> str:
-    """Write everything for programs."""
+    """Return the content of a document as JSON."""
     return json_text(document.content())
 
 
 def html(document: Document) -> str:
-    """Write a page with pictures, which needs no network."""
+    """Return a document as a page with pictures, which loads nothing from a network."""
     from compare.report.formats.html import page_of
 
     return page_of([document])
@@ -37,11 +37,11 @@ FORMATS: Mapping[str, Callable[[Document], str]] = {
     "csv": csv,
     "json": json,
 }
-"""What ``--format`` offers."""
+"""The functions that write a document, by the values of ``--format``."""
 
 
 def write(document: Document, form: str) -> str:
-    """Write a document in one format, without a newline at the end.
+    """Return a document as text in one format, without a newline at the end.
 
     Raises:
         KeyError: there is no such format.

@@ -1,4 +1,4 @@
-"""Write documents as one page, without scripts and without a network, and pictures as files."""
+"""Write documents as one page that needs no scripts and no network, and their pictures as SVG."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEEPEST_FACT = 3
 
 
 def page_of(documents: Sequence[Document]) -> str:
-    """Write one page of all documents."""
+    """Return one HTML page of all documents, without a newline at the end."""
     several = len(documents) > 1
     template = _templates().get_template("document.html")
     bodies = [
@@ -45,7 +45,10 @@ def page_of(documents: Sequence[Document]) -> str:
 
 
 def pictures_of(documents: Sequence[Document]) -> dict[str, str]:
-    """Write every picture as an SVG file, by its name."""
+    """Return the SVG of each picture, by the name of its file without ``.svg``.
+
+    If there are several documents, a name begins with the number of its document.
+    """
     template = _templates().get_template("picture.svg")
     return {
         f"{number}-{picture.key}" if len(documents) > 1 else picture.key: template.render(
@@ -71,12 +74,12 @@ def _templates() -> Environment:
 
 
 def _harmless(value: Any) -> Any:
-    """Escape control characters of names; Jinja escapes markup."""
+    """Return a value with the control characters of text escaped; Jinja escapes its markup."""
     return value if isinstance(value, Markup) or not isinstance(value, str) else printable(value)
 
 
 def _keep_flags(text: str) -> Markup:
-    """Keep each flag in one line: browsers break lines after its dashes."""
+    """Return escaped text that keeps each flag on one line, because browsers break lines after its dashes."""
     return Markup(_FLAG.sub(r'<span class="flag">\1</span>', str(escape(printable(text)))))  # noqa: S704 -- escaped
 
 
@@ -85,7 +88,10 @@ def _facts_of(attested: Attested) -> list[tuple[str, str]]:
 
 
 def _flat(value: Any, name: str = "", depth: int = 0) -> list[tuple[str, str]]:
-    """Spread nested facts over lines; what lies deeper is one text."""
+    """Return nested facts as pairs of a dotted name and a value, which is cut if it is long.
+
+    What is nested more than three levels deep becomes one value.
+    """
     if isinstance(value, dict) and value and depth < _DEEPEST_FACT:
         inner = (_flat(own, f"{name}.{key}" if name else str(key), depth + 1) for key, own in value.items())
         return [line for lines in inner for line in lines]

@@ -9,7 +9,7 @@ from compare.report.rows import markdown_rows, markdown_text
 
 
 def markdown(document: Document) -> str:
-    """Write a heading, the tables, and all lines as a list; without a newline at the end."""
+    """Return a document as Markdown: the title, the tables, and all other lines as a list."""
     parts = [part for line in document.alerts for part in (f"**{line}**", "")]
     parts += [f"**{document.title}**", ""]
     for table in document.tables:

@@ -1,4 +1,4 @@
-"""Turn the SVG of a picture into PNG."""
+"""Render pictures as PNG from their SVG."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _PROBE = (
 
 
 def png_of(pictures: Iterable[str]) -> list[bytes]:
-    """Render SVG files as PNG, in their light colours.
+    """Return each SVG rendered as PNG, in its light colours.
 
     Raises:
-        UnavailableError: the library or every font is missing.
+        UnavailableError: resvg-py is missing, or every font that labels may have.
     """
     try:
         from resvg_py import svg_to_bytes
@@ -39,7 +39,7 @@ def png_of(pictures: Iterable[str]) -> list[bytes]:
 
 
 def _require_font(draw: Callable[..., bytes]) -> None:
-    """Refuse a machine without fonts, on which labels vanish without a word."""
+    """Raise an ``UnavailableError`` if no font is installed, because labels would be left out silently."""
     if draw(svg_string=_PROBE.format("M")) == draw(svg_string=_PROBE.format("")):
         raise UnavailableError(
             "--png needs a font for the labels.",
@@ -49,7 +49,7 @@ def _require_font(draw: Callable[..., bytes]) -> None:
 
 
 def _plain(svg: str) -> str:
-    """Replace what the library does not know of a stylesheet."""
+    """Return an SVG with those parts of its stylesheet replaced that resvg does not know."""
     light = _QUERY.sub("", svg)
     values = dict(_VALUE.findall(light))
     light = _VARIABLE.sub(lambda found: values[found[1]], light)

@@ -18,7 +18,7 @@ from compare.report.rows import cut_in_the_middle, printable_line
 from compare.text import printable
 
 PLAIN_WIDTH = 200
-"""Width of output that is no terminal: enough for the widest table."""
+"""Width in cells of output that is no terminal, enough for the widest table."""
 _STYLES: dict[Style, str] = {
     "": "",
     "best": "bold green",
@@ -31,11 +31,11 @@ _BAR_CELLS = 8
 _NARROWEST_WITH_BARS = 72
 _SHORTEST_NAME = 12
 _PROSE_CELLS = 24
-"""What a column of sentences takes at least, where there is room."""
+"""Width in cells that is reserved for a column of sentences; it gets more where there is room."""
 
 
 class Shown:
-    """A document that a console prints."""
+    """A document that a rich console can print, laid out for its width."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -62,7 +62,7 @@ class Shown:
 
 
 def plain(document: Document, width: int = PLAIN_WIDTH) -> str:
-    """Return what a terminal shows, without colours."""
+    """Return what a terminal of this width shows of a document, without colours."""
     console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
         console.print(Shown(document))
@@ -70,11 +70,11 @@ def plain(document: Document, width: int = PLAIN_WIDTH) -> str:
 
 
 def lay_out(table: Table, width: int, *, cuts: bool = False) -> Iterator[Text]:
-    """Yield the lines of a table.
+    """Yield the lines of a table, at most ``width`` cells wide if names and words allow it.
 
-    Columns that do not fit beside the first one follow below, again beside the first. Text takes several
-    lines where it is longer than what is left. A name that is too long takes a line of its own. If the table
-    ``cuts``, it is cut in its middle instead, unless that makes two names alike.
+    Columns that do not fit beside the first one follow below, where the first one is repeated. Text that is
+    too long for its column is wrapped. A name that is too long takes a line of its own. With ``cuts``, it is
+    cut in its middle instead, unless two names would then look alike.
     """
     table = _with_bars(table, _BAR_CELLS if width >= _NARROWEST_WITH_BARS else 0)
     if table.title:
@@ -99,7 +99,7 @@ def lay_out(table: Table, width: int, *, cuts: bool = False) -> Iterator[Text]:
 
 
 def _with_bars(table: Table, cells: int) -> Table:
-    """Draw the shares before their figures."""
+    """Return the table with a bar before each figure that has a share, at most ``cells`` wide."""
 
     def drawn(text: str, share: float | None) -> str:
         bar = "█" * max(1, round(share * cells)) if share is not None and cells else ""
@@ -113,7 +113,7 @@ def _with_bars(table: Table, cells: int) -> Table:
 
 
 def _natural_width(table: Table, place: int) -> int:
-    """Return the cells that a column needs in one line; sentences need few, because they are wrapped."""
+    """Return the width of a column in cells without wrapping; sentences get at most ``_PROSE_CELLS``."""
     width = _longest_line(table, place)
     is_sentence = table.is_prose and place and table.columns[place].is_text
     return max(_longest_word(table, place), min(width, _PROSE_CELLS)) if is_sentence else width
@@ -130,25 +130,29 @@ def _longest_word(table: Table, place: int) -> int:
 
 
 def _total(places: Sequence[int], widths: Sequence[int]) -> int:
-    """Return the cells that some columns take beside the first, with their gaps."""
+    """Return the width in cells of some columns, with a gap before each."""
     return sum(widths[place] + len(_GAP) for place in places)
 
 
 class _Part:
-    """Some columns of a table beside its first one."""
+    """The first column of a table and some of the others, which are shown side by side."""
 
     def __init__(self, table: Table, places: Sequence[int], natural: Sequence[int], width: int) -> None:
         self.table = table
         self.places = places
         self.room = min(natural[0], max(_SHORTEST_NAME, width - 1 - _total(places, natural)))
-        """Cells of the first column."""
+        """Width of the first column in cells."""
         self.widths = {place: natural[place] for place in places}
         left = width - 1 - self.room
         if table.is_prose or _total(places, natural) > left:
             self.widths |= self._shared_out(left)
 
     def _shared_out(self, left: int) -> dict[int, int]:
-        """Give columns of text what those of figures leave, as far as their texts need it."""
+        """Return the widths of the columns of text, which share what columns of figures leave.
+
+        No column gets more than its longest line needs. Each gets room for its longest word of up to 24
+        cells.
+        """
         texts = [place for place in self.places if self.table.columns[place].is_text]
         figures = sum(self.widths[place] for place in self.places if place not in texts)
         rest, widths = left - figures - len(_GAP) * len(self.places), {}

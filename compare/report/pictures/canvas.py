@@ -12,7 +12,7 @@ WIDTH = 480
 """Width of every picture in its own units."""
 LEFT, RIGHT = 8, WIDTH - 12
 _CHARACTER = 7.0
-"""Width of a character, generous: labels must never touch."""
+"""Width of a character, estimated generously so that labels never touch."""
 _TICK_HEIGHT = 22
 _LONGEST_TITLE = 200
 _LONGEST_LEGEND = 60
@@ -21,20 +21,20 @@ _SWATCH = 18
 
 @dataclass(frozen=True)
 class Mark:
-    """One element of a picture."""
+    """One SVG element of a picture."""
 
     tag: str
     style: str
     """Classes of the stylesheet."""
     at: dict[str, float | str]
-    """Attributes."""
+    """Attributes by their names in SVG."""
     text: str = ""
     """Content of a text, or the title of a shape."""
 
 
 @dataclass
 class Picture:
-    """One picture with its words."""
+    """One picture with its words; marks are added from the top down, as far as ``height``."""
 
     key: str
     """Name of its file and of its place in the page."""
@@ -47,15 +47,15 @@ class Picture:
     width: int = WIDTH
 
     def rect(self, style: str, left: float, right: float, height: float, *, title: str = "") -> None:
-        """Draw a rectangle below the last row."""
+        """Draw a rectangle whose top is at the present height, which stays as it is."""
         self.marks.append(_rect(style, left, right, self.height, height, title))
 
     def line(self, style: str, x1: float, y1: float, x2: float, y2: float) -> None:
-        """Draw a line."""
+        """Draw a straight line between two points."""
         self.path(style, f"M{x1:g} {y1:g}L{x2:g} {y2:g}")
 
     def path(self, style: str, d: str, title: str = "") -> None:
-        """Draw a path."""
+        """Draw a path; ``d`` has the form of SVG, and a long title is cut."""
         self.marks.append(Mark("path", style, {"d": d}, title[:_LONGEST_TITLE]))
 
     def dots(self, style: str, points: Iterable[tuple[float, float]], title: str = "") -> None:
@@ -67,7 +67,10 @@ class Picture:
         self.marks.append(Mark("text", style, {"x": round(x, 1), "y": round(y, 1)}, text))
 
     def legend(self, entries: Sequence[tuple[str, str, str]]) -> None:
-        """Explain colours: the kind of mark, its classes, and the words."""
+        """Draw a legend; an entry has a kind of mark, its classes, and words.
+
+        Kinds are ``rect``, ``line`` and ``dot``, the last two also with ``hollow`` before them.
+        """
         x, self.height = float(LEFT), self.height + 14
         for kind, style, words in entries:
             shown = cut_in_the_middle(words, _LONGEST_LEGEND)
@@ -88,7 +91,7 @@ class Picture:
         self.height += 8
 
     def name(self, name: str, figure: str = "") -> None:
-        """Write the name of a row and its figure, and move below."""
+        """Write the name of a row and its figure, and move the height below them."""
         self.height += 16
         room = int((WIDTH - LEFT - 4 - len(figure) * _CHARACTER) / _CHARACTER) - 1
         self.write("name", LEFT, self.height, cut_in_the_middle(name, max(8, room)))
@@ -96,13 +99,13 @@ class Picture:
         self.height += 5
 
     def band(self, style: str, left: float, right: float, *, top: float) -> None:
-        """Shade what lies behind all rows so far."""
+        """Shade a band behind all other marks, from ``top`` to the end of the last row."""
         self.marks.insert(0, _rect(style, left, right, top, self.height + 4 - top))
 
     def axis(
         self, scale: Scale, ticks: Sequence[float], words: Callable[[float], str], *, top: float
     ) -> None:
-        """Draw grid lines behind all marks, and their labels below."""
+        """Draw a grid line for each tick behind all marks, and the labels below that do not touch."""
         bottom = self.height + 4
         grid: list[Mark] = []
         last = float("-inf")

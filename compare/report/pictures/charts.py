@@ -14,18 +14,18 @@ _HEIGHT, _LEFT = 230.0, 62
 
 
 class Point(NamedTuple):
-    """A value with its interval."""
+    """A point of a line, with the interval of its y."""
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
     is_open: bool = False
-    """Shown hollow, as the caption explains."""
+    """Whether the dot is hollow, for a reason that the caption gives."""
 
 
 class Axis(NamedTuple):
-    """How values of one kind lie on an axis."""
+    """How one kind of value is shown on an axis: its scale, its ticks, and the words of a value."""
 
     scale: Callable[[Iterable[float], float, float], Scale]
     ticks: Callable[[Scale], Sequence[float]]
@@ -33,7 +33,7 @@ class Axis(NamedTuple):
 
 
 def time_words(seconds: float) -> str:
-    """Write seconds in a unit that suits them."""
+    """Return seconds as text in µs, ms or s."""
     if not seconds:
         return "0"
     if seconds < 1e-3:  # noqa: PLR2004
@@ -42,7 +42,7 @@ def time_words(seconds: float) -> str:
 
 
 def bytes_words(size: float) -> str:
-    """Write bytes in powers of two."""
+    """Return bytes as text in B, KiB, MiB or GiB."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"
@@ -50,7 +50,7 @@ def bytes_words(size: float) -> str:
 
 
 def rate_words(rate: float) -> str:
-    """Write bytes a second in powers of ten."""
+    """Return bytes per second as text in B/s, kB/s, MB/s or GB/s."""
     for unit, name in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
         if rate >= unit:
             return f"{rate / unit:.3g} {name}"
@@ -58,7 +58,7 @@ def rate_words(rate: float) -> str:
 
 
 def of_counts(counts: Iterable[float], noun: str) -> Axis:
-    """Return a logarithmic axis with a tick at each count."""
+    """Return a logarithmic axis with a tick at each count, such as ``2 hosts``."""
     known = sorted(set(counts))
     return Axis(around, lambda _: known, lambda value: f"{value:g} {noun}{'' if value == 1 else 's'}")
 
@@ -73,7 +73,10 @@ SECONDS_FROM_ZERO = Axis(from_zero, lambda scale: linear_ticks(scale.low, scale.
 def draw_lines(
     picture: Picture, lines: Mapping[str, Sequence[Point]], across: Axis, up: Axis
 ) -> Iterator[Picture]:
-    """Draw the lines that have points, with a legend; without any there is no picture."""
+    """Draw the lines that have points into a picture, with axes and a legend, and yield it.
+
+    If no line has a point, nothing is yielded.
+    """
     lines = {label: line for label, line in lines.items() if line}
     if not lines:
         return

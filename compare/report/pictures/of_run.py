@@ -34,7 +34,7 @@ _LONGEST_LINE = 70
 
 
 def draw(run: Run, analysis: Analysis) -> list[Picture]:
-    """Draw all pictures that the run has figures for."""
+    """Return all pictures that the run has figures for."""
     if not analysis.summary.arms:
         return []
     found = [_time(analysis), _speed(run, analysis), _turns(run, analysis), *_sizes(run), _memory(analysis)]
@@ -45,7 +45,7 @@ def draw(run: Run, analysis: Analysis) -> list[Picture]:
 
 
 def _time(analysis: Analysis) -> Picture:
-    """Stack the parts of a step; negative parts are words."""
+    """Draw a bar with the parts of each arm's step; a part below zero is only stated in words."""
     arms = analysis.summary.arms
     picture = Picture(
         "time",
@@ -85,13 +85,13 @@ def _stack(picture: Picture, arm: ArmSummary, scale: Scale) -> None:
 
 
 def _lines(words: str) -> list[str]:
-    """Break the parts into two lines where one is too short."""
+    """Return the words in one line; if that is too long, in two, with the last part in the second."""
     first, plus, last = words.rpartition(" + ")
     return [words] if len(words) <= _LONGEST_LINE else [first, f"+ {last}"] if plus else [words]
 
 
 def _parts_of(arm: ArmSummary) -> dict[str, float]:
-    """Return the parts of a step, which add up to it."""
+    """Return the parts of a step in seconds, which add up to it; some may be negative."""
     detail, step = arm.detail, arm.step_seconds.mean
     if detail.background_seconds and detail.exposed_seconds:
         background, exposed = detail.background_seconds.mean, detail.exposed_seconds.mean
@@ -102,7 +102,7 @@ def _parts_of(arm: ArmSummary) -> dict[str, float]:
 
 
 def _in_words(arm: ArmSummary) -> str:
-    """Write the parts with their signs; a bar has no negative length."""
+    """Return the parts of a step in words, with their signs, which a bar cannot show."""
     parts, detail = _parts_of(arm), arm.detail
     if len(parts) == 1:
         return f"{arm.step_seconds.mean * 1e3:.2f} ms, not split"
@@ -130,7 +130,10 @@ def _caveat(seconds: float, interval: Estimate | None) -> str:
 
 
 def _speed(run: Run, analysis: Analysis) -> Picture | None:
-    """Show each verdict's interval beside the band that does not matter."""
+    """Draw the interval of each verdict, and the band of differences that do not matter.
+
+    None if there is no verdict, or if noise hides every difference.
+    """
     judged = [arm for arm in analysis.summary.arms if arm.verdict]
     if not judged or analysis.summary.noise_hides_all:
         return None
@@ -165,7 +168,7 @@ def _ends(verdict: Verdict) -> Iterator[float]:
 
 
 _WIDEST = 100.0
-"""Intervals of a larger factor are cut at the edge."""
+"""Ratio of an interval's ends from which the interval does not widen the axis, but is cut at its edge."""
 
 
 def _interval(picture: Picture, arm: ArmSummary, verdict: Verdict, scale: Scale, words: str) -> None:
@@ -194,12 +197,12 @@ class _Strips(NamedTuple):
 
     @property
     def wide(self) -> float:
-        """Return the width of a round."""
+        """Return the width of one round in a strip, in the units of the picture."""
         return (RIGHT - LEFT) / len(self.rounds)
 
 
 def _turns(run: Run, analysis: Analysis) -> Picture:
-    """Show every turn of every arm, relative to the arm's own mean."""
+    """Draw a strip for each arm, with each of its turns relative to the arm's own mean."""
     of = {arm.arm: arm.step_seconds.mean for arm in analysis.summary.arms}
     times = {
         arm.label: {
@@ -237,7 +240,7 @@ def _turns(run: Run, analysis: Analysis) -> Picture:
 
 
 def _strip(picture: Picture, arm: ArmSummary, times: dict[tuple[int, int], float], strips: _Strips) -> None:
-    """Draw the turns of one arm."""
+    """Draw the strip of one arm; ``times`` are relative to its mean, by round and turn."""
     picture.name(arm.arm, f"{arm.step_seconds.mean * 1e3:.2f} ms")
     top = picture.height
     middle = top + _STRIP / 2
@@ -263,7 +266,7 @@ def _strip(picture: Picture, arm: ArmSummary, times: dict[tuple[int, int], float
 
 
 def _sizes(run: Run) -> Iterator[Picture]:
-    """Draw the time of an all-reduce over its size."""
+    """Draw the time of an all-reduce over its size, for each arm that measured it."""
     picture = Picture(
         "sizes",
         "Time of one all-reduce, by message size",
@@ -280,7 +283,7 @@ def _sizes(run: Run) -> Iterator[Picture]:
 
 
 def _memory(analysis: Analysis) -> Picture:
-    """Draw the peaks of every arm, with and without the proof."""
+    """Draw the peak memory of every arm, while it trained and with the proof."""
     arms = analysis.summary.arms
     picture = Picture(
         "memory",

@@ -10,7 +10,7 @@ _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
 class Scale(NamedTuple):
-    """An axis from one pixel to another."""
+    """An axis on which values from ``low`` to ``high`` lie between the pixels ``start`` and ``end``."""
 
     low: float
     high: float
@@ -32,14 +32,14 @@ def from_zero(values: Iterable[float], start: float, end: float) -> Scale:
 
 
 def around(values: Iterable[float], start: float, end: float) -> Scale:
-    """Return a logarithmic axis that holds all values, with a margin."""
+    """Return a logarithmic axis that holds one or more values, all above zero, with a margin."""
     logs = [math.log(value) for value in values]
     margin = max(0.02, 0.06 * (max(logs) - min(logs)))
     return Scale(math.exp(min(logs) - margin), math.exp(max(logs) + margin), start, end, is_log=True)
 
 
 def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return at most so many round values between two ends."""
+    """Return round values between two ends: ``most`` or fewer, and one more if both ends are round."""
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in _STEPS if power * factor >= rough * (1 - 1e-9))
@@ -49,9 +49,10 @@ def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return round values for a logarithmic axis.
+    """Return a few round values for a logarithmic axis.
 
-    Less than a factor of two needs the ticks of a linear axis.
+    If the ends differ by less than a factor of two, the values are those of ``linear_ticks``. Otherwise there
+    are at most ``most``.
     """
     if high / low < 2:  # noqa: PLR2004
         return linear_ticks(low, high, most)
@@ -65,12 +66,12 @@ def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def _round(value: float) -> float:
-    """Remove the last digits, which are errors of the arithmetic."""
+    """Return a value with twelve digits, without the errors of floating-point arithmetic."""
     return float(f"{value:.12g}")
 
 
 def byte_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return powers of two."""
+    """Return at most ``most`` powers of two between two ends, with the same factor between neighbours."""
     powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
     stride = max(1, math.ceil(len(powers) / most))
     return [float(2**power) for power in powers[::stride]]

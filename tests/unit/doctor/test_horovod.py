@@ -212,7 +212,7 @@ NVCC, HEADER = "bin/nvcc", "include/cuda_runtime.h"
     ids=["nothing", "no nvcc", "no header", "nvcc hangs", "nvcc is no program"],
 )
 def test_find_gpu_incomplete_toolkit_is_refused(tmp_path, monkeypatch, present):
-    monkeypatch.setattr(recipes, "_NVCC_SECONDS", 0.2)
+    monkeypatch.setattr(recipes, "_VERSION_SECONDS", 0.2)
     for name, text in present.items():
         executable(tmp_path / name, text)
     with pytest.raises(UnavailableError, match="cannot be compiled for this CUDA build") as caught:

@@ -365,6 +365,14 @@ def test_what_is_read_only_is_refused(tmp_path, monkeypatch, exists):
     assert caught.value.found == f"{path if exists else tmp_path} is read-only."
 
 
+@pytest.mark.parametrize(
+    "name", ["results.json", "collectives.json", "scale.json", "verification.json", "config.json", "hostfile"]
+)
+def test_an_export_over_a_file_of_the_run_itself_is_refused(tmp_path, name):
+    with pytest.raises(UsageError, match="the run itself writes this file"):
+        store.require_writable(tmp_path / "run" / name, to_be_made=tmp_path / "run")
+
+
 DEEP = f"mlp:784{'-32' * 100}-10"
 
 

@@ -84,7 +84,7 @@ def test_stage_copy_that_does_not_arrive_is_an_error(digits, monkeypatch):
     monkeypatch.setattr(staging, "_ask", lambda hosts, *_rest: [staging.Held("", "/cache")] * len(hosts))
     monkeypatch.setattr(staging, "put", lambda *_arguments, **_rest: [])
     messages = []
-    with pytest.raises(HostError, match="could not be given the data set"):
+    with pytest.raises(HostError, match="did not get a whole copy"):
         staging.stage((Host("n1", 1),), digits, python=sys.executable, carrier=Ssh(), say=messages.append)
     assert messages[0].startswith("Copying digits")
 

@@ -50,6 +50,14 @@ def test_network_that_is_not_clear_is_asked_for(hosts, asked, what, found):
     assert "--interface" in caught.value.remedy
 
 
+def test_two_networks_of_one_interface_are_told_apart_by_addresses():
+    hosts = [{"eth0": [f"10.0.0.{number}/24", f"10.1.0.{number}/24"]} for number in (1, 2)]
+    with pytest.raises(UsageError, match="more than one network") as caught:
+        chosen(*hosts, asked="eth0")
+    assert caught.value.remedy.startswith("All are on one interface. Name the hosts by their addresses")
+    assert chosen(*hosts, reached_at=["10.1.0.1", "10.1.0.2"]).network == "10.1.0.0/24"
+
+
 def test_hosts_without_a_network_in_common_are_routed_to_each_other():
     cloud = chosen({"ens4": ["10.128.0.2/32"]}, {"ens4": ["10.128.0.3/32"]})
     expected = Network(interface="ens4", network="ens4", addresses=("10.128.0.2", "10.128.0.3"))
