@@ -42,7 +42,7 @@ from compare.launch.engines.commands import (
 from compare.schema.hosts import Host, is_local
 
 QUICK_SECONDS = 14.0
-"""Maximum time for the quick facts of a host; ssh gives up on a connection four seconds earlier."""
+"""Maximum time for the quick facts of a host; a carrier gives up on a connection four seconds earlier."""
 FULL_SECONDS = 75.0
 """Maximum time for all facts of a host: on a slow disk, libraries take long to load."""
 HANDSHAKE_SECONDS = 0.1
