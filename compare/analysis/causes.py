@@ -34,9 +34,9 @@ Key = Literal[
 ]
 
 MATTERS = 0.05
-"""Smallest share of a step at which a cause is reported."""
+"""A cause is reported if it takes at least this share of a step."""
 DOMINATES = 2 / 3
-"""Smallest share at which one of two parts dominates, because it is then twice the other."""
+"""One of two parts dominates from this share on, because it is then twice the other."""
 FEWEST_ROUNDS = 3
 """Fewest launches that name a cause; the range of two values misses the mean half of the time."""
 ALPHA = 0.05

@@ -17,7 +17,7 @@ _TOLERANCE = 0.05
 _HEADER_BYTES = 66
 """Bytes of a packet's headers: Ethernet 14, IPv4 20, TCP with time stamps 32."""
 _NAMED_FROM_BYTES = 64 << 10
-"""Smallest message that tells a form; in smaller ones headers and negotiation weigh too much."""
+"""A message shows its form from this size on, because headers and negotiation outweigh smaller ones."""
 
 Status: TypeAlias = Literal["timed", "refused", "failed", "not run"]
 
