@@ -1,15 +1,17 @@
 """Choose when the verdicts of a run are looked at, and how much of alpha each look may spend.
 
 The method is that of Lan & DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70
-(1983). Their spending function in Pocock's form is ln(1 + (e - 1) t), where t is the share of the planned
-rounds. The level of a look is what it may spend (Bonferroni over looks), so the sum of levels holds for any
-dependence between looks. The plan may change during a run if time changes it and never the figures.
+(1983). The share of alpha that is spent by a look is t^2, where t is its share of the planned rounds (the
+power family of Kim & DeMets, Biometrika 74, 1987). The level of a look is what it may spend (Bonferroni over
+looks), so the sum of levels holds for any dependence between looks. The plan may change during a run if time
+changes it and never the figures.
 Boundaries that use the dependence end a run 3 to 20 % earlier. But they need a z statistic, while few rounds
 give t with few degrees of freedom.
 
 Few looks are better than many. Each one needs a share of alpha, and Student's t makes a small share costly
-while there are few rounds. With looks at 5, 8 and 14 rounds, the interval at the end is 27 % narrower than
-with a look after every round.
+while there are few rounds. A large difference shows at the first look even with a small share, and a small
+one needs the rounds at the end. So most of alpha is kept for the end. With ten planned rounds, the interval
+at the end is 18 % narrower than with Pocock's function ln(1 + (e - 1) t), and at round five it is 32 % wider.
 """
 
 from __future__ import annotations
@@ -29,8 +31,6 @@ four arms and 12 rounds were simulated. First looks at 3, 4 and 5 rounds gave 10
 """
 _CLOSE = 1.25
 """A look is left out if the planned rounds are fewer than so many times its own rounds."""
-_CLOSE_TO_FIRST = 1.6
-"""The same factor for the first look."""
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ def levels(looks: Sequence[Look], *, alpha: float = ALPHA) -> list[float]:
         if look.rounds < rounds or look.planned < 1:
             raise ValueError(f"{look} cannot follow a look at {rounds} rounds")
         rounds = look.rounds
-        allowed = math.log1p((math.e - 1) * min(1.0, look.rounds / look.planned))
+        allowed = min(1.0, look.rounds / look.planned) ** 2
         shares.append(alpha * max(0.0, allowed - spent))
         spent = max(spent, allowed)
     return shares
@@ -91,8 +91,6 @@ def planned_looks(planned: int) -> list[Look]:
 def is_close_to_the_end(look: Look) -> bool:
     """Return whether a look is left out because the look at the end has hardly more rounds.
 
-    The look at the end then gets its share of alpha. With six or seven planned rounds the first look is left
-    out too. After it little alpha would be left for the end, and few rounds make a small share costly.
+    The look at the end then gets its share of alpha.
     """
-    close = _CLOSE_TO_FIRST if look.rounds == FIRST_LOOK else _CLOSE
-    return look.rounds < look.planned < close * look.rounds
+    return look.rounds < look.planned < _CLOSE * look.rounds

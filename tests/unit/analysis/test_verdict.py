@@ -183,10 +183,10 @@ def test_looks_single_one_is_the_fixed_design():
     assert levels([Look(10, 10)]) == [ALPHA]
 
 
-def test_looks_share_alpha_by_lan_and_demets():
+def test_looks_share_alpha_and_keep_most_of_it_for_the_end():
     shares = levels([Look(n, 10) for n in range(FIRST_LOOK, 11)], alpha=0.05)
-    assert shares[0] == pytest.approx(0.05 * math.log(1 + (math.e - 1) * 0.5))
-    assert sum(shares[:3]) == pytest.approx(0.05 * math.log(1 + (math.e - 1) * 0.7))
+    assert shares[0] == pytest.approx(0.05 * 0.5**2)
+    assert sum(shares[:3]) == pytest.approx(0.05 * 0.7**2)
     assert sum(shares) == pytest.approx(0.05)
 
 
