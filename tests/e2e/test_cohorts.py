@@ -8,13 +8,13 @@ from compare.analysis.summary import summarise
 from compare.schema.store import read_run
 from tests.comparing import RUN, compare
 
-ARMS = ("ddp", "horovod", "mpi")
+ARMS = ("horovod", "mpi")
 STEPS, TURNS = 300, 4
 
 
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory, mnist_dir, every_backend):
-    """Run two cohorts of an arm of every launcher."""
+    """Run two cohorts of an arm with a thread of its own and one that polls."""
     folder = tmp_path_factory.mktemp("cohort") / "run"
     done = compare(
         *(*RUN, "--interleave", "blocks", "--repeats", 2, "--steps", STEPS, "--backend", ",".join(ARMS)),

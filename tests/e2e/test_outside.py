@@ -42,13 +42,13 @@ def test_backends_lists_the_arm_with_its_options(installed):
 
 def test_arm_is_proven_and_explained_like_our_own(installed, tmp_path, mnist_dir):
     done = compare(
-        *("run", "--backend", "gather,gather:calls=each", "--no-control", "--repeats", 1, "--steps", 40),
+        *("run", "--backend", "gather:calls=each", "--no-control", "--repeats", 1, "--steps", 40),
         *("--data-dir", mnist_dir, "--output", tmp_path / "run"),
         environment=installed,
     )
     assert done.returncode == 0, done.stderr
     assert "proven for 20 steps and one at the end" in " ".join(done.stdout.split())
-    lesson = compare("explain", tmp_path / "run", "--arm", "gather", environment=installed)
+    lesson = compare("explain", tmp_path / "run", "--arm", "gather:calls=each", environment=installed)
     assert "gradients = [p.grad for p in self.trained]" in lesson.stdout
 
 

@@ -17,10 +17,11 @@ ARMS = "ddp,manual,horovod,mpi"
 @pytest.mark.parametrize(
     ("example", "ranks", "arms"),
     [
-        pytest.param("transformer", 2, "ddp,horovod,zero,fsdp,single", marks=pytest.mark.faults),
+        pytest.param("transformer", 2, "horovod,fsdp", marks=pytest.mark.faults),
         pytest.param("mixed", 2, "manual,mpi,manual:mode=ring", marks=pytest.mark.faults),
-        pytest.param("resnet", 2, f"{ARMS},zero,fsdp", marks=[pytest.mark.faults, pytest.mark.rest]),
-        pytest.param("transformer", 3, f"{ARMS},zero,fsdp", marks=[pytest.mark.faults, pytest.mark.rest]),
+        pytest.param(
+            "transformer", 3, f"{ARMS},zero,fsdp,single", marks=[pytest.mark.faults, pytest.mark.rest]
+        ),
         pytest.param("resnet", 2, "pipeline,modelparallel,localsgd", marks=pytest.mark.faults),
         pytest.param("resnet", 3, "pipeline", marks=[pytest.mark.faults, pytest.mark.rest]),
         pytest.param("resnet", 3, f"{ARMS},zero,fsdp", marks=[pytest.mark.faults, pytest.mark.rest]),
@@ -126,13 +127,10 @@ def test_an_error_in_the_users_file_has_its_line(tmp_path):
 
 PLANTED = ROOT / "tests" / "e2e" / "planted.py"
 CAUSES = {
-    "sums": "a sum in place of the mean",
     "unsharded": "Ranks 0 and 1 begin with the same batch. Use torch's DistributedSampler",
-    "clips": "they are scaled or clipped before the average",
-    "scales": "It is 1.5 times the right one: gradients or the learning rate are scaled or clipped",
     "skips": "wrong from step 4: 2.bias is off by 3.5e-02. The gradient of rank 1 is missing",
-    "steps_twice": "wrong from step 5: 2.weight is off by 5.4e-02. It calls optimizer.step() 2 times",
 }
+"""One for each gate that may find it; tests/proof has all the others."""
 
 
 def verify_planted(tmp_path, name, arm):
@@ -148,7 +146,7 @@ def verify_planted(tmp_path, name, arm):
     ("name", "arm"),
     [
         ("right", "own_torch"),
-        pytest.param("right", "ddp", marks=pytest.mark.faults),
+        pytest.param("right", "ddp", marks=[pytest.mark.faults, pytest.mark.rest]),
         pytest.param("horovod", "own_horovod", marks=pytest.mark.faults),
         pytest.param("mpi", "own_mpi", marks=pytest.mark.faults),
     ],
@@ -178,7 +176,16 @@ def test_own_wrong_step_is_found_with_its_cause(tmp_path, name):
 
 def test_own_step_is_timed_beside_other_arms(tmp_path):
     done = compare(
-        *("run", "--workload", f"{PLANTED}:right", "--backend", "own_torch,ddp", "--batch-size", 8),
+        *(
+            "run",
+            "--workload",
+            f"{PLANTED}:right",
+            "--backend",
+            "own_torch,ddp",
+            "--no-control",
+            "--batch-size",
+            8,
+        ),
         *("--steps", 40, "--warmup", 5, "--repeats", 1, "--output", tmp_path / "results"),
     )
     assert done.returncode == 0, done.stderr

@@ -14,8 +14,7 @@ from compare.schema.arms import parse_arm
 from compare.schema.store import read_run
 from tests.comparing import RUN, compare
 
-AVERAGING = ("manual:mode=per_parameter", "manual", "manual:mode=overlap")
-ARMS = ("ddp", *AVERAGING, "horovod", "horovod:controller=mpi", "mpi")
+ARMS = ("ddp", "manual:mode=per_parameter", "horovod", "horovod:controller=mpi", "mpi")
 
 
 def processes_of(run_directory: Path) -> list[str]:
@@ -70,7 +69,7 @@ def test_run_executes_the_real_launchers(whole):
     launchers = {
         launch.arm: (launch.launcher, Path(launch.argv[0][0]).name) for launch in read_run(whole[0]).launches
     }
-    assert launchers["ddp"] == launchers["none"] == launchers["manual"] == ("torchrun", "torchrun")
+    assert launchers["ddp"] == launchers["none"] == ("torchrun", "torchrun")
     assert launchers["horovod"] == launchers["horovod:controller=mpi"] == ("horovodrun", "horovodrun")
     assert launchers["mpi"] == ("mpirun", "mpirun")
 

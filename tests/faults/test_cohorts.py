@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 BOUND_SECONDS = 10.0
 LAUNCHER = {"ddp": "torchrun", "horovod": "horovodrun-gloo"}
 TURNS = ("--interleave", "blocks", "--steps", "200", "--repeats", "2")
-HERE = [pytest.param("horovod"), pytest.param("ddp", marks=[pytest.mark.faults, pytest.mark.rest])]
+HERE = [pytest.param("horovod"), pytest.param("ddp", marks=pytest.mark.rest)]
 
 
 @pytest.fixture
@@ -59,6 +59,7 @@ def assert_all_gone(run, since):
     run.assert_nothing_is_left()
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("arm", HERE)
 def test_a_rank_killed_while_it_waits_is_named(waiting, record, arm):
     run = waiting("manual,horovod" if arm == "horovod" else "ddp,horovod", arm)
@@ -72,9 +73,8 @@ def test_a_rank_killed_while_it_waits_is_named(waiting, record, arm):
     record("rank that waits for its turn: kill -9", LAUNCHER[arm], run.process.returncode, printed, took)
 
 
-@pytest.mark.parametrize(
-    "victim", ["compare", *(pytest.param(one, marks=pytest.mark.faults) for one in ("agent", "launcher"))]
-)
+@pytest.mark.faults
+@pytest.mark.parametrize("victim", ["compare", "launcher", pytest.param("agent", marks=pytest.mark.rest)])
 def test_nothing_is_left_of_a_cohort_without(waiting, record, victim):
     """The process is killed while ranks of Horovod are stopped."""
     run = waiting("manual,horovod", "horovod")
@@ -132,8 +132,9 @@ def test_ranks_are_gone_when_compare_is_suspended(waiting):
 
 
 @pytest.mark.faults
+@pytest.mark.rest
 def test_suspended_cohort_begins_again(waiting):
-    """Ctrl-Z ends all ranks; ``fg`` launches the round again."""
+    """Ctrl-Z ends all ranks; ``fg`` launches the round again, as it does a launch by itself."""
     run = waiting("manual,horovod", "horovod", "--repeats", "1")
     at = kill(run.process, signal.SIGTSTP)
     parent = psutil.Process(run.process.pid)
@@ -170,7 +171,11 @@ REASONS = {
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("why", "arms"),
-    [("memory", "horovod,manual"), ("stop", "horovod,manual"), ("stop", "manual,horovod")],
+    [
+        ("memory", "horovod,manual"),
+        ("stop", "horovod,manual"),
+        pytest.param("stop", "manual,horovod", marks=pytest.mark.rest),
+    ],
 )
 def test_auto_runs_launches_one_by_one_and_says_why(tmp_path, data, requires_backend, why, arms):
     """The arm that cannot be stopped comes first or second."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults.started import BY_LAUNCHER, HANG_BOUND_SECONDS, STALL_SECONDS, a_fault, cases
+from tests.faults.started import HANG_BOUND_SECONDS, STALL_SECONDS, a_fault, by_launcher, cases
 
 HANGS = ("hang", "hang while loading", "hang before rendezvous", "stop")
 
@@ -26,7 +26,7 @@ def test_rank_that_hangs_is_named_and_ended(start, record, launcher, kind):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("launcher", BY_LAUNCHER)
+@pytest.mark.parametrize("launcher", by_launcher("torchrun"))
 def test_ranks_that_wait_for_each_other_are_all_named(start, launcher):
     """Each is in another collective."""
     run = start(launcher, fault=a_fault("hang in a collective"))

@@ -6,12 +6,13 @@ import pytest
 from tests.faults.started import LAUNCHERS
 
 _ARMS = [
-    pytest.param(arm, marks=[] if arm == LAUNCHERS["mpirun"] else [pytest.mark.faults])
+    arm
     for arm in [*LAUNCHERS.values(), "manual:mode=shared_memory"]
     if arm != "horovod:controller=mpi"  # horovodrun chooses Open MPI's transports itself
 ]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("arm", _ARMS)
 def test_ranks_of_one_machine_listen_on_loopback_alone(start, arm):
     """Launchers listen on every address, and have no setting for that."""

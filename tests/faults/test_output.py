@@ -11,12 +11,12 @@ from contextlib import closing
 import pytest
 
 from compare.schema.store import read_run
-from tests.faults.started import BY_LAUNCHER, DEATH_BOUND_SECONDS, HANG_BOUND_SECONDS
+from tests.faults.started import DEATH_BOUND_SECONDS, HANG_BOUND_SECONDS, by_launcher
 
 pytestmark = pytest.mark.faults
 
 
-@pytest.mark.parametrize("launcher", BY_LAUNCHER)
+@pytest.mark.parametrize("launcher", by_launcher("torchrun"))
 def test_output_folder_that_vanishes_is_an_error_of_output(start, launcher):
     run = start(launcher)
     run.wait_for_training()
@@ -47,7 +47,7 @@ def small_disk(tmp_path):
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("launcher", BY_LAUNCHER)
+@pytest.mark.parametrize("launcher", by_launcher("mpirun"))
 def test_disk_that_fills_is_an_error_of_output(start, small_disk, launcher):
     disk = small_disk("size=600k")
     run = start(launcher, "--output", str(disk / "run"))

@@ -46,13 +46,11 @@ BEFORE_A_RUN = ("down", "silent", "no-such-host")
 QUICK = {
     *(("torchrun", kind) for kind in ("kill", *BEFORE_A_RUN, "slots", "interpreter")),
     ("horovodrun-gloo", "raise"),
-    ("horovodrun-mpi", "kill"),
     ("mpirun", "hang"),
     ("torchrun", "link_down"),
     ("horovodrun-gloo", "parent"),
     ("mpirun", "ctrl-c"),
     ("torchrun", f"exit 0 {EARLY}"),
-    ("mpirun", "kill its witness"),
 }
 FAILURES = {
     "raise": Failure("a rank raises", 6, "rank, host, error, file:line", BOUND_SECONDS),

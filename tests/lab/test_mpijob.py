@@ -116,7 +116,7 @@ def require_one_model(run, hosts):
 
 
 def test_launcher_waits_for_workers_and_its_log_holds_the_result(make_pods, mnist_dir, every_backend):
-    pods = make_pods(words_of_a_run(mnist_dir, ARMS))
+    pods = make_pods(words_of_a_run(mnist_dir, "mpi,ddp"))
     pods.write_hostfile(*WORKERS)
     path = pods.lab.folder / "log"
     with path.open("a") as log:

@@ -53,7 +53,7 @@ def wrong(*arms, origin, ends=FOUND, names=(), or_names=(), **settings):
     )
 
 
-def mutation(*arms, of, or_names=(), ends=("failed",), origin="own", **settings):
+def mutation(*arms, of, names=(), or_names=(), ends=("failed",), origin="own", **settings):
     """Register a fault in a strategy of ours.
 
     ``of`` is what it trains: ``file.py:factory``.
@@ -68,6 +68,7 @@ def mutation(*arms, of, or_names=(), ends=("failed",), origin="own", **settings)
                 arm=arm,
                 ends=_several(ends),
                 origin=origin,
+                names=_several(names),
                 or_names=_several(or_names),
                 settings=settings,
                 mutation=patch.__name__,

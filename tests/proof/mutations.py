@@ -5,6 +5,7 @@ Each function changes a strategy in a rank before it begins, and no other test s
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from contextlib import nullcontext
 
@@ -14,6 +15,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+import backends
 from backends.base import Replica
 from backends.groups.torch_group import TorchGroup
 from backends.shared_memory.sum import SharedSum
@@ -29,6 +31,8 @@ PLAIN = "right_models.py:plain"
 LATE = 25
 """First wrong step; the proof before the training takes twenty."""
 BUCKETS = "manual:mode=overlap:bucket_mb=0.0001"
+SHARD_LOST = "A shard is not updated, or samples are left out."
+PART_STALE = "Something is left over from the step before, or a rank leaves out a part."
 
 
 def between(cls, name, change, *, first=0, last=1_000_000):
@@ -51,10 +55,31 @@ def is_last():
     return dist.get_rank() == dist.get_world_size() - 1
 
 
+# ---- strategies that break the contract's promises ----
+
+
+def _choose(backend, fault):
+    """Let a backend build a wrong strategy of the contract's tests."""
+    strategy = f"tests.contract.broken:{fault}"
+    backends.BACKENDS[backend] = dataclasses.replace(backends.BACKENDS[backend], strategy=strategy)
+
+
+@mutation("manual", of=PLAIN, names="the step does not reach them")
+def no_gradient_is_used():
+    _choose("manual", "NeverSteps")
+
+
+@mutation("pipeline", of=PLAIN, names=SHARD_LOST)
+def the_last_microbatch_is_skipped():
+    _choose("pipeline", "SkipsAMicrobatch")
+
+
 # ---- what is averaged, and by how much ----
 
 
-@mutation("manual", "manual:mode=overlap", of=PLAIN)
+@mutation(
+    "manual", "manual:mode=overlap", of=PLAIN, names="2 times the right one: a sum in place of the mean"
+)
 def a_sum_for_the_mean():
     AveragingReplica.backward = lambda self, loss: loss.backward()
 
@@ -347,7 +372,7 @@ def gradients_are_clipped_before_the_average():
 # ---- samples and starts ----
 
 
-@mutation("manual", "ddp", of=PLAIN)
+@mutation("manual", "ddp", of=PLAIN, names="Check that the shards are the parts of every global batch.")
 def all_ranks_train_the_first_shard():
     real = LocalReplica.__init__
 
@@ -398,7 +423,7 @@ def updated_parts_are_not_sent():
     ZeroRedundancyOptimizer._sync_params = lambda self: None
 
 
-@mutation("zero", of=PLAIN)
+@mutation("zero", of=PLAIN, names=PART_STALE)
 def one_part_is_updated_in_the_first_step_alone():
     from backends.strategies.zero import ZeroReplica
 
@@ -412,7 +437,7 @@ def one_part_is_updated_in_the_first_step_alone():
     between(ZeroReplica, "step", step, first=1)
 
 
-@mutation("fsdp", of=PLAIN)
+@mutation("fsdp", of=PLAIN, names=SHARD_LOST)
 def one_shard_is_never_updated():
     from backends.strategies.fsdp import FSDPReplica
 
