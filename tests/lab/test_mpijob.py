@@ -15,7 +15,7 @@ import yaml
 from compare.analysis import analyse
 from compare.jobs.kubernetes import Resources, write_manifest
 from compare.schema.store import read_run
-from tests.lab.comparing import ARMS, RUN, left
+from tests.lab.comparing import RUN, left
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.lab
@@ -116,7 +116,7 @@ def require_one_model(run, hosts):
 
 
 def test_launcher_waits_for_workers_and_its_log_holds_the_result(make_pods, mnist_dir, every_backend):
-    pods = make_pods(words_of_a_run(mnist_dir, "mpi,ddp"))
+    pods = make_pods(words_of_a_run(mnist_dir, "mpi,horovod"))
     pods.write_hostfile(*WORKERS)
     path = pods.lab.folder / "log"
     with path.open("a") as log:
