@@ -59,7 +59,7 @@ def report(
             text = page_of(pages)
             write_text(output, text + "\n") if output else typer.echo(text)
             return
-    view = View(wide=wide, detail=detail, sort=sort, again=str(runs[0]))
+    view = View(wide=wide, detail=detail, sort=sort, report_argument=str(runs[0]))
     show(document_of(results[0], form, view), form, output=output)
 
 

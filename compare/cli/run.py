@@ -131,13 +131,13 @@ def _print(run: Run, directory: Path, analysis: Analysis, flags: RunFlags) -> No
 
     to_stderr = flags.exports_to_stdout
     make_say(make_console(stderr=to_stderr), quiet=flags.quiet)(f"Results: {directory}")
-    view = View(wide=flags.wide, detail=flags.detail, sort=flags.sort, again=name_of_run(directory))
+    view = View(wide=flags.wide, detail=flags.detail, sort=flags.sort, report_argument=name_of_run(directory))
     show(document_of(run, view=view, analysis=analysis), stderr=to_stderr)
 
 
 def _require_same_conditions(analysis: Analysis) -> None:
     from compare.errors import ConditionsError
-    from compare.report.notes import describe_condition
+    from compare.report.limits import describe_condition
 
     if analysis.different:
         raise ConditionsError(
@@ -149,7 +149,7 @@ def _require_same_conditions(analysis: Analysis) -> None:
 
 def _print_plan(plan: Plan, *, verbose: bool) -> None:
     """Print what would run, and its command lines; ``verbose`` adds environments and jobs."""
-    from compare.report.outlook import planned_time
+    from compare.report.progress import planned_time
 
     console = make_console()
 

@@ -6,20 +6,17 @@ knowing which command made it.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 from compare.analysis import Analysis, analyse
 from compare.report.document import Document, View
 from compare.report.formats import FORMATS, write
 from compare.schema.collectives import CollectivesRun
 from compare.schema.results import Run, Verification
+from compare.schema.saved import Result
 from compare.schema.scale import Scale
 
 __all__ = ["FORMATS", "Result", "View", "document_of", "render", "write"]
-
-Result: TypeAlias = Run | Scale | CollectivesRun | Verification
-"""What a command saves, and what ``compare report`` can show again."""
-
 
 _USUAL = View()
 
@@ -42,10 +39,10 @@ def document_of(
         return of_verification.document_of(result)
     analysis = analysis or analyse(result)
     if form == "html":
-        return of_run.page(result, analysis, sort=view.sort)
+        return of_run.page(result, analysis, view)
     if form == "table" and not view.wide and not view.detail:
-        return of_run.brief(result, analysis, sort=view.sort, again=view.again)
-    return of_run.document_of(result, analysis, detail=view.detail, sort=view.sort)
+        return of_run.brief(result, analysis, view)
+    return of_run.document_of(result, analysis, view)
 
 
 def render(run: Run, analysis: Analysis, form: str, **view: Any) -> str:

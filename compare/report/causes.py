@@ -1,17 +1,16 @@
-"""Write the causes of a sync cost as sentences, and the conditions that differ as rows."""
+"""Write the causes of a sync cost as sentences, and the conditions that differ as a table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from compare.analysis import Analysis
 from compare.analysis.causes import Cause
 from compare.analysis.summary import ArmSummary
+from compare.report.document import Column, Row, Table
 from compare.text import counted
 
-CONDITIONS_TITLE = "Conditions that differ"
-NO_DIFFERENCE = "All conditions are the same."
 _CALLS = "{arm}'s {calls} of {size} {take} {collective_seconds}"
 _CAUSES = {
     "oversubscription": (
@@ -78,25 +77,17 @@ _COSTS = ("background_seconds", "excess_seconds", "collective_seconds", "exposed
 _NOUNS = {"ranks": "rank", "threads_per_rank": "thread", "cores": "core", "calls": "call"}
 
 
-def causes(analysis: Analysis) -> list[str]:
-    """Return a line for each kind of cause that was found, with the evidence of every arm that has it."""
-    return explain(
-        analysis.causes, noisy=" (measured in noisy rounds)" if analysis.summary.noisy_rounds else ""
-    )
+def explain(causes: Sequence[Cause], *, noisy: bool = False) -> Iterator[str]:
+    """Yield a line for each kind of cause, with the evidence of every arm that has it, and advice.
 
-
-def explain(found_causes: Sequence[Cause], *, noisy: str = "") -> list[str]:
-    """Return a line for each kind of cause, with the evidence of every arm that has it, and advice.
-
-    ``noisy`` is added to the name of each kind except oversubscription, which is counted and not measured.
+    With ``noisy``, each line says that its rounds were noisy. Oversubscription is counted and not measured,
+    so its line does not.
     """
-    lines = []
     for key, (name, evidence, advice, _) in _CAUSES.items():
-        found = [evidence.format_map(_figures(cause)) for cause in found_causes if cause.key == key]
-        caveat = "" if key == "oversubscription" else noisy  # oversubscription is counted, not measured
+        found = [evidence.format_map(_figures(cause)) for cause in causes if cause.key == key]
+        caveat = " (measured in noisy rounds)" if noisy and key != "oversubscription" else ""
         if found:
-            lines.append(f"Why: {name}{caveat}: {'; '.join(found)}. {advice}")
-    return lines
+            yield f"Why: {name}{caveat}: {'; '.join(found)}. {advice}"
 
 
 def main_cause(analysis: Analysis, baseline: str) -> str:
@@ -150,16 +141,24 @@ def _spell(name: str, value: Any) -> str:
     return f"{value / 1e9:.2f} GB/s" if name.endswith("_bandwidth") else str(value)
 
 
-def differences(analysis: Analysis) -> list[list[str]]:
-    """Return a row of headings, and one row for each condition that is not the same in all arms."""
+def conditions(analysis: Analysis) -> Table:
+    """Return a table with a row for each condition that is not the same in all arms."""
     rows = [
-        [
-            condition.item,
-            "; ".join(f"{arm}: {value}" for arm, value in condition.values.items()),
-            "DIFFERENT" if condition.kind == "different" else condition.role,
-            condition.why,
-        ]
+        Row(
+            (
+                condition.item,
+                "; ".join(f"{arm}: {value}" for arm, value in condition.values.items()),
+                "DIFFERENT" if condition.kind == "different" else condition.role,
+                condition.why,
+            )
+        )
         for condition in analysis.conditions
         if condition.kind != "same"
     ]
-    return [["condition", "value in each arm", "role", "why"], *rows]
+    headings = ["condition", "value in each arm", "role", "why"] if rows else ["condition"]
+    return Table(
+        columns=[Column(heading, str, is_text=True) for heading in headings],
+        rows=rows or [Row(("All conditions are the same.",))],
+        title="Conditions that differ",
+        is_prose=True,
+    )

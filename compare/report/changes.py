@@ -5,13 +5,13 @@ If ``--force`` let two unlike runs be compared, every format says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from xml.etree import ElementTree as ET
 
 import msgspec
 
 from compare.analysis.change import Change, Changes, Differing
-from compare.report.document import Column, Document, Row, Table
+from compare.analysis.estimate import Estimate
+from compare.report.document import Column, Document, Table
 from compare.schema.results import Run
 from compare.system.files import json_text
 from compare.text import printable
@@ -20,6 +20,7 @@ _NO_DECISION = (
     "This describes two runs and decides nothing. `compare gate` decides, and it sees a slower computation "
     "as well."
 )
+_VERDICTS = {"not slower": "passed", "unresolved": "open"}
 _JUNIT_ELEMENT = {"slower": "failure", "unresolved": "error"}
 """XML element of an arm that did not pass.
 
@@ -29,16 +30,19 @@ An open arm is an error, because a skipped test would be shown as green.
 
 def document_of(changes: Changes) -> Document:
     """Return the document of a gate or of ``compare diff``: one row for each arm, and the conclusion."""
-    last = conclusion(changes)
-    headings = _headings(changes)
-    columns = [Column(name, str, is_text=name in {"arm", "verdict"}) for name in headings]
+    changed = f"Changed: {'; '.join(map(_differing, changes.changed))}."
     return Document(
-        title=heading(changes),
+        title=(
+            "Time of a step in ms, in two environments"
+            if changes.command == "gate"
+            else f"Cost of synchronising in two runs: step time over that of {changes.reference} in the same "
+            "round"
+        ),
         alerts=_forced(changes),
-        tables=[Table(columns=columns, rows=[Row(tuple(_row(changes, one))) for one in changes.changes])],
+        tables=[Table.of(_columns(changes), changes.changes)],
         lead=[f"old: {changes.old}", f"new: {changes.new}"],
-        notes=list(_explained(changes)),
-        conclusion=last,
+        notes=[*([changed] if changes.changed else []), *changes.notes],
+        conclusion=_conclusion(changes),
         content=lambda: msgspec.to_builtins(changes) | {"forced": bool(changes.unlike)},
     )
 
@@ -69,45 +73,38 @@ def junit(gate: Changes) -> str:
 
     The test of a slower arm is a failure, and that of an open arm is an error.
     """
-    kinds = [_JUNIT_ELEMENT.get(change.kind, "") for change in gate.changes]
-    suite = _suite(kinds)
+    suite = ET.Element("testsuite", name="compare gate")
     properties = ET.SubElement(suite, "properties")
     for name, value in {"old": gate.old, "new": gate.new, "limit": f"{gate.limit:g}"}.items():
         ET.SubElement(properties, "property", name=name, value=printable(value))
-    for change, kind in zip(gate.changes, kinds, strict=True):
-        case = ET.SubElement(suite, "testcase", classname="ringside.gate", name=printable(change.arm))
+    for change in gate.changes:
         told = printable(_told(gate, change))
-        if kind:
-            ET.SubElement(case, kind, message=told, type=change.kind)
+        case = _test(suite, change.arm, _JUNIT_ELEMENT.get(change.kind), message=told, type=change.kind)
         ET.SubElement(case, "system-out").text = told
     return _xml(suite)
 
 
 def junit_of_early_end(run: Run) -> str:
     """Return JUnit XML of a gate that did not finish: a single test, whose error gives the reason."""
-    suite = _suite(["error"])
-    case = ET.SubElement(suite, "testcase", classname="ringside.gate", name="complete")
+    suite = ET.Element("testsuite", name="compare gate")
     why = run.failure.message if run.failure else "It ended before its last round."
-    ET.SubElement(case, "error", message=printable(f"INCOMPLETE: {why}"), type="incomplete")
+    _test(suite, "complete", "error", message=printable(f"INCOMPLETE: {why}"), type="incomplete")
     return _xml(suite)
 
 
-def _suite(kinds: Sequence[str]) -> ET.Element:
-    """Return a JUnit test suite that has the counts of its tests, but no tests yet.
-
-    ``kinds`` holds ``failure``, ``error`` or an empty text for each test.
-    """
-    return ET.Element(
-        "testsuite",
-        name="compare gate",
-        tests=str(len(kinds)),
-        failures=str(kinds.count("failure")),
-        errors=str(kinds.count("error")),
-        skipped="0",
-    )
+def _test(suite: ET.Element, name: str, element: str | None, **about: str) -> ET.Element:
+    """Add a test to a suite; ``element`` is the failure or the error of one that did not pass."""
+    case = ET.SubElement(suite, "testcase", classname="ringside.gate", name=printable(name))
+    if element:
+        ET.SubElement(case, element, about)
+    return case
 
 
 def _xml(suite: ET.Element) -> str:
+    """Return a suite as text, with the counts of its tests."""
+    for name, path in {"tests": "testcase", "failures": ".//failure", "errors": ".//error"}.items():
+        suite.set(name, str(len(suite.findall(path))))
+    suite.set("skipped", "0")
     ET.indent(suite)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suite, encoding="unicode")
 
@@ -115,29 +112,22 @@ def _xml(suite: ET.Element) -> str:
 # ---- words ----
 
 
-def heading(changes: Changes) -> str:
-    """Return the title of the table, which states what the figures are."""
-    if changes.command == "gate":
-        return "Time of a step in ms, in two environments"
-    return f"Cost of synchronising in two runs: step time over that of {changes.reference} in the same round"
-
-
-def conclusion(changes: Changes) -> str:
+def _conclusion(changes: Changes) -> str:
     """Return the conclusion of a gate; for ``compare diff``, a note that it decides nothing."""
     if changes.limit is None:
         return _NO_DECISION
     limit = f"{changes.limit * 100:g} %"
-    slower = [change.arm for change in changes.changes if change.kind == "slower"]
-    unsettled = [change.arm for change in changes.changes if change.kind == "unresolved"]
     if changes.outcome == "slower":
+        slower = [change.arm for change in changes.changes if change.kind == "slower"]
         return f"SLOWER, by an estimate of more than {limit}: {', '.join(slower)}."
     if changes.outcome == "too noisy":
+        unsettled = [change.arm for change in changes.changes if change.kind == "unresolved"]
         names = ", ".join(unsettled) or "no arm was compared"
         return f"TOO NOISY to tell whether an arm is slower by {limit}: {names}."
     return f"Passed: no arm is slower by {limit}."
 
 
-def differing(one: Differing) -> str:
+def _differing(one: Differing) -> str:
     """Return a fact that differs as text, with its old and its new value."""
     return f"{one.what}: {one.old} → {one.new}"
 
@@ -145,13 +135,7 @@ def differing(one: Differing) -> str:
 def _forced(changes: Changes) -> list[str]:
     if not changes.unlike:
         return []
-    return [f"FORCED: the runs are unlike ({'; '.join(map(differing, changes.unlike))})."]
-
-
-def _explained(changes: Changes) -> Iterator[str]:
-    if changes.changed:
-        yield f"Changed: {'; '.join(map(differing, changes.changed))}."
-    yield from changes.notes
+    return [f"FORCED: the runs are unlike ({'; '.join(map(_differing, changes.unlike))})."]
 
 
 # ---- cells ----
@@ -165,23 +149,27 @@ def _unit(changes: Changes) -> tuple[float, str]:
     return (1e3, "") if changes.command == "gate" else (1.0, "×")
 
 
-def _headings(changes: Changes) -> list[str]:
-    at_most = ["at most"] if changes.command == "gate" else []
-    return ["arm", "old", "new", "change", "interval", *at_most, "verdict"]
-
-
-def _row(changes: Changes, change: Change) -> list[str]:
+def _columns(changes: Changes) -> list[Column[Change]]:
     factor, unit = _unit(changes)
-    figures = ["–" if own is None else f"{own.mean * factor:.2f}{unit}" for own in (change.old, change.new)]
-    at_most = [_percent(change.at_most)] if changes.command == "gate" else []
-    verdict = {"not slower": "passed", "unresolved": "open"}.get(change.kind, change.kind)
-    return [change.arm, *figures, _percent(change.ratio), _interval(change), *at_most, verdict]
+
+    def figure(estimate: Estimate | None) -> str:
+        return "–" if estimate is None else f"{estimate.mean * factor:.2f}{unit}"
+
+    at_most = Column[Change]("at most", lambda change: _percent(change.at_most))
+    return [
+        Column("arm", lambda change: change.arm, is_text=True),
+        Column("old", lambda change: figure(change.old)),
+        Column("new", lambda change: figure(change.new)),
+        Column("change", lambda change: _percent(change.ratio)),
+        Column("interval", _interval),
+        *([at_most] if changes.command == "gate" else []),
+        Column("verdict", lambda change: _VERDICTS.get(change.kind, change.kind), is_text=True),
+    ]
 
 
 def _told(changes: Changes, change: Change) -> str:
     """Return the row of a change in one line, without the name of the arm."""
-    _, *cells = zip(_headings(changes), _row(changes, change), strict=True)
-    return ", ".join(f"{heading} {cell}" for heading, cell in cells)
+    return ", ".join(f"{column.heading} {column.cell(change)}" for column in _columns(changes)[1:])
 
 
 def _interval(change: Change) -> str:

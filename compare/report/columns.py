@@ -7,6 +7,7 @@ from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.noise import half_width
 from compare.analysis.summary import ArmSummary, Summary
 from compare.analysis.verdict import Verdict
+from compare.report.cells import with_interval, written
 from compare.report.document import Column
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
@@ -27,33 +28,27 @@ def speed_columns(run: Run, summary: Summary) -> list[Column[ArmSummary]]:
     """
     noisy = summary.noise_hides_all
     baseline = run.config.baseline if len(run.config.baseline) <= _LONG_LABEL else "baseline"
+    on_gpu = any(arm.peak_device_memory_bytes is not None for arm in summary.arms)
     return [
         Column("samples/s", lambda arm: f"{arm.samples_per_second.mean:,.0f}"),
         Column("step ms", lambda arm: _milliseconds(arm.step_seconds)),
         Column("sync ms", _sync_milliseconds),
-        Column("share", lambda arm: BELOW_NOISE if arm.below_noise else _percent(arm.sync_share)),
-        Column("efficiency", lambda arm: "noise" if noisy and arm.below_noise else _percent(arm.efficiency)),
+        Column("share", lambda arm: BELOW_NOISE if arm.below_noise else written(arm.sync_share, ".0%")),
+        Column(
+            "efficiency", lambda arm: "noise" if noisy and arm.below_noise else written(arm.efficiency, ".0%")
+        ),
         Column(f"vs {baseline}", lambda arm: _ratio(summary, arm)),
         Column("verdict", _verdict, is_text=True),
         *_test_columns(run),
         Column("peak MiB", lambda arm: _mebibytes(arm.peak_memory_bytes)),
-        *_gpu_columns(summary),
+        *(
+            [Column[ArmSummary]("GPU MiB", lambda arm: _mebibytes(arm.peak_device_memory_bytes))]
+            if on_gpu
+            else []
+        ),
         Column("start-up s", lambda arm: f"{arm.start_up_seconds.mean:.1f}"),
         Column("transport", lambda arm: arm.transport, is_text=True),
     ]
-
-
-def _ratio(summary: Summary, arm: ArmSummary) -> str:
-    if summary.oversubscribed:
-        return "not ranked"
-    return "noise" if summary.noise_hides_all and _in_noise(arm) else _against(arm)
-
-
-def _gpu_columns(summary: Summary) -> list[Column[ArmSummary]]:
-    """Return the column with the memory of the GPU; empty if no arm ran on one."""
-    if all(arm.peak_device_memory_bytes is None for arm in summary.arms):
-        return []
-    return [Column("GPU MiB", lambda arm: _mebibytes(arm.peak_device_memory_bytes))]
 
 
 def _test_columns(run: Run) -> list[Column[ArmSummary]]:
@@ -62,15 +57,13 @@ def _test_columns(run: Run) -> list[Column[ArmSummary]]:
     A user's own workload has its metric and the loss. A built-in model has the accuracy, and the loss only if
     an arm does not declare the same training.
     """
-    loss = Column[ArmSummary](
-        "test loss", lambda arm: "–" if arm.test_loss is None else f"{arm.test_loss:.4g}"
-    )
-    if run.config.is_own:
-        return [Column("metric", lambda arm: "–" if arm.accuracy is None else f"{arm.accuracy:.4g}"), loss]
-    accuracy = Column[ArmSummary](
-        "accuracy", lambda arm: "–" if arm.accuracy is None else f"{arm.accuracy:.2%}"
-    )
-    return [accuracy] if all(arm.same_training for arm in run.config.arms) else [accuracy, loss]
+    name, form = ("metric", ".4g") if run.config.is_own else ("accuracy", ".2%")
+    columns = [
+        Column[ArmSummary](name, lambda arm: written(arm.accuracy, form)),
+        Column[ArmSummary]("test loss", lambda arm: written(arm.test_loss, ".4g")),
+    ]
+    has_loss = run.config.is_own or not all(arm.same_training for arm in run.config.arms)
+    return columns if has_loss else columns[:1]
 
 
 def cost_columns() -> list[Column[ArmSummary]]:
@@ -80,24 +73,32 @@ def cost_columns() -> list[Column[ArmSummary]]:
         Column("= exposed", lambda arm: _milliseconds(arm.detail.exposed_seconds)),
         Column("+ background", lambda arm: _milliseconds(arm.detail.background_seconds)),
         Column("T_R ms", lambda arm: _milliseconds(arm.detail.reference_seconds)),
-        Column("blocked", lambda arm: _change(arm.detail.blocked_seconds)),
-        Column("forward", lambda arm: _change(arm.detail.forward_seconds)),
-        Column("backward", lambda arm: _change(arm.detail.backward_seconds)),
-        Column("optimizer", lambda arm: _change(arm.detail.optimizer_seconds)),
-        Column("communication", lambda arm: _change(arm.detail.communication_seconds)),
-        Column("imbalance", lambda arm: _change(arm.detail.imbalance_seconds)),
-        Column("skew", lambda arm: _change(arm.detail.skew_seconds)),
+        *(_change_of(part) for part in ("blocked", "forward", "backward", "optimizer")),
+        *(_change_of(part) for part in ("communication", "imbalance", "skew")),
         Column("slowest rank", lambda arm: str(arm.detail.slowest_rank)),
         Column("gradient MB", lambda arm: f"{arm.detail.gradient_bytes / 1e6:.1f}"),
         Column("calls", lambda arm: str(len(arm.detail.message_bytes) or "–")),
         Column("T_iso ms", lambda arm: _milliseconds(arm.detail.collective_seconds)),
-        Column("algbw GB/s", lambda arm: _gigabytes(arm.detail.algorithm_bandwidth)),
-        Column("busbw GB/s", lambda arm: _gigabytes(arm.detail.bus_bandwidth)),
+        Column("algbw GB/s", lambda arm: written(arm.detail.algorithm_bandwidth, ".2f", 1e-9)),
+        Column("busbw GB/s", lambda arm: written(arm.detail.bus_bandwidth, ".2f", 1e-9)),
         Column("overlap", _overlap),
         Column("cores/rank", lambda arm: f"{arm.detail.cores_per_rank.mean:.2f}"),
         Column("whole peak MiB", lambda arm: _mebibytes(arm.detail.whole_peak_memory_bytes)),
-        Column("other load", lambda arm: _percent(arm.other_cpu_load)),
+        Column("other load", lambda arm: written(arm.other_cpu_load, ".0%")),
     ]
+
+
+def _change_of(part: str) -> Column[ArmSummary]:
+    """Return the column of a part of the detail, as a change in ms with its sign."""
+    return Column(part, lambda arm: written(getattr(arm.detail, f"{part}_seconds"), "+.2f", 1e3))
+
+
+def _milliseconds(estimate: Estimate | None) -> str:
+    return with_interval(estimate, ".2f", 1e3)
+
+
+def _mebibytes(size: int | None) -> str:
+    return written(size, ",.0f", 1 / _MIB)
 
 
 # ---- verdicts ----
@@ -180,32 +181,19 @@ def against_baseline(run: Run, summary: Summary, arm: ArmSummary) -> str:
 # ---- cells ----
 
 
-def _written(figure: float | None, form: str) -> str:
-    return "–" if figure is None else f"{figure:{form}}"
+def _sync_milliseconds(arm: ArmSummary) -> str:
+    return BELOW_NOISE if arm.below_noise else _milliseconds(arm.sync_seconds)
 
 
-def _milliseconds(estimate: Estimate | None) -> str:
-    if estimate is None:
+def _ratio(summary: Summary, arm: ArmSummary) -> str:
+    """Return the cell of an arm's speed over the baseline's; ``noise`` where noise may explain it."""
+    ratio = arm.speed_against_baseline
+    if summary.oversubscribed:
+        return "not ranked"
+    if ratio is None:
         return "–"
-    mean, low, high = (f"{value * 1e3:.2f}" for value in (estimate.mean, estimate.low, estimate.high))
-    dash = " to " if estimate.low < 0 else "–"  # no dash before a minus
-    return mean if estimate.n == 1 else f"{mean} ({low}{dash}{high})"
-
-
-def _change(estimate: Estimate | None) -> str:
-    return "–" if estimate is None else f"{estimate.mean * 1e3:+.2f}"
-
-
-def _gigabytes(estimate: Estimate | None) -> str:
-    return "–" if estimate is None else f"{estimate.mean / 1e9:.2f}"
-
-
-def _mebibytes(size: int | None) -> str:
-    return "–" if size is None else f"{size / _MIB:,.0f}"
-
-
-def _percent(estimate: Estimate | None) -> str:
-    return "–" if estimate is None else f"{estimate.mean:.0%}"
+    in_noise = arm.verdict is not None or ratio.method == "range" or ratio.low < 1 < ratio.high
+    return "noise" if summary.noise_hides_all and in_noise else f"{ratio.mean:.2f}×"
 
 
 def _overlap(arm: ArmSummary) -> str:
@@ -222,21 +210,4 @@ def _overlap(arm: ArmSummary) -> str:
     if hidden.high < 0:
         return "none"
     mean, low, high = (min(value, 1) for value in (hidden.mean, hidden.low, hidden.high))
-    return f"{mean:.0%}" if hidden.n == 1 else f"{mean:.0%} ({low:.0%}–{high:.0%})"
-
-
-def _sync_milliseconds(arm: ArmSummary) -> str:
-    return BELOW_NOISE if arm.below_noise else _milliseconds(arm.sync_seconds)
-
-
-def _against(arm: ArmSummary) -> str:
-    ratio = arm.speed_against_baseline
-    return "–" if ratio is None else f"{ratio.mean:.2f}×"
-
-
-def _in_noise(arm: ArmSummary) -> bool:
-    """Return whether an arm's speed ratio may be noise, in a run where noise hides every difference."""
-    ratio = arm.speed_against_baseline
-    if ratio is None:
-        return False
-    return arm.verdict is not None or ratio.method == "range" or ratio.low < 1 < ratio.high
+    return with_interval(Estimate(mean, low, high, hidden.n, hidden.method), ".0%")

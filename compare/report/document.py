@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
-from compare.report.pictures.canvas import Picture
+from compare.report.pictures import Picture
 
 T = TypeVar("T")
 Style: TypeAlias = Literal["", "best", "aside", "bad", "doubtful"]
@@ -84,7 +84,7 @@ class View:
     """Also show where the cost goes in a run; of ``compare collectives``, show one table for each group."""
     sort: str | None = None
     """The order of arms: ``step``, ``name`` or ``sync``; None is the default order."""
-    again: str = "RUN"
+    report_argument: str = "RUN"
     """The argument with which ``compare report`` shows the run again."""
 
 
@@ -108,7 +108,7 @@ class Document:
     notes: Sequence[str] = ()
     """Lines that explain the figures."""
     conclusion: str = ""
-    draw: Callable[[], Sequence[Picture]] = tuple
+    draw: Callable[[], Iterable[Picture]] = tuple
     facts: Sequence[tuple[str, str]] = ()
     """Names and values that tell how the result was made, for a page."""
     attested: Sequence[Attested] = ()

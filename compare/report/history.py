@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.cells import cell_len, set_cell_size
 
 from compare.analysis.history import History, RunEntry, Trend
-from compare.report.rows import cut_in_the_middle
+from compare.report.cells import cut_in_the_middle
 from compare.text import counted, printable
 
 _BARS = "▁▂▃▄▅▆▇█"

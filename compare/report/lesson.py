@@ -15,9 +15,9 @@ from backends.code import Quote, code_of, summary_of
 from compare.analysis import Analysis
 from compare.analysis.lesson import Lesson, control_seconds, lessons
 from compare.report.causes import explain
-from compare.report.headline import short_headline
-from compare.report.notes import noise_first, warnings
-from compare.report.rows import markdown_text
+from compare.report.cells import in_units, markdown_text
+from compare.report.limits import noise_first, warnings
+from compare.report.origin import short_headline
 from compare.report.sentences import conclusion, proof, why_marked
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
@@ -28,6 +28,7 @@ _LABEL = 11
 _CODE = "    "
 _FIXED_SPACE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:ms|µs|[kMG]?B|[MG]B/s|bytes|ranks?|samples?|tensors?|calls?)\b)")
+_BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "bytes": 1.0}
 _SLOW = 0.1
 """A rate below this, in GB/s, is written in MB/s."""
 _SHORT_SECONDS = 50e-6
@@ -46,18 +47,11 @@ _WHEN = {
 }
 
 
-class Part(NamedTuple):
-    """One paragraph of a section, with its label."""
-
-    label: str
-    text: str
-
-
 class Section(NamedTuple):
-    """One section of the lesson: a heading, its paragraphs, and code."""
+    """One section of the lesson: a heading, its paragraphs with a label each, and code."""
 
     heading: str
-    parts: list[Part]
+    parts: list[tuple[str, str]]
     quotes: Sequence[Quote] = ()
 
 
@@ -66,8 +60,8 @@ def text(run: Run, analysis: Analysis, arms: Sequence[str] = ()) -> str:
     lines = _wrapped(_first(run, analysis))
     for section in sections(run, analysis, arms):
         lines += ["", *_wrapped([section.heading])]
-        for part in section.parts:
-            lines += _wrapped([part.text], f"  {part.label:<{_LABEL}} ", " " * (_LABEL + 3))
+        for label, words in section.parts:
+            lines += _wrapped([words], f"  {label:<{_LABEL}} ", " " * (_LABEL + 3))
         for quote in section.quotes:
             lines += ["", f"  {quote.file}:{quote.line}  {quote.function}"]
             lines += [f"{_CODE}{line}" for line in _folded(quote)]
@@ -80,7 +74,7 @@ def markdown(run: Run, analysis: Analysis, arms: Sequence[str] = ()) -> str:
     lines = [f"**{first}**", *(f"\n{line}" for line in rest)]
     parts = [markdown_text(lines)]
     for section in sections(run, analysis, arms):
-        listed = [f"- **{part.label}.** {part.text}" if part.label else part.text for part in section.parts]
+        listed = [f"- **{label}.** {words}" for label, words in section.parts]
         parts.append(markdown_text([f"## {section.heading}", "", *listed]))
         for quote in section.quotes:
             parts.append(f"`{quote.function}` at `{quote.file}:{quote.line}`:")
@@ -126,17 +120,17 @@ def _last(run: Run, analysis: Analysis) -> Iterator[str]:
 # ---- what every step needs ----
 
 
-def _needs(run: Run, found: Sequence[Lesson], computing: float | None) -> Iterator[Part]:
+def _needs(run: Run, found: Sequence[Lesson], computing: float | None) -> Iterator[tuple[str, str]]:
     config, one = run.config, found[0]
     size = _bytes(one.figures.detail.gradient_bytes)
     samples = config.batch_size_per_rank * config.accumulate
-    yield Part(
-        "Gradients",
+    words = (
         f"Each of {counted(config.ranks, 'rank')} computes gradients from its own "
         f"{counted(samples, 'sample')}. They are {size} in {counted(one.gradient_tensors, 'tensor')}. "
         "Before a step, every rank needs their mean over all ranks. Else the ranks would train different "
-        "models.",
+        "models."
     )
+    yield "Gradients", words
     if computing is None:
         words = f"The control {CONTROL} has no finished launch, so computing alone was not measured."
     else:
@@ -144,51 +138,49 @@ def _needs(run: Run, found: Sequence[Lesson], computing: float | None) -> Iterat
             f"A step of {CONTROL} takes {_ms(computing)}: the same loop and ranks, without communication. "
             "Any longer step pays for synchronising."
         )
-    yield Part("Computing", words)
+    yield "Computing", words
 
 
 # ---- one arm ----
 
 
-def _of_arm(analysis: Analysis, lesson: Lesson, computing: float | None) -> Iterator[Part]:
-    yield Part("Is", f"{summary_of(lesson.arm.backend, lesson.arm.options)}.")
-    if lesson.ranks == 1:
-        yield Part("Sends", "There is one rank, so it sends nothing.")
-    elif lesson.in_shared_memory:
-        size = _bytes(lesson.figures.detail.gradient_bytes)
-        yield Part(
-            "Sends",
-            f"Nothing. Ranks write their shares of {size} into memory that all of them map. Each adds up its "
-            "own part there.",
-        )
-        yield Part("Takes", _takes(lesson))
-    else:
-        yield Part("Sends", _sends(lesson))
-        yield Part("Each rank", _each_rank(lesson))
-        yield Part("Takes", _takes(lesson))
+def _of_arm(analysis: Analysis, lesson: Lesson, computing: float | None) -> Iterator[tuple[str, str]]:
+    yield "Is", f"{summary_of(lesson.arm.backend, lesson.arm.options)}."
+    yield "Sends", _sends(lesson)
+    if lesson.ranks > 1 and not lesson.in_shared_memory:
+        yield "Each rank", _each_rank(lesson)
+    if lesson.ranks > 1:
+        yield "Takes", _takes(lesson)
     if lesson.schedule:
-        yield Part("When", _WHEN[lesson.schedule])
-    yield Part("So", " ".join(_so(lesson, computing)))
-    of_arm = [cause for cause in analysis.causes if cause.arm == lesson.figures.arm]
-    noisy = " (measured in noisy rounds)" if analysis.summary.noisy_rounds else ""
-    for line in explain(of_arm, noisy=noisy):
-        yield Part("Why", line.removeprefix("Why: "))
+        yield "When", _WHEN[lesson.schedule]
+    yield "So", " ".join(_so(lesson, computing))
+    causes = [cause for cause in analysis.causes if cause.arm == lesson.figures.arm]
+    for line in explain(causes, noisy=bool(analysis.summary.noisy_rounds)):
+        yield "Why", line.removeprefix("Why: ")
     if why := why_marked(lesson.arm):
-        yield Part("Note", f"This arm is not the same training: {why}.")
+        yield "Note", f"This arm is not the same training: {why}."
 
 
 def _sends(lesson: Lesson) -> str:
     sizes = lesson.figures.detail.message_bytes
     by = f"by {lesson.figures.transport} ({lesson.library})"
+    if lesson.ranks == 1:
+        return "There is one rank, so it sends nothing."
+    if lesson.in_shared_memory:
+        size = _bytes(lesson.figures.detail.gradient_bytes)
+        return (
+            f"Nothing. Ranks write their shares of {size} into memory that all of them map. Each adds up its "
+            "own part there."
+        )
     if not sizes:
         return f"The sizes of its messages were not recorded; {by}."
-    calls = "request" if lesson.fusion_bytes else "call"
-    several = f"{counted(len(sizes), calls)} of {_bytes(sum(sizes))} together"
-    one = f"1 {calls} of {_bytes(sizes[0])}"
-    fused = f" The library fuses up to {_bytes(lesson.fusion_bytes)} into one message." * (
-        lesson.fusion_bytes > 0 and len(sizes) > 1
+    calls = counted(len(sizes), "request" if lesson.fusion_bytes else "call")
+    several = len(sizes) > 1
+    fuses = f" The library fuses up to {_bytes(lesson.fusion_bytes)} into one message."
+    return (
+        f"{calls} of {_bytes(sum(sizes))}{' together' if several else ''} in each step, {by}."
+        f"{fuses if several and lesson.fusion_bytes else ''}"
     )
-    return f"{one if len(sizes) == 1 else several} in each step, {by}.{fused}"
 
 
 def _each_rank(lesson: Lesson) -> str:
@@ -209,12 +201,11 @@ def _takes(lesson: Lesson) -> str:
     alone, bandwidth = detail.collective_seconds, detail.algorithm_bandwidth
     if alone is None or not detail.message_bytes:
         return "Its calls cannot run without training, so their time alone was not measured."
-    one = len(detail.message_bytes) == 1
+    takes = "it takes" if len(detail.message_bytes) == 1 else "they take"
     rate = f", so {_rate(bandwidth.mean)}" if bandwidth else ""
-    fixed = ""
-    if lesson.fixed_seconds is not None:
-        fixed = f" {_ms(lesson.fixed_seconds)} of that does not depend on the size."
-    return f"Alone, without training, {'it takes' if one else 'they take'} {_ms(alone.mean)}{rate}.{fixed}"
+    fixed = lesson.fixed_seconds
+    rest = "" if fixed is None else f" {_ms(fixed)} of that does not depend on the size."
+    return f"Alone, without training, {takes} {_ms(alone.mean)}{rate}.{rest}"
 
 
 def _so(lesson: Lesson, computing: float | None) -> Iterator[str]:
@@ -268,10 +259,7 @@ def _rate(bandwidth: float) -> str:
 
 
 def _bytes(size: float) -> str:
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size:g} bytes"
+    return in_units(size, _BYTES)
 
 
 def _wrapped(lines: Iterable[str], first: str = "", rest: str = "") -> list[str]:

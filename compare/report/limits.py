@@ -1,60 +1,253 @@
-"""Write the warnings about what holds back the ranks on a machine."""
+"""Write the warnings: what limits the figures of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from compare.analysis import Analysis
 from compare.analysis.budget import fullest_host
+from compare.analysis.conditions import Condition
+from compare.analysis.looks import FIRST_LOOK
+from compare.analysis.noise import budget_to_rank, narrowest
+from compare.analysis.step_times import OTHER_LOAD_LIMIT
 from compare.analysis.summary import Summary
-from compare.report.copies import refused_copies
-from compare.report.told import told
+from compare.report.columns import in_percent, size_of
 from compare.schema.results import Run
-from compare.text import counted
+from compare.text import counted, listed, numbered
+
+_LONGEST_CONDITION = 300
+_MOST_WARNINGS = 3
+_STALLS = 0.05
+"""An arm has stalls if the mean over its blocks exceeds the median by more than this share."""
+_OPEN_MPI = "OMPI_MCA_btl_vader_single_copy_mechanism", "none"
+_MPICH = "MPIR_CVAR_CH4_CMA_ENABLE", "0"
+"""Environment variables and their values that make Open MPI and MPICH copy twice, through shared memory."""
+_REFUSAL_MEANS = {
+    "CMA": "large messages fail at first, and are then copied in parts",
+    "none": "large messages are copied twice and not once",
+    "unknown": "large messages may fail at first, and be copied twice",
+}
+"""What a refusal does to large messages, by the copy mechanism that the library reports."""
 
 
-def limits(run: Run, summary: Summary) -> list[str]:
-    """Return the warnings about priority, CPU quotas, cores and refused copies, then those of ``told``."""
+def warnings(run: Run, analysis: Analysis) -> Iterator[str]:
+    """Yield a line for each thing that limits the figures of a run.
+
+    If noise hides every difference, one line says so in place of those about noisy rounds, uneven load and
+    stalls.
+    """
+    summary = analysis.summary
+    yield from _incomplete(run)
+    yield from _of_machine(run, summary)
     attested = {
         arm.label: [rank.attestation for launch in run.of(arm) for rank in launch.ranks]
         for arm in run.config.arms
     }
+    yield from refused_copies(attested)
+    yield from attested_notes(run)
+    if summary.rounds_repeated:
+        repeated = counted(summary.rounds_repeated, "noisy round")
+        yield f"{repeated} {'was' if summary.rounds_repeated == 1 else 'were'} repeated."
+    yield from noise_first(run, summary)
+    yield from _of_load(run, analysis)
+    for condition in analysis.different:
+        yield f"CONDITIONS DIFFER: {_in_short(condition)}"
+    for arm in summary.arms:
+        if arm.test_loss is None:
+            yield f"{arm.arm} diverged: its loss is no longer a number. Try a smaller --lr."
+    yield from _unused(run)
+    yield from _not_compiled(run)
+    for launch in run.launches:
+        if launch.restarted_because:
+            yield f"{launch.arm}, round {launch.round}: launched twice, because {launch.restarted_because}."
+    if run.interleaved.why:
+        yield f"Not in turns: {run.interleaved.why}"
+    yield from (f"{name} did not run: {reason}." for name, reason in run.left_out.items())
+
+
+def describe_condition(condition: Condition) -> str:
+    """Return a condition with its value in every arm, and the reason or the effect of the difference."""
+    values = "; ".join(f"{arm} {value}" for arm, value in condition.values.items())
+    return f"{condition.item} ({values}): {condition.why}."
+
+
+def _in_short(condition: Condition) -> str:
+    """Describe a condition, without its values if they would make the line too long."""
+    described = describe_condition(condition)
+    if len(described) <= _LONGEST_CONDITION:
+        return described
+    return f"{condition.item} (values: --detail): {condition.why}."
+
+
+def _incomplete(run: Run) -> Iterator[str]:
+    if run.failure and not run.complete:
+        first = run.failure.message.splitlines()[0]
+        yield f"INCOMPLETE: round {run.failure.round}, {run.failure.arm}: {first}"
+    elif not run.complete:
+        yield "INCOMPLETE: the run is still going on, or was stopped."
+    if run.dataset.note:
+        yield f"{run.dataset.note}."
+
+
+def _unused(run: Run) -> Iterator[str]:
+    """Yield a line with the parameters that get no gradient, and the arms that still move them."""
+    passes = [taken for launch in run.launches for taken in launch.ranks[0].parity]
+    if names := next((taken.unused for taken in passes if taken.unused), []):
+        moving = ", ".join(arm.label for arm in run.config.arms if arm.zeros_for_unused)
+        moved = f" {moving} gives them zero gradients, so weight decay moves them." if moving else ""
+        yield f"Parameters that take no part in the loss: {', '.join(names)}.{moved}"
+
+
+def _not_compiled(run: Run) -> Iterator[str]:
+    """Yield a line with the arms that compiled nothing in a run with --compile."""
+    names = [
+        arm.label
+        for arm in run.config.arms
+        if run.config.compile
+        and any(la.ranks[0].attestation.get("compiled_graphs") == 0 for la in run.of(arm))
+    ]
+    if names:
+        why = "--compile compiles calls of the model, and its loss or strategy calls parts of it"
+        yield f"Not compiled: {', '.join(names)}. {why}."
+
+
+# ---- noise ----
+
+
+def noise_first(run: Run, summary: Summary) -> list[str]:
+    """Return the warnings about noise, which stand before all others."""
+    if summary.noise_hides_all:
+        return [_nothing_ranked(run, summary)]
+    loads = {arm.arm: arm.verdict.uneven_load for arm in summary.arms if arm.verdict}
     return [
-        *_nice(run),
-        *_quota(run),
-        *_oversubscribed(run, summary),
-        *refused_copies(attested),
-        *told(run),
+        *([noisy_in(summary.noisy_rounds)] if summary.noisy_rounds else []),
+        *(
+            f"Uneven load: other processes used {load[0]:.2f} cores beside {arm}, and {load[1]:.2f} beside "
+            f"{run.config.baseline}. That may explain their difference. Run again on a quieter machine."
+            for arm, load in loads.items()
+            if load
+        ),
     ]
 
 
-def _nice(run: Run) -> list[str]:
-    attested = (rank.attestation.get("nice") for launch in run.launches for rank in launch.ranks)
-    highest = max((nice for nice in attested if isinstance(nice, int)), default=0)
-    if highest <= 0:
-        return []
-    return [f"Nice {highest:g}: the ranks wait for programs of higher priority, so load distorts them more."]
+def noisy_in(rounds: Sequence[int]) -> str:
+    """Return the warning that these rounds are noisy, with the remedy."""
+    share, which = f"{OTHER_LOAD_LIMIT * 100:g} %", numbered("round", rounds)
+    found = f"other processes used more than {share} of the CPUs in {which}"
+    return f"Noisy: {found}. Distrust small differences, or measure again on a quieter machine."
 
 
-def _quota(run: Run) -> list[str]:
-    least, cpus = min(_quotas(run), default=(None, 0))
-    if least is None:
-        return []
-    allowed = f"a control group allows {counted(least, 'core')} of the {cpus} that a host has"
-    return [f"CPU quota: {allowed}. Ranks that use it up are stopped, and steps include that."]
+def _nothing_ranked(run: Run, summary: Summary) -> str:
+    """Return the alert that noise hides every difference, with the reason and the remedy."""
+    width = narrowest([arm.verdict for arm in summary.arms if arm.verdict])
+    if width is None:
+        return (
+            f"NOTHING CAN BE RANKED: other processes used more than {OTHER_LOAD_LIMIT * 100:g} % of the CPUs "
+            f"in every round. Stop other programs, and take {FIRST_LOOK} rounds or more."
+        )
+    remedy = "Stop other programs" if summary.noisy_rounds else "Measure on a quieter machine"
+    return (
+        "NOTHING CAN BE RANKED: every verdict is open, and the narrowest interval reaches "
+        f"{size_of(width)} either way. {remedy}, or give it longer: --budget {budget_to_rank(run, width)}."
+    )
 
 
-def _quotas(run: Run) -> Iterator[tuple[float, int]]:
-    """Yield the CPU quota, in cores, and the CPUs of each host that has more CPUs than its quota allows."""
+def _of_load(run: Run, analysis: Analysis) -> Iterator[str]:
+    """Yield a line for each arm whose ratio depends on the load, and one with the arms that have stalls."""
+    baseline, summary = run.config.baseline, analysis.summary
+    for one in analysis.load_dependence:
+        yield (
+            f"The ratio of {one.arm} to {baseline} depends on the load. On a quiet machine {one.arm} has "
+            f"{one.quiet_ratio:.2f}× the speed (a rank of none gets {one.quiet_cores:.2f} cores). "
+            f"On a busy one it has {one.busy_ratio:.2f}× ({one.busy_cores:.2f} cores). "
+            "The mean ratio describes neither."
+        )
+    above = {arm.arm: arm.mean_over_median.mean for arm in summary.arms if arm.mean_over_median}
+    each = listed(f"{in_percent(ratio)} % for {arm}" for arm, ratio in above.items() if ratio > 1 + _STALLS)
+    if each and not summary.noise_hides_all:
+        yield (
+            f"Stalls: some blocks took so long that their mean exceeds the median, by {each}. "
+            "The step times contain them."
+        )
+
+
+# ---- what ranks attest ----
+
+
+def _attested(run: Run, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield what each rank attests as ``name``, after the label of its arm; empty facts are left out."""
     for launch in run.launches:
         for rank in launch.ranks:
-            quota, cpus = rank.attestation.get("core_quota"), rank.machine.cpus if rank.machine else 0
-            if isinstance(quota, int | float) and quota < cpus:
-                yield quota, cpus
+            if fact := rank.attestation.get(name):
+                yield launch.arm, fact
 
 
-def _oversubscribed(run: Run, summary: Summary) -> list[str]:
-    if not summary.oversubscribed:
-        return []
-    ranks, cores = fullest_host(run)
-    threads = f"{counted(ranks, 'rank')} × {counted(run.config.threads_per_rank, 'thread')}"
-    return [f"Oversubscribed: {threads} wait for {counted(cores, 'core')} of a host, so no arm is ranked."]
+def _of_machine(run: Run, summary: Summary) -> Iterator[str]:
+    """Yield the warnings about priority, about CPU quotas, and about too few cores."""
+    highest = max((nice for _, nice in _attested(run, "nice")), default=0)
+    if highest > 0:
+        yield f"Nice {highest:g}: the ranks wait for programs of higher priority, so load distorts them more."
+    ranks = [rank for launch in run.launches for rank in launch.ranks]
+    quotas = [(rank.attestation.get("core_quota"), rank.machine.cpus) for rank in ranks if rank.machine]
+    if exceeded := [(quota, cpus) for quota, cpus in quotas if quota and quota < cpus]:
+        least, cpus = min(exceeded)
+        allowed = f"a control group allows {counted(least, 'core')} of the {cpus} that a host has"
+        yield f"CPU quota: {allowed}. Ranks that use it up are stopped, and steps include that."
+    if summary.oversubscribed:
+        count, cores = fullest_host(run)
+        threads = f"{counted(count, 'rank')} × {counted(run.config.threads_per_rank, 'thread')}"
+        yield f"Oversubscribed: {threads} wait for {counted(cores, 'core')} of a host, so no arm is ranked."
+
+
+def attested_notes(run: Run) -> Iterator[str]:
+    """Yield the notes that ranks attest: about loaders, the user's file, and warnings of libraries."""
+    most = max((batch.get("loader_workers") or 0 for _, batch in _attested(run, "batch")), default=0)
+    if most:
+        yield f"Each rank's loader has {counted(most, 'worker')}, which are processes beside its threads."
+    for _, dtype in list(_attested(run, "default_dtype"))[:1]:
+        yield f"Your file sets the default dtype: {dtype}."
+    if any(_attested(run, "function_called_once")):
+        yield (
+            "Your function takes too long to be called for each part of the proof. It was called once, so "
+            "its models are copies, and they share what its closures remember."
+        )
+    arms: dict[str, dict[str, None]] = {}
+    for arm, texts in _attested(run, "warnings"):
+        for text in texts:
+            arms.setdefault(text, {})[arm] = None
+    for text, its in list(arms.items())[:_MOST_WARNINGS]:
+        yield f"A library warns in {listed(its)}: {text}."
+    if len(arms) > _MOST_WARNINGS:
+        more = counted(len(arms) - _MOST_WARNINGS, "more warning")
+        yield f"{more} of libraries: read the logs of the ranks."
+
+
+def refused_copies(attested: Mapping[str, Iterable[Mapping[str, Any]]]) -> Iterator[str]:
+    """Yield a warning for each reason why ranks cannot read each other's memory, with their arms or groups.
+
+    ``attested`` has what each rank attests, by the label of its arm or the name of its group. Ranks whose
+    settings ask for two copies are left out, because they need no such read.
+    """
+    found: dict[tuple[str, str, tuple[str, str]], list[str]] = {}
+    for label, ranks in attested.items():
+        for refusal in dict.fromkeys(filter(None, map(_refusal, ranks))):
+            found.setdefault(refusal, []).append(label)
+    for (reason, means, setting), labels in found.items():
+        yield (
+            f"{', '.join(labels)}: {means}, because this host refuses process_vm_readv ({reason}). So these "
+            "times are not those of MPI where the call is allowed. Allow it: --cap-add=SYS_PTRACE for a "
+            f"container, kernel.yama.ptrace_scope=0 for a host. Or ask for copies: {'='.join(setting)}"
+        )
+
+
+def _refusal(attestation: Mapping[str, Any]) -> tuple[str, str, tuple[str, str]] | None:
+    """Return why reads are refused, what that means for messages, and the setting that avoids it.
+
+    None if nothing is refused, if the setting is chosen already, or if the mechanism is not known.
+    """
+    group = attestation.get("group", {})
+    reason, means = group.get("memory_reads_refused"), _REFUSAL_MEANS.get(group.get("single_copy"))
+    name, value = setting = _MPICH if "MPICH" in str(group.get("library")) else _OPEN_MPI
+    chosen = attestation.get("environment", {}).get(name) == value
+    return None if chosen or not reason or means is None else (reason, means, setting)

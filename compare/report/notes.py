@@ -1,191 +1,70 @@
-"""Write the lines below a table: warnings and notes."""
+"""Write the notes below a table: lines that explain the figures, and that compare what arms trained."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from statistics import fmean
 
 from compare.analysis import Analysis
 from compare.analysis.budget import elapsed_seconds
-from compare.analysis.conditions import Condition
-from compare.analysis.looks import FIRST_LOOK
-from compare.analysis.step_times import OTHER_LOAD_LIMIT
+from compare.analysis.looks import ALPHA, FIRST_LOOK
+from compare.analysis.power import POWER
+from compare.analysis.proven import Parity
 from compare.analysis.summary import Summary
-from compare.report.columns import describe
-from compare.report.limits import limits
-from compare.report.noise import intervals, nothing_ranked, stalls, would_have_seen
-from compare.report.waiting import load_dependence, waiting
+from compare.analysis.waiting import WAITING_CORES_LIMIT, TurnsSummary
+from compare.report.columns import describe, size_of
 from compare.schema.arms import Arm
 from compare.schema.results import Launch, Run
-from compare.text import counted, duration, numbered
+from compare.text import counted, duration, listed
 
+_WRONG_AT_MOST = f"in at most {ALPHA * 100:g} of 100 runs"
+VERDICTS_TOGETHER = (
+    f"All verdicts together, at every look, find a difference where there is none {_WRONG_AT_MOST}. "
+    "That is why each interval is as wide as a 95 % interval or wider. All intervals together may miss more "
+    "often."
+)
+_FASTEST_IS_APART = (
+    "Fastest is judged apart, with the quickest arm as the baseline: every other arm must be slower. "
+    f"It is wrong {_WRONG_AT_MOST}, too."
+)
 _HASH_DIGITS = 12
-_LONGEST_CONDITION = 300
 _LONGER = 3
 """Factor by which a longer budget is proposed where the time was too short."""
 
 
-# ---- warnings ----
-
-
-def warnings(run: Run, analysis: Analysis) -> list[str]:
-    """Return a line for each thing that limits the figures of a run.
-
-    If noise hides every difference, one line says so in place of those about noisy rounds, uneven load and
-    stalls.
-    """
-    summary = analysis.summary
-    return [
-        *_incomplete(run),
-        *([f"{run.dataset.note}."] if run.dataset.note else []),
-        *limits(run, summary),
-        *_repeated(summary),
-        *noise_first(run, summary),
-        *load_dependence(run, analysis.load_dependence),
-        *stalls(summary),
-        *(f"CONDITIONS DIFFER: {_in_short(condition)}" for condition in analysis.different),
-        *(
-            f"{arm.arm} diverged: its loss is no longer a number. Try a smaller --lr."
-            for arm in summary.arms
-            if arm.test_loss is None
-        ),
-        *_unused(run),
-        *_not_compiled(run),
-        *(
-            f"{launch.arm}, round {launch.round}: launched twice, because {launch.restarted_because}."
-            for launch in run.launches
-            if launch.restarted_because
-        ),
-        *([f"Not in turns: {run.interleaved.why}"] if run.interleaved.why else []),
-        *(f"{name} did not run: {reason}." for name, reason in run.left_out.items()),
-    ]
-
-
-def describe_condition(condition: Condition) -> str:
-    """Return a condition with its value in every arm, and the reason or the effect of the difference."""
-    values = "; ".join(f"{arm} {value}" for arm, value in condition.values.items())
-    return f"{condition.item} ({values}): {condition.why}."
-
-
-def _in_short(condition: Condition) -> str:
-    """Describe a condition, without its values if they would make the line too long."""
-    described = describe_condition(condition)
-    if len(described) <= _LONGEST_CONDITION:
-        return described
-    return f"{condition.item} (values: --detail): {condition.why}."
-
-
-def _unused(run: Run) -> list[str]:
-    """Return a line with the parameters that get no gradient, and the arms that still move them."""
-    passes = [taken for launch in run.launches for taken in launch.ranks[0].parity]
-    names = next((taken.unused for taken in passes if taken.unused), [])
-    if not names:
-        return []
-    moving = [arm.label for arm in run.config.arms if arm.zeros_for_unused]
-    moved = f" {', '.join(moving)} gives them zero gradients, so weight decay moves them." if moving else ""
-    return [f"Parameters that take no part in the loss: {', '.join(names)}.{moved}"]
-
-
-def _not_compiled(run: Run) -> list[str]:
-    """Return a line with the arms that compiled nothing in a run with --compile."""
-    names = [
-        arm.label
-        for arm in run.config.arms
-        if run.config.compile
-        and any(la.ranks[0].attestation.get("compiled_graphs") == 0 for la in run.of(arm))
-    ]
-    why = "--compile compiles calls of the model, and its loss or strategy calls parts of it"
-    return [f"Not compiled: {', '.join(names)}. {why}."] if names else []
-
-
-def _incomplete(run: Run) -> list[str]:
-    if run.complete:
-        return []
-    if run.failure is None:
-        return ["INCOMPLETE: the run is still going on, or was stopped."]
-    return [
-        f"INCOMPLETE: round {run.failure.round}, {run.failure.arm}: {run.failure.message.splitlines()[0]}"
-    ]
-
-
-def _repeated(summary: Summary) -> list[str]:
-    if not summary.rounds_repeated:
-        return []
-    repeated = counted(summary.rounds_repeated, "noisy round")
-    return [f"{repeated} {'was' if summary.rounds_repeated == 1 else 'were'} repeated."]
-
-
-def noisy_rounds(summary: Summary) -> list[str]:
-    """Return a warning with the noisy rounds that count, and the remedy; empty if there are none."""
-    return [noisy_in(summary.noisy_rounds)] if summary.noisy_rounds else []
-
-
-def uneven_loads(baseline: str, summary: Summary) -> list[str]:
-    """Return a warning for each arm whose difference from the baseline may come from uneven load."""
-    loads = {arm.arm: arm.verdict.uneven_load for arm in summary.arms if arm.verdict}
-    return [
-        f"Uneven load: other processes used {load[0]:.2f} cores beside {arm}, and {load[1]:.2f} beside "
-        f"{baseline}. That may explain their difference. Run again on a quieter machine."
-        for arm, load in loads.items()
-        if load
-    ]
-
-
-def noise_first(run: Run, summary: Summary) -> list[str]:
-    """Return the warnings about noise, which stand before all others."""
-    if summary.noise_hides_all:
-        return [nothing_ranked(run, summary)]
-    return [*noisy_rounds(summary), *uneven_loads(run.config.baseline, summary)]
-
-
-def noisy_in(rounds: Sequence[int]) -> str:
-    """Return the warning that these rounds are noisy, with the remedy."""
-    share, which = f"{OTHER_LOAD_LIMIT * 100:g} %", numbered("round", rounds)
-    found = f"other processes used more than {share} of the CPUs in {which}"
-    return f"Noisy: {found}. Distrust small differences, or measure again on a quieter machine."
-
-
-# ---- notes ----
-
-
-def notes(run: Run, analysis: Analysis) -> list[str]:
-    """Return lines that explain the figures, and that compare what the arms trained."""
+def notes(run: Run, analysis: Analysis) -> Iterator[str]:
+    """Yield lines that explain the figures, and that compare what the arms trained."""
     summary = analysis.summary
     if not summary.arms:
-        return ["No launch has finished."]
-    return [
-        *_by_library(analysis),
-        *_aa_test(analysis),
-        *_meaning(run, summary),
-        *_no_sync_cost(run),
-        *waiting(run, analysis.turns),
-        *_end(run, analysis),
-        *intervals(summary),
-        *_unresolved(run, summary),
-        *would_have_seen(summary),
-        *_trained_model(run, summary),
-        *_parity(run, summary),
-        *_buffers(run),
-        *_compiled(run),
-    ]
+        yield "No launch has finished."
+        return
+    if names := [found.item.partition(" in ")[0] for found in analysis.conditions if found.by_library]:
+        yield f"The libraries differ in: {', '.join(names)} (--detail)."
+    if found := analysis.aa:
+        length = counted(found.rounds_each, "round")
+        comparisons = f"{found.false_differences} of {counted(len(found.verdicts), 'comparison')} of {length}"
+        rate = f"{found.rate * 100:.1f} % (95 % interval {found.low * 100:.1f}–{found.high * 100:.1f} %)"
+        yield f"A/A test of {found.arm}: {comparisons} found a difference, {rate}."
+    yield _meaning(run, summary)
+    yield from _no_sync_cost(run)
+    if analysis.turns:
+        yield from _waiting(run, analysis.turns)
+    yield from _end(run, analysis)
+    if not summary.noise_hides_all and any(
+        arm.verdict and arm.verdict.low is not None for arm in summary.arms
+    ):
+        yield VERDICTS_TOGETHER
+        if any(arm.fastest for arm in summary.arms):
+            yield _FASTEST_IS_APART
+    yield from _unresolved(run, summary)
+    yield from would_have_seen(summary)
+    yield from _trained_model(run, summary)
+    yield from _parity(run, summary)
+    yield from _buffers(run)
+    yield from _compiled(run)
 
 
-def _by_library(analysis: Analysis) -> list[str]:
-    names = [found.item.partition(" in ")[0] for found in analysis.conditions if found.by_library]
-    return [f"The libraries differ in: {', '.join(names)} (--detail)."] if names else []
-
-
-def _aa_test(analysis: Analysis) -> list[str]:
-    found = analysis.aa
-    if found is None:
-        return []
-    length = counted(found.rounds_each, "round")
-    comparisons = f"{found.false_differences} of {counted(len(found.verdicts), 'comparison')} of {length}"
-    rate = f"{found.rate * 100:.1f} % (95 % interval {found.low * 100:.1f}–{found.high * 100:.1f} %)"
-    return [f"A/A test of {found.arm}: {comparisons} found a difference, {rate}."]
-
-
-def _meaning(run: Run, summary: Summary) -> list[str]:
+def _meaning(run: Run, summary: Summary) -> str:
     rounds = max(arm.step_seconds.n for arm in summary.arms)
     method = next(arm.step_seconds.method for arm in summary.arms if arm.step_seconds.n == rounds)
     brackets = {"t": "Student's 95 % interval of the mean", "range": "smallest–largest"}[method]
@@ -195,25 +74,23 @@ def _meaning(run: Run, summary: Summary) -> list[str]:
         if run.config.control
         else "No sync cost: the control none did not run."
     )
-    return [f"Geometric means over {counted(rounds, 'round')} ({brackets}). {sync}"]
+    return f"Geometric means over {counted(rounds, 'round')} ({brackets}). {sync}"
 
 
-def _no_sync_cost(run: Run) -> list[str]:
-    """Return a line for each arm that has an efficiency but no sync cost, with the reason."""
+def _no_sync_cost(run: Run) -> Iterator[str]:
+    """Yield a line for each arm that has an efficiency but no sync cost, with the reason."""
     batch = run.config.global_batch_size // run.config.accumulate
-    lines = []
     for arm in run.config.arms:
         if arm.traits.one_process and run.of(arm):
-            lines.append(
+            yield (
                 f"{arm.label}: one process with all threads of a host and the global batch of {batch}. "
                 "It exchanges nothing, so it has an efficiency and no sync cost."
             )
         elif arm.traits.in_layers and run.of(arm):
-            lines.append(
+            yield (
                 f"{arm.label}: its ranks hold different layers, and share the global batch of {batch}. "
                 f"So it has an efficiency and no sync cost.{_waits(run.of(arm))}"
             )
-    return lines
 
 
 def _waits(launches: list[Launch]) -> str:
@@ -224,59 +101,86 @@ def _waits(launches: list[Launch]) -> str:
     return f"{theory}; they waited {fmean(measured):.0%}, with messages." if measured else f"{theory}."
 
 
-def _end(run: Run, analysis: Analysis) -> list[str]:
-    """Return a line on why a run ended; empty if its number of rounds was fixed, or it is incomplete."""
+def _waiting(run: Run, turns: TurnsSummary) -> Iterator[str]:
+    """Yield notes on arms whose turns outlasted the training, and on arms that used CPU in their waits."""
+    if arms := turns.trained_on:
+        every = "every arm" if len(arms) == len(run.config.arms) else ", ".join(arms)
+        steps = f"{run.config.total_steps:,} steps"
+        yield f"Every arm trained {steps}. For timing only, {every} went on after them."
+    if turns.awake:
+        each = ", ".join(f"{arm} {cores * 100:.1f} %" for arm, cores in turns.awake.items())
+        yield f"While they waited, arms took more than {WAITING_CORES_LIMIT * 100:g} % of a core: {each}."
+
+
+def _end(run: Run, analysis: Analysis) -> Iterator[str]:
+    """Yield a line on why a run ended; nothing if its number of rounds was fixed, or it is incomplete."""
     config, summary = run.config, analysis.summary
     if config.limit_seconds is None or not run.complete:
-        return []
+        return
     rounds = max(arm.step_seconds.n for arm in summary.arms)
-    if analysis.gate and analysis.gate.outcome in {"passed", "slower"}:
-        ended = {"passed": "every arm passed", "slower": "an arm is slower"}[analysis.gate.outcome]
-        return [f"Ended after {counted(rounds, 'round')}: {ended}."]
     judged = [arm.verdict for arm in summary.arms if arm.verdict]
     settled = rounds >= FIRST_LOOK and all(verdict.kind != "unresolved" for verdict in judged)
-    if not settled and rounds == config.rounds:
+    if analysis.gate and analysis.gate.outcome in {"passed", "slower"}:
+        why = {"passed": "every arm passed", "slower": "an arm is slower"}[analysis.gate.outcome]
+    elif not settled and rounds == config.rounds:
         why = "--repeats allows no more"
     elif not settled and config.budget_seconds is not None:
         why = f"--budget {config.budget_seconds:g} has no time for another"
     elif not settled:
         minutes = max(1, round(max(config.limit_seconds, elapsed_seconds(run)) * _LONGER / 60))
-        time = duration(config.limit_seconds)
         uneven = any(verdict.uneven_load for verdict in judged)
-        remedy = "" if uneven else f". Give it longer: --budget {minutes * 60}"  # uneven_loads has its own
-        why = f"{time} have no time for another{remedy}"
+        remedy = "" if uneven else f". Give it longer: --budget {minutes * 60}"  # uneven load has its own
+        why = f"{duration(config.limit_seconds)} have no time for another{remedy}"
     elif summary.oversubscribed:
         why = "more would not help, because oversubscribed arms are not ranked"
     else:
         why = "every verdict is settled" if judged else "there is no verdict to settle"
-    return [f"Ended after {counted(rounds, 'round')}: {why}."]
+    yield f"Ended after {counted(rounds, 'round')}: {why}."
 
 
-def _unresolved(run: Run, summary: Summary) -> list[str]:
+def _unresolved(run: Run, summary: Summary) -> Iterator[str]:
     found = {arm.arm: arm.verdict for arm in summary.arms if arm.verdict and arm.verdict.kind == "unresolved"}
-    early = any(verdict.n < FIRST_LOOK for verdict in found.values())
-    few = f"No verdict before round {FIRST_LOOK}"
-    if run.config.settle_seconds is None:
-        longer = " or a longer --budget" if run.config.budget_seconds else ", or leave it out"
-        few += f": use --repeats {FIRST_LOOK}{longer}"
-    lines = [f"{arm} is {describe(verdict)}." for arm, verdict in found.items() if verdict.n >= FIRST_LOOK]
-    return [f"{few}.", *lines] if early else lines
+    if any(verdict.n < FIRST_LOOK for verdict in found.values()):
+        remedy = ""
+        if run.config.settle_seconds is None:
+            longer = " or a longer --budget" if run.config.budget_seconds else ", or leave it out"
+            remedy = f": use --repeats {FIRST_LOOK}{longer}"
+        yield f"No verdict before round {FIRST_LOOK}{remedy}."
+    for arm, verdict in found.items():
+        if verdict.n >= FIRST_LOOK:
+            yield f"{arm} is {describe(verdict)}."
+
+
+def would_have_seen(summary: Summary) -> Iterator[str]:
+    """Yield a line with the difference that each open verdict would have found in 80 of 100 such runs."""
+    each = listed(
+        f"{size_of(1 + arm.would_have_seen)} in {arm.arm}"
+        for arm in summary.arms
+        if arm.verdict and arm.verdict.kind == "unresolved" and arm.would_have_seen is not None
+    )
+    if each and not summary.noise_hides_all:
+        yield f"Open: {POWER * 100:g} of 100 such runs would have seen a difference of {each}."
 
 
 # ---- the same training ----
 
 
-def _trained_model(run: Run, summary: Summary) -> list[str]:
-    """Return lines that compare the final parameters of exact arms, and say why other arms differ."""
+def _trained_model(run: Run, summary: Summary) -> Iterator[str]:
+    """Yield lines that compare the final parameters of exact arms, and say why other arms differ."""
     arms = {arm.label: arm for arm in run.config.synchronising}
     ends = {arm.arm: arm.final_hash for arm in summary.arms if arm.arm in arms}
-    hashes = {label: end for label, end in ends.items() if not _why_other(arms[label])}
-    all_arms = "every arm" if len(hashes) > 1 else "the arm"
-    return _of_exact(hashes, all_arms if len(hashes) == len(ends) else ", ".join(hashes)) + [
-        f"{label} {_why_other(arms[label])} ({_short(end)})."
-        for label, end in ends.items()
-        if label not in hashes
-    ]
+    exact = {label: end for label, end in ends.items() if not _why_other(arms[label])}
+    first = next(iter(exact.values()), None)
+    if first is not None and set(exact.values()) == {first}:
+        every = "every arm" if len(exact) > 1 else "the arm"
+        whose = every if len(exact) == len(ends) else ", ".join(exact)
+        yield f"All ranks of {whose} ended with the same parameters, bit for bit ({_short(first)})."
+    elif exact:
+        each = ", ".join(f"{arm} {_short(end)}" for arm, end in exact.items())
+        yield f"The ranks of every launch ended with the same parameters, but the arms differ: {each}."
+    for label, end in ends.items():
+        if why := _why_other(arms[label]):
+            yield f"{label} {why} ({_short(end)})."
 
 
 def _why_other(arm: Arm) -> str:
@@ -294,47 +198,51 @@ def _why_other(arm: Arm) -> str:
     return ""
 
 
-def _of_exact(hashes: dict[str, str | None], whose: str) -> list[str]:
-    first = next(iter(hashes.values()), None)
-    if not hashes:
-        return []
-    if first is not None and set(hashes.values()) == {first}:
-        return [f"All ranks of {whose} ended with the same parameters, bit for bit ({first[:_HASH_DIGITS]})."]
-    each = ", ".join(f"{arm} {_short(value)}" for arm, value in hashes.items())
-    return [f"The ranks of every launch ended with the same parameters, but the arms differ: {each}."]
+def _short(end: str | None) -> str:
+    return "not the same in every round" if end is None else end[:_HASH_DIGITS]
 
 
-def _parity(run: Run, summary: Summary) -> list[str]:
-    """Return lines with the difference of each arm from a single process, as rank 0 found it."""
+def _parity(run: Run, summary: Summary) -> Iterator[str]:
+    """Yield lines with the difference of each arm from a single process, as rank 0 found it."""
     proven = {arm.arm: arm.parity for arm in summary.arms if arm.parity.steps is not None}
     if not proven:
-        return []
+        return
     steps = min(parity.steps or 0 for parity in proven.values())
     exact = {arm: parity for arm, parity in proven.items() if parity.outcome != "exempt"}
-    lossy = {arm: parity for arm, parity in proven.items() if parity.outcome == "exempt"}
-    near = _near([parity.difference for parity in exact.values()])
+    other = {arm.label for arm in run.config.arms if arm.traits.another_training}
+    found = [f"{_whose(run, summary, proven, exact)} {_near(exact)}"] if exact else []
+    for arm, parity in proven.items():
+        if arm not in exact:
+            away = "without a number" if parity.difference is None else f"{parity.difference:.0e} away"
+            found.append(f"{arm} ({'another training' if arm in other else 'lossy'}) {away}")
+    yield f"Parity with a single process, in each of {steps} float64 steps: {'; '.join(found)}."
+    repeating = {arm: parity.by_hash for arm, parity in proven.items() if parity.by_hash}
+    if each := ", ".join(f"{counted(count, 'round')} of {arm}" for arm, count in repeating.items()):
+        yield f"Proven by their hashes, equal to those of a proven launch: {each}."
+
+
+def _whose(run: Run, summary: Summary, proven: Mapping[str, Parity], exact: Mapping[str, Parity]) -> str:
+    """Name the arms that have a parity pass: one by one, or as every arm or every arm that synchronises."""
     at_period_1 = {
         arm.label for arm in run.config.arms if not arm.same_training and not arm.traits.another_training
     }
-    names = [f"{arm} at period 1" if arm in at_period_1 else arm for arm in exact]
-    whose = ", ".join(names) if lossy or at_period_1 else _who(run, summary, list(proven))
-    found = [f"{whose} {near}"] if exact else []
-    other = {arm.label for arm in run.config.arms if arm.traits.another_training}
-    found += [
-        f"{arm} ({'another training' if arm in other else 'lossy'}) {_away(parity.difference)}"
-        for arm, parity in lossy.items()
-    ]
-    lines = [f"Parity with a single process, in each of {steps} float64 steps: {'; '.join(found)}."]
-    repeating = {arm: parity.by_hash for arm, parity in proven.items() if parity.by_hash}
-    each = ", ".join(f"{counted(count, 'round')} of {arm}" for arm, count in repeating.items())
-    return [
-        *lines,
-        *([f"Proven by their hashes, equal to those of a proven launch: {each}."] if each else []),
-    ]
+    if at_period_1 or len(exact) < len(proven):
+        return ", ".join(f"{arm} at period 1" if arm in at_period_1 else arm for arm in exact)
+    if len(proven) == len(summary.arms):
+        return "every arm"
+    asked = {arm.label for arm in run.config.synchronising if run.of(arm)}
+    return "every arm that synchronises" if set(proven) == asked else ", ".join(proven)
 
 
-def _buffers(run: Run) -> list[str]:
-    """Return a line with the arms whose ranks ended with different buffers, and do not broadcast them."""
+def _near(exact: Mapping[str, Parity]) -> str:
+    numbers = [parity.difference for parity in exact.values() if parity.difference is not None]
+    if len(numbers) < len(exact):
+        return "without a number"
+    return f"within {max(numbers):.0e}" if max(numbers) > 0 else "exactly"
+
+
+def _buffers(run: Run) -> Iterator[str]:
+    """Yield a line with the arms whose ranks ended with different buffers, and do not broadcast them."""
     different = [
         arm.label
         for arm in run.config.arms
@@ -345,14 +253,15 @@ def _buffers(run: Run) -> list[str]:
             for launch in run.of(arm)
         )
     ]
-    if not different:
-        return []
-    found = f"Buffers, such as BatchNorm's statistics, differ between the ranks of {', '.join(different)}."
-    return [f"{found} The test used rank 0's on every rank."]
+    if different:
+        yield (
+            f"Buffers, such as BatchNorm's statistics, differ between the ranks of {', '.join(different)}. "
+            "The test used rank 0's on every rank."
+        )
 
 
-def _compiled(run: Run) -> list[str]:
-    """Return a line with the number of compiled graphs of each arm, and of the breaks between them."""
+def _compiled(run: Run) -> Iterator[str]:
+    """Yield a line with the number of compiled graphs of each arm, and of the breaks between them."""
     arms: dict[tuple[int, int], list[str]] = {}
     for arm in run.config.arms if run.config.compile else ():
         for launch in run.of(arm)[:1]:
@@ -364,27 +273,5 @@ def _compiled(run: Run) -> list[str]:
         + (f" in {', '.join(labels)}" if len(arms) > 1 else "")
         for (graphs, breaks), labels in arms.items()
     ]
-    return [f"Compiled: {'; '.join(each)}. What lies at a break runs as it was written."] if each else []
-
-
-def _who(run: Run, summary: Summary, proven: list[str]) -> str:
-    """Name the arms that have a parity pass: one by one, or as every arm or every arm that synchronises."""
-    if len(proven) == len(summary.arms):
-        return "every arm"
-    asked = [arm.label for arm in run.config.synchronising if run.of(arm)]
-    return "every arm that synchronises" if set(proven) == set(asked) else ", ".join(proven)
-
-
-def _near(differences: list[float | None]) -> str:
-    numbers = [difference for difference in differences if difference is not None]
-    if len(numbers) < len(differences) or not numbers:
-        return "without a number"
-    return f"within {max(numbers):.0e}" if max(numbers) > 0 else "exactly"
-
-
-def _away(difference: float | None) -> str:
-    return "without a number" if difference is None else f"{difference:.0e} away"
-
-
-def _short(value: str | None) -> str:
-    return "not the same in every round" if value is None else value[:_HASH_DIGITS]
+    if each:
+        yield f"Compiled: {'; '.join(each)}. What lies at a break runs as it was written."

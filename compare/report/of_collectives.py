@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import TypeAlias
 
 import msgspec
 
 from compare.analysis.collectives import GroupAtSize, bus_factor, summarise_sweeps, why_no_forms
-from compare.report.copies import refused_copies
+from compare.report.cells import written
 from compare.report.document import Attested, Column, Document, Table
-from compare.report.made import facts_of
-from compare.report.pictures.canvas import Picture
-from compare.report.pictures.charts import BYTES, RATE, SECONDS, Point, draw_lines
+from compare.report.limits import refused_copies
+from compare.report.origin import facts_of
+from compare.report.pictures import BYTES, RATE, SECONDS, Picture, Point, draw_lines
 from compare.schema.collectives import CollectivesRun, Exchange
 from compare.schema.hosts import rehearsed_on
 from compare.text import counted, listed
 
-Rows: TypeAlias = Sequence[GroupAtSize]
+_Rows: TypeAlias = Sequence[GroupAtSize]
+"""The rows of several groups at one size, or of one exchange."""
 _WIDE_SHARE = 0.10
 """Spread, as a share of the median, above which a time is marked."""
 _WHOLE_FROM = 1000
@@ -31,152 +33,118 @@ def document_of(run: CollectivesRun, *, detail: bool = False) -> Document:
     With ``detail``, each group has a table of its own, with every column of nccl-tests.
     """
     rows = summarise_sweeps(run)
+    of_hosts = zip(run.hosts, run.cores_by_host, strict=True)
+    last = {launch.group: launch for launch in run.launches}
     return Document(
-        title=headline(run),
+        title=_headline(run),
         tables=list(_tables(run, rows, detail=detail)),
-        warnings=list(warnings(run, rows)),
-        notes=list(notes(run, rows)),
-        draw=lambda: list(_draw(run, rows)),
+        warnings=list(_warnings(run, rows)),
+        notes=list(_notes(run, rows)),
+        draw=lambda: _draw(rows),
         facts=[
             *facts_of(run),
-            *(
-                (f"cores of {host.name}", str(n))
-                for host, n in zip(run.hosts, run.cores_by_host, strict=True)
-            ),
+            *((f"cores of {host.name}", str(cores)) for host, cores in of_hosts),
             ("network", run.network.interface or "loopback"),
         ],
         attested=[
-            Attested(group, own[-1].launcher, own[-1].ranks[0].attestation)
+            Attested(group, last[group].launcher, last[group].ranks[0].attestation)
             for group in run.config.groups
-            if (own := [launch for launch in run.launches if launch.group == group])
+            if group in last
         ],
-        records=lambda: [_flat(row) for row in rows],
+        records=lambda: [_record(row) for row in rows],
         content=lambda: {"figures": list(rows), "run": run},
     )
 
 
-def _tables(run: CollectivesRun, rows: Rows, *, detail: bool) -> Iterator[Table]:
-    for exchange, its in by_exchange(rows):
-        for groups in [[group] for group in run.config.groups] if detail else [run.config.groups]:
-            columns = full_columns() if detail else side_columns(run, groups)
-            title = f"{exchange}, {groups[0]}" if detail else str(exchange)
+def _tables(run: CollectivesRun, rows: _Rows, *, detail: bool) -> Iterator[Table]:
+    """Yield a table for each exchange with a row for each size, or with ``detail`` one for each group too."""
+    groups = run.config.groups
+    for exchange, its in _by_exchange(rows):
+        of_groups = [[row for row in its if row.group == group] for group in groups]
+        for shown in [[own] for own in of_groups] if detail else [of_groups]:
+            by_size: list[_Rows] = list(zip(*shown, strict=True))
             yield Table.of(
-                columns,
-                by_size(its, groups),
-                title=title,
+                _FULL if detail else _side_by_side(groups, over_hosts=len(run.hosts) > 1),
+                by_size,
+                title=f"{exchange}, {shown[0][0].group}" if detail else str(exchange),
                 style=lambda same: "bad" if any(row.wrong for row in same) else "",
             )
 
 
-_SIZE: Column[Rows] = Column("size\n(B)", lambda rows: str(rows[0].message_bytes))
-
-
-def side_columns(run: CollectivesRun, groups: Sequence[str]) -> list[Column[Rows]]:
+def _side_by_side(groups: Sequence[str], *, over_hosts: bool) -> list[Column[_Rows]]:
     """Return the columns that show groups side by side.
 
     They are the size, then the time and bus bandwidth of each group, over several hosts also wire and form.
     The last is the number of wrong elements of all groups. A row lists the groups in the order of ``groups``.
     """
-    over_hosts = len(run.hosts) > 1
-    columns = [
-        column
-        for index, group in enumerate(groups)
-        for column in (*_columns_of(index, group), *(_wire_columns_of(index, group) if over_hosts else ()))
-    ]
-    return [_SIZE, *columns, Column("\n#wrong", _wrong)]
+    columns = [_SIZE]
+    for index, group in enumerate(groups):
+        headings = [f"{group}\nus", "\nGB/s", *(["\nwire", "\nform"] if over_hosts else [])]
+        columns += [
+            Column(heading, partial(_cell_of, cell, index), block=group)
+            for heading, cell in zip(headings, (_time, _bus, _wire, _first_form), strict=False)
+        ]
+    return [*columns, Column("\n#wrong", _wrong)]
 
 
-def _columns_of(index: int, group: str) -> list[Column[Rows]]:
-    return [
-        Column(f"{group}\nus", lambda rows: _time(rows[index]), block=group),
-        Column("\nGB/s", lambda rows: _bus(rows[index]), block=group),
-    ]
-
-
-def _wire_columns_of(index: int, group: str) -> list[Column[Rows]]:
-    return [
-        Column("\nwire", lambda rows: _wire(rows[index]), block=group),
-        Column("\nform", lambda rows: _first_form(rows[index]), block=group),
-    ]
-
-
-def full_columns() -> list[Column[Rows]]:
-    """Return the columns of nccl-tests for a single group, followed by wire and forms."""
-    return [
-        _SIZE,
-        Column("count", lambda rows: str(rows[0].count)),
-        Column("type", lambda rows: rows[0].dtype),
-        Column("redop", lambda rows: rows[0].operation),
-        Column("root", lambda rows: str(rows[0].root)),
-        Column("time\n(us)", lambda rows: _time(rows[0])),
-        Column("min\n(us)", lambda rows: _microseconds(rows[0].seconds.minimum) if rows[0].seconds else "–"),
-        Column("algbw\n(GB/s)", lambda rows: _bandwidth(rows[0].algorithm_bandwidth)),
-        Column("busbw\n(GB/s)", lambda rows: _bus(rows[0])),
-        Column("#wrong", _wrong),
-        Column("wire", lambda rows: _wire(rows[0])),
-        Column("forms", lambda rows: ", ".join(rows[0].forms) or "–"),
-    ]
-
-
-def by_exchange(rows: Rows) -> Iterator[tuple[Exchange, list[GroupAtSize]]]:
+def _by_exchange(rows: _Rows) -> Iterator[tuple[Exchange, list[GroupAtSize]]]:
     """Yield each exchange with its rows, which must stand together in ``rows``."""
     for (collective, dtype, operation), its in groupby(rows, lambda r: (r.collective, r.dtype, r.operation)):
         yield Exchange(collective, dtype, operation), list(its)
 
 
-def by_size(rows: Rows, groups: Sequence[str]) -> list[Rows]:
-    """Return a list for each size, which has the row of each group in the order of ``groups``."""
-    return [list(its) for its in zip(*([r for r in rows if r.group == g] for g in groups), strict=True)]
-
-
-def headline(run: CollectivesRun) -> str:
+def _headline(run: CollectivesRun) -> str:
     """Return one line with the ranks, hosts, device, launches and iterations of a sweep."""
     config = run.config
-    hosts = [f"{len(run.hosts)} hosts over {run.network.interface}"] if len(run.hosts) > 1 else []
-    hosts = [rehearsed_on(run.network, run.hosts)] if run.network.rehearsed else hosts
+    over_hosts = f"{len(run.hosts)} hosts over {run.network.interface}" if len(run.hosts) > 1 else ""
     launches = "1 launch" if config.rounds == 1 else f"{config.rounds} launches"
     parts = [
         f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}",
-        *hosts,
+        rehearsed_on(run.network, run.hosts) or over_hosts,
         config.device,
         f"{launches} × {counted(config.iterations, 'iteration')}",
     ]
-    return " · ".join(parts)
+    return " · ".join(filter(None, parts))
 
 
-def warnings(run: CollectivesRun, rows: Rows) -> Iterator[str]:
+def _warnings(run: CollectivesRun, rows: _Rows) -> Iterator[str]:
     """Yield a line for each wrong result, refusal and failure, for too few cores, and for missing groups."""
     if not run.complete:
         yield "INCOMPLETE: it was stopped before its last launch."
-    for exchange, its in by_exchange(rows):
-        for group in run.config.groups:
-            of_group = [row for row in its if row.group == group]
-            if wrong := [row for row in of_group if row.wrong]:
-                sizes = listed(str(row.message_bytes) for row in wrong)
-                yield f"WRONG RESULTS: {group}, {exchange} at {sizes} bytes. Do not use its figures."
-            refused = [row for row in of_group if row.status == "refused"]
-            for reason, such in groupby(refused, lambda row: row.problem):
-                yield f"REFUSED: {group}, {exchange}{_at_sizes(list(such), of_group)}: {reason}"
+    for exchange, its in _by_exchange(rows):
+        for group, own in groupby(its, lambda row: row.group):
+            yield from _of_group(f"{group}, {exchange}", list(own))
     yield from (f"FAILED: {failure.message}" for failure in run.failures)
-    yield from refused_copies(
-        {la.group: [rank.attestation for rank in la.ranks] for la in run.launches},
-    )
-    ranks, threads = run.config.ranks, run.config.threads_per_rank
-    cores = max(run.cores_by_host) if run.network.rehearsed else sum(run.cores_by_host)
+    yield from refused_copies({la.group: [rank.attestation for rank in la.ranks] for la in run.launches})
+    ranks, cores = _fullest_host(run)
+    threads = run.config.threads_per_rank
     if ranks * threads > cores:
-        yield (
-            f"{counted(ranks, 'rank')} × {counted(threads, 'thread')} share {counted(cores, 'core')}: "
-            "ranks wait for cores, so times say little."
-        )
+        each = f"{counted(ranks, 'rank')} × {counted(threads, 'thread')}"
+        of_one = " of a host" if len(run.hosts) > 1 and not run.network.rehearsed else ""
+        shared = f"{counted(cores, 'core')}{of_one}"
+        yield f"{each} share {shared}: ranks wait for cores, so times say little."
     for group, reason in run.left_out.items():
         yield f"{group} did not run: {reason}"
 
 
-def _at_sizes(some: Rows, all_rows: Rows) -> str:
-    return "" if len(some) == len(all_rows) else f" at {listed(str(r.message_bytes) for r in some)} bytes"
+def _of_group(name: str, rows: _Rows) -> Iterator[str]:
+    """Yield a line for the wrong results of a group in one exchange, and one for each refusal."""
+    if wrong := [str(row.message_bytes) for row in rows if row.wrong]:
+        yield f"WRONG RESULTS: {name} at {listed(wrong)} bytes. Do not use its figures."
+    for reason, its in groupby([row for row in rows if row.status == "refused"], lambda row: row.problem):
+        sizes = [str(row.message_bytes) for row in its]
+        yield f"REFUSED: {name}{f' at {listed(sizes)} bytes' if len(sizes) < len(rows) else ''}: {reason}"
 
 
-def notes(run: CollectivesRun, rows: Rows) -> Iterator[str]:
+def _fullest_host(run: CollectivesRun) -> tuple[int, int]:
+    """Return the ranks and cores of the host with the most ranks per core; a rehearsal has one machine."""
+    if run.network.rehearsed:
+        return run.config.ranks, max(run.cores_by_host)
+    pairs = zip((host.slots for host in run.hosts), run.cores_by_host, strict=True)
+    return max(pairs, key=lambda pair: pair[0] / pair[1])
+
+
+def _notes(run: CollectivesRun, rows: _Rows) -> Iterator[str]:
     """Yield the lines that explain the columns."""
     yield (
         "us: time of a call on the slowest rank, median of all iterations. ±: half of the distance of the "
@@ -213,6 +181,13 @@ def notes(run: CollectivesRun, rows: Rows) -> Iterator[str]:
         )
 
 
+# ---- cells ----
+
+
+def _cell_of(cell: Callable[[GroupAtSize], str], index: int, rows: _Rows) -> str:
+    return cell(rows[index])
+
+
 def _time(row: GroupAtSize) -> str:
     if row.seconds is None:
         return row.status
@@ -225,12 +200,8 @@ def _microseconds(seconds: float) -> str:
     return f"{microseconds:.{1 if microseconds < _WHOLE_FROM else 0}f}"
 
 
-def _bandwidth(bytes_per_second: float | None) -> str:
-    return "–" if bytes_per_second is None else f"{bytes_per_second / 1e9:.2f}"
-
-
 def _bus(row: GroupAtSize) -> str:
-    return _bandwidth(row.bus_bandwidth) + ("*" if row.other_form else "")
+    return written(row.bus_bandwidth, ".2f", 1e-9) + ("*" if row.other_form else "")
 
 
 def _wire(row: GroupAtSize) -> str:
@@ -242,12 +213,30 @@ def _first_form(row: GroupAtSize) -> str:
     return f"{row.forms[0]}{more}" if row.forms else "–"
 
 
-def _wrong(rows: Sequence[GroupAtSize]) -> str:
+def _wrong(rows: _Rows) -> str:
     known = [row.wrong for row in rows if row.wrong is not None]
     return str(sum(known)) if known else "–"
 
 
-def _flat(row: GroupAtSize) -> dict[str, object]:
+_SIZE: Column[_Rows] = Column("size\n(B)", lambda rows: str(rows[0].message_bytes))
+_FULL: tuple[Column[_Rows], ...] = (
+    _SIZE,
+    Column("count", lambda rows: str(rows[0].count)),
+    Column("type", lambda rows: rows[0].dtype),
+    Column("redop", lambda rows: rows[0].operation),
+    Column("root", lambda rows: str(rows[0].root)),
+    Column("time\n(us)", lambda rows: _time(rows[0])),
+    Column("min\n(us)", lambda rows: _microseconds(rows[0].seconds.minimum) if rows[0].seconds else "–"),
+    Column("algbw\n(GB/s)", lambda rows: written(rows[0].algorithm_bandwidth, ".2f", 1e-9)),
+    Column("busbw\n(GB/s)", lambda rows: _bus(rows[0])),
+    Column("#wrong", _wrong),
+    Column("wire", lambda rows: _wire(rows[0])),
+    Column("forms", lambda rows: ", ".join(rows[0].forms) or "–"),
+)
+"""The columns of nccl-tests for a single group, followed by wire and forms."""
+
+
+def _record(row: GroupAtSize) -> dict[str, object]:
     fields = msgspec.structs.asdict(row)
     spread, wire = fields.pop("seconds"), fields.pop("wire")
     fields["forms"] = "; ".join(row.forms)
@@ -259,42 +248,27 @@ def _flat(row: GroupAtSize) -> dict[str, object]:
 # ---- pictures ----
 
 
-def _draw(run: CollectivesRun, rows: Rows) -> Iterator[Picture]:
+def _draw(rows: _Rows) -> Iterator[Picture]:
     """Yield two pictures of each exchange: time and bus bandwidth of every group over sizes."""
-    for number, (exchange, its) in enumerate(by_exchange(rows), 1):
-        of_group = {
-            group: [row for row in its if row.group == group and row.message_bytes]
-            for group in run.config.groups
-        }
-        times = {
-            group: [
-                Point(row.message_bytes, row.seconds.median, row.seconds.low, row.seconds.high)
-                for row in own
-                if row.seconds
-            ]
-            for group, own in of_group.items()
-        }
-        rates = {
-            group: [Point(row.message_bytes, row.bus_bandwidth) for row in own if row.bus_bandwidth]
-            for group, own in of_group.items()
-        }
-        yield from draw_lines(
-            Picture(
-                f"time-{number}",
-                f"{exchange}: time of a call",
-                "Median of all iterations on the slowest rank, with quartiles. Both axes are logarithmic.",
-            ),
-            times,
-            BYTES,
-            SECONDS,
+    for number, (exchange, its) in enumerate(_by_exchange(rows), 1):
+        sized = [row for row in its if row.message_bytes]
+        picture = Picture(
+            f"time-{number}",
+            f"{exchange}: time of a call",
+            "Median of all iterations on the slowest rank, with quartiles. Both axes are logarithmic.",
         )
-        yield from draw_lines(
-            Picture(
-                f"bandwidth-{number}",
-                f"{exchange}: bus bandwidth",
-                "Size over time, times the factor of nccl-tests. Both axes are logarithmic.",
-            ),
-            rates,
-            BYTES,
-            RATE,
+        times = [
+            (row.group, Point(row.message_bytes, own.median, own.low, own.high))
+            for row in sized
+            if (own := row.seconds)
+        ]
+        yield from draw_lines(picture, times, BYTES, SECONDS)
+        picture = Picture(
+            f"bandwidth-{number}",
+            f"{exchange}: bus bandwidth",
+            "Size over time, times the factor of nccl-tests. Both axes are logarithmic.",
         )
+        rates = [
+            (row.group, Point(row.message_bytes, row.bus_bandwidth)) for row in sized if row.bus_bandwidth
+        ]
+        yield from draw_lines(picture, rates, BYTES, RATE)

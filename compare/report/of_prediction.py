@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from compare.analysis.against import Against, Comparison
-from compare.analysis.estimate import Estimate
 from compare.analysis.predict import PAYS, Forecast, Prediction
 from compare.analysis.validated import VALIDATED_HOSTS, VALIDATED_RATES
+from compare.report.cells import as_record, with_interval
 from compare.report.document import Column, Document, Table
-from compare.report.pictures.canvas import Picture
-from compare.report.pictures.charts import SECONDS_FROM_ZERO, Point, draw_lines, of_counts
-from compare.report.rows import flat
+from compare.report.pictures import SECONDS_FROM_ZERO, Picture, Point, draw_lines, of_counts
 from compare.text import counted
 
-NOT_MODELLED = (
+_NOT_MODELLED = (
     "Not modelled: the order of ranks, switches that share links, several ranks on a host, other traffic. "
     "Nor what a host itself can move over a faster link, nor another form with other hosts."
 )
@@ -22,15 +21,15 @@ NOT_MODELLED = (
 
 def document_of(forecast: Forecast) -> Document:
     """Return the document of a forecast: the predicted step times, and where adding hosts stops paying."""
-    notes = [*_notes(forecast), NOT_MODELLED]
+    notes = [*_notes(forecast), _NOT_MODELLED]
     statements = list(_statements(forecast))
     return Document(
         title=f"Predicted from {counted(forecast.measured_hosts, 'measured rank')}",
         tables=[Table.of(_PREDICTED, forecast.predictions, groups=True)],
         lead=statements,
         notes=notes,
-        draw=lambda: list(_draw(forecast.predictions)),
-        records=lambda: [flat(row) for row in forecast.predictions],
+        draw=lambda: _draw(forecast.predictions),
+        records=lambda: [as_record(row) for row in forecast.predictions],
         content=lambda: {"rows": list(forecast.predictions), "notes": [*statements, *notes]},
     )
 
@@ -49,21 +48,16 @@ def document_against(against: Against) -> Document:
         tables=[Table.of(_COMPARED, comparisons, groups=True)],
         warnings=warnings,
         lead=lead,
-        notes=[NOT_MODELLED],
-        records=lambda: [flat(row) for row in comparisons],
-        content=lambda: {"rows": list(comparisons), "notes": [*lead, *warnings, NOT_MODELLED]},
+        notes=[_NOT_MODELLED],
+        records=lambda: [as_record(row) for row in comparisons],
+        content=lambda: {"rows": list(comparisons), "notes": [*lead, *warnings, _NOT_MODELLED]},
     )
-
-
-def _spread(estimate: Estimate) -> str:
-    mean, low, high = (f"{value * 1e3:.1f}" for value in (estimate.mean, estimate.low, estimate.high))
-    return mean if low == high else f"{mean} ({low}–{high})"
 
 
 def _beyond(row: Prediction) -> str:
     hosts = f"hosts × {row.times_hosts:g}" if row.times_hosts != 1 else ""
     rate = f"rate × {row.times_rate:.3g}" if round(row.times_rate, 2) != 1 else ""
-    far = "NOT VALIDATED" if row.beyond_validation or row.regime == "other" else ""
+    far = "NOT VALIDATED" if _is_beyond(row) else ""
     return ", ".join(filter(None, [hosts, rate, far])) or "measured"
 
 
@@ -106,27 +100,28 @@ def _notes(forecast: Forecast) -> Iterator[str]:
         )
 
 
+def _is_beyond(row: Prediction) -> bool:
+    return row.beyond_validation or row.regime == "other"
+
+
 def _draw(predictions: Sequence[Prediction]) -> Iterator[Picture]:
     picture = Picture(
         "predicted",
         "Predicted step time over the number of hosts",
         "With the error that validation found. Hollow dots lie beyond what was validated.",
     )
-    lines: dict[str, list[Point]] = {}
-    for row in predictions:
-        spread = row.step_seconds
-        beyond = row.beyond_validation or row.regime == "other"
-        point = Point(row.hosts, spread.mean, spread.low, spread.high, is_open=beyond)
-        lines.setdefault(row.arm, []).append(point)
-    return draw_lines(
-        picture, lines, of_counts((row.hosts for row in predictions), "host"), SECONDS_FROM_ZERO
-    )
+    points = [
+        (row.arm, Point.of(row.hosts, row.step_seconds, is_open=_is_beyond(row))) for row in predictions
+    ]
+    counts = of_counts((row.hosts for row in predictions), "host")
+    return draw_lines(picture, points, counts, SECONDS_FROM_ZERO)
 
 
+_milliseconds = partial(with_interval, form=".1f", factor=1e3, shows_narrow=False)
 _PREDICTED: tuple[Column[Prediction], ...] = (
     Column("arm", lambda row: row.arm, is_text=True),
     Column("hosts", lambda row: str(row.hosts)),
-    Column("step ms", lambda row: _spread(row.step_seconds)),
+    Column("step ms", lambda row: _milliseconds(row.step_seconds)),
     Column("sync share", lambda row: f"{row.sync_share:.0%}"),
     Column("efficiency", lambda row: f"{row.efficiency:.0%}"),
     Column("limited by", lambda row: row.limit, is_text=True),
@@ -136,8 +131,8 @@ _PREDICTED: tuple[Column[Prediction], ...] = (
 _COMPARED: tuple[Column[Comparison], ...] = (
     Column("arm", lambda row: row.arm, is_text=True),
     Column("hosts", lambda row: str(row.hosts)),
-    Column("predicted ms", lambda row: _spread(row.predicted_seconds)),
-    Column("measured ms", lambda row: _spread(row.measured_seconds)),
+    Column("predicted ms", lambda row: _milliseconds(row.predicted_seconds)),
+    Column("measured ms", lambda row: _milliseconds(row.measured_seconds)),
     Column("error", lambda row: f"{row.error:+.1%}"),
     Column("in interval", lambda row: "yes" if row.covered else "NO", is_text=True),
 )

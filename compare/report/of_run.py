@@ -9,20 +9,17 @@ from typing import Any
 import msgspec
 
 from compare.analysis import Analysis
-from compare.analysis.estimate import Estimate
-from compare.analysis.proven import Parity
-from compare.analysis.summary import ArmSummary, Detail
-from compare.report.causes import CONDITIONS_TITLE, NO_DIFFERENCE, causes, differences, main_cause
+from compare.analysis.summary import ArmSummary
+from compare.report.causes import conditions, explain, main_cause
+from compare.report.cells import as_record
 from compare.report.columns import BELOW_NOISE, COST_TITLE, against_baseline, cost_columns, speed_columns
-from compare.report.document import Column, Document, Row, Style, Table
-from compare.report.headline import headline, shared_options, short_headline
-from compare.report.made import attested_by, facts_of
-from compare.report.noise import would_have_seen
-from compare.report.notes import noise_first, notes, warnings
-from compare.report.pictures.of_run import draw
+from compare.report.document import Column, Document, Row, Style, Table, View
+from compare.report.limits import noise_first, warnings
+from compare.report.notes import notes, would_have_seen
+from compare.report.origin import attested_by, facts_of, headline, shared_options, short_headline
+from compare.report.run_pictures import draw
 from compare.report.sentences import MARK, conclusion, marks, proof, why_marked
 from compare.schema.results import Run
-from compare.text import printable
 
 _LONGEST_BASELINE = 12
 _KEYS: Mapping[str, Callable[[ArmSummary], Any]] = {
@@ -44,56 +41,53 @@ _OF_VERDICTS = (
 )
 
 
-def brief(run: Run, analysis: Analysis, *, sort: str | None = None, again: str = "RUN") -> Document:
-    """Return the short view of a run, which fits 80 columns.
-
-    ``again`` is the argument of ``compare report`` that shows the run again.
-    """
-    whole = document_of(run, analysis, sort=sort)
-    shown = arrange(analysis, sort)
+def brief(run: Run, analysis: Analysis, view: View) -> Document:
+    """Return the short view of a run, which fits 80 columns."""
+    shown = arrange(analysis, view.sort)
     return replace(
-        whole,
+        document_of(run, analysis, view),
         title=short_headline(run, shown.summary),
         glance=_glance(run, shown),
         tables=(),
         lead=[*marks(run, shown.summary), *would_have_seen(shown.summary), *_why(run, shown)],
         statements=(),
-        notes=[f"More: compare report {again} --wide, or --detail"],
+        notes=[f"More: compare report {view.report_argument} --wide, or --detail"],
     )
 
 
-def document_of(run: Run, analysis: Analysis, *, detail: bool = False, sort: str | None = None) -> Document:
+def document_of(run: Run, analysis: Analysis, view: View) -> Document:
     """Return the full view of a run, with every column and note.
 
-    ``detail`` adds tables of where the sync cost goes, and of conditions that differ. The records and the
-    content, which programs read, also have costs that are only noise. They keep the run's order unless
-    ``sort`` is given.
+    ``view.detail`` adds tables of where the sync cost goes, and of conditions that differ. The records and
+    the content, which programs read, also have costs that are only noise. They keep the run's order unless
+    ``view.sort`` is given.
     """
-    shown = arrange(analysis, sort)
+    shown = arrange(analysis, view.sort)
     summary = shown.summary
     first = noise_first(run, summary)
     tables = [_table(shown, speed_columns(run, summary))] if summary.arms else []
-    if detail and summary.arms:
-        tables += [_table(shown, cost_columns(), COST_TITLE), _conditions(analysis)]
+    if view.detail and summary.arms:
+        tables += [_table(shown, cost_columns(), COST_TITLE), conditions(analysis)]
+    for_programs = _sorted(analysis, view.sort) if view.sort else analysis
     return Document(
         title=headline(run),
         alerts=first,
         tables=tables,
         warnings=[warning for warning in warnings(run, shown) if warning not in first],
-        statements=causes(shown),
-        notes=notes(run, shown),
+        statements=list(explain(shown.causes, noisy=bool(summary.noisy_rounds))),
+        notes=list(notes(run, shown)),
         conclusion=conclusion(run, shown),
-        records=lambda: _records(run, _sorted(analysis, sort) if sort else analysis),
-        content=lambda: _content(run, _sorted(analysis, sort) if sort else analysis),
+        records=lambda: _records(run, for_programs),
+        content=lambda: _content(run, for_programs),
     )
 
 
-def page(run: Run, analysis: Analysis, *, sort: str | None = None) -> Document:
+def page(run: Run, analysis: Analysis, view: View) -> Document:
     """Return the page of a run: all that the detailed view shows, with pictures and with how it was made."""
-    shown = arrange(analysis, sort)
+    shown = arrange(analysis, view.sort)
     same = [condition.item for condition in analysis.conditions if condition.kind == "same"]
     return replace(
-        document_of(run, analysis, detail=True, sort=sort),
+        document_of(run, analysis, replace(view, detail=True)),
         title=short_headline(run, shown.summary),
         glance=_glance(run, shown),
         lead=[*_why(run, shown), *marks(run, shown.summary)],
@@ -135,14 +129,13 @@ def _without_noise(analysis: Analysis) -> Analysis:
     summary = analysis.summary
     if not summary.noise_hides_all or any(arm.step_seconds.method == "t" for arm in summary.arms):
         return analysis
-    arms = list(map(_without_costs, summary.arms))
+    costs = dict.fromkeys(("sync_seconds", "sync_share", "efficiency"))
+    parts = dict.fromkeys(("exposed_seconds", "background_seconds", "communication_seconds", "overlap"))
+    arms = [
+        msgspec.structs.replace(arm, **costs, detail=msgspec.structs.replace(arm.detail, **parts))
+        for arm in summary.arms
+    ]
     return msgspec.structs.replace(analysis, summary=msgspec.structs.replace(summary, arms=arms))
-
-
-def _without_costs(arm: ArmSummary) -> ArmSummary:
-    costs = dict.fromkeys(("exposed_seconds", "background_seconds", "communication_seconds", "overlap"))
-    detail = msgspec.structs.replace(arm.detail, **costs)
-    return msgspec.structs.replace(arm, sync_seconds=None, sync_share=None, efficiency=None, detail=detail)
 
 
 # ---- tables ----
@@ -155,16 +148,12 @@ def _glance(run: Run, analysis: Analysis) -> Table | None:
     """
     if not analysis.summary.arms:
         return None
-    baseline = run.config.baseline
-    headings = [
-        Column("arm", str, is_text=True),
-        Column("step ms", str),
-        Column("of it sync", str),
-        Column(
-            f"against {baseline if len(baseline) <= _LONGEST_BASELINE else 'baseline'}", str, is_text=True
-        ),
-    ]
-    return Table(columns=headings, rows=[_at_a_glance(run, analysis, arm) for arm in analysis.summary.arms])
+    baseline = run.config.baseline if len(run.config.baseline) <= _LONGEST_BASELINE else "baseline"
+    headings = {"arm": True, "step ms": False, "of it sync": False, f"against {baseline}": True}
+    return Table(
+        columns=[Column(heading, str, is_text=is_text) for heading, is_text in headings.items()],
+        rows=[_at_a_glance(run, analysis, arm) for arm in analysis.summary.arms],
+    )
 
 
 def _at_a_glance(run: Run, analysis: Analysis, own: ArmSummary) -> Row:
@@ -172,23 +161,16 @@ def _at_a_glance(run: Run, analysis: Analysis, own: ArmSummary) -> Row:
     share = None if own.sync_share is None or own.below_noise else own.sync_share.mean
     sync = f"{share * 100:.0f} %" if share is not None else BELOW_NOISE if own.below_noise else "–"
     style: Style = "best" if own.fastest else "" if arm.traits.synchronises else "aside"
-    shared = shared_options(run)
-    given = {name: value for name, value in arm.given.items() if not shared or name not in shared.given}
-    name = (
-        printable(msgspec.structs.replace(arm, given=given).label) if arm.traits.synchronises else arm.label
-    )
-    suffix = "" if arm.traits.synchronises else " (no communication)"
-    mark = f" {MARK}" if why_marked(arm) else ""
-    return Row(
-        (
-            name + suffix + mark,
-            f"{own.step_seconds.mean * 1e3:.2f}",
-            sync,
-            against_baseline(run, analysis.summary, own),
-        ),
-        style,
-        shares=(None, None, share, None),
-    )
+    name = f"{arm.label} (no communication)"
+    if arm.traits.synchronises:
+        shared = shared_options(run)
+        given = {key: value for key, value in arm.given.items() if not shared or key not in shared.given}
+        name = msgspec.structs.replace(arm, given=given).label
+    if why_marked(arm):
+        name += f" {MARK}"
+    step = f"{own.step_seconds.mean * 1e3:.2f}"
+    cells = (name, step, sync, against_baseline(run, analysis.summary, own))
+    return Row(cells, style, shares=(None, None, share, None))
 
 
 def _table(analysis: Analysis, columns: list[Column[ArmSummary]], title: str = "") -> Table:
@@ -198,17 +180,6 @@ def _table(analysis: Analysis, columns: list[Column[ArmSummary]], title: str = "
         analysis.summary.arms,
         title=title,
         style=lambda own: "best" if own.fastest else "",
-    )
-
-
-def _conditions(analysis: Analysis) -> Table:
-    headings, *rows = differences(analysis)
-    columns = [Column(heading, str, is_text=True) for heading in headings]
-    return Table(
-        columns=columns if rows else columns[:1],
-        rows=[Row(tuple(row)) for row in rows] or [Row((NO_DIFFERENCE,))],
-        title=CONDITIONS_TITLE,
-        is_prose=True,
     )
 
 
@@ -226,39 +197,19 @@ def _content(run: Run, analysis: Analysis) -> dict[str, Any]:
 
 
 def _records(run: Run, analysis: Analysis) -> list[dict[str, object]]:
-    """Return one record for each arm, in which an estimate takes three columns: mean, low and high."""
+    """Return one record for each arm, with the same columns for every arm."""
     summary = analysis.summary
-    of_run = {
-        "dataset": run.dataset.name,
-        "complete": run.complete,
-        "noise_hides_all": summary.noise_hides_all,
+    noise = summary.noise_hides_all
+    of_run = {"dataset": run.dataset.name, "complete": run.complete, "noise_hides_all": noise}
+    return [as_record(arm, instead=_in_columns(arm)) | of_run for arm in summary.arms]
+
+
+def _in_columns(arm: ArmSummary) -> dict[str, dict[str, object]]:
+    """Return the columns of an arm's verdict and of its parity; without a verdict, those are None."""
+    verdict = msgspec.structs.asdict(arm.verdict) if arm.verdict else {}
+    parity = {name: getattr(arm.parity, name) for name in ("steps", "difference")}
+    return {
+        "verdict": {"verdict": verdict.get("kind")}
+        | {f"verdict_{name}": verdict.get(name) for name in _OF_VERDICTS},
+        "parity": {"parity": arm.parity.outcome} | {f"parity_{name}": own for name, own in parity.items()},
     }
-    return [_flat(arm) | of_run for arm in summary.arms]
-
-
-def _flat(value: ArmSummary | Detail, prefix: str = "") -> dict[str, object]:
-    """Return the figures of an arm by column; columns are the same for every arm, so None fills gaps."""
-    row: dict[str, object] = {}
-    for field in msgspec.structs.fields(value):
-        found = getattr(value, field.name)
-        name = f"{prefix}{field.name}"
-        if isinstance(found, Detail):
-            row |= _flat(found, "detail_")
-        elif isinstance(found, Parity):
-            row |= {name: found.outcome, f"{name}_steps": found.steps, f"{name}_difference": found.difference}
-        elif field.name == "verdict":
-            fields = msgspec.structs.asdict(found) if found else {}
-            row |= {"verdict": fields.get("kind")}
-            row |= {f"verdict_{key}": fields.get(key) for key in _OF_VERDICTS}
-        elif "Estimate" in str(field.type):
-            fields = msgspec.structs.asdict(found) if isinstance(found, Estimate) else {}
-            row |= {
-                name: fields.get("mean"),
-                f"{name}_low": fields.get("low"),
-                f"{name}_high": fields.get("high"),
-            }
-        elif isinstance(found, list):
-            row[name] = " ".join(map(str, found))
-        else:
-            row[name] = found
-    return row

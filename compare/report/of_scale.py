@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
+from typing import Literal
 
-from compare.analysis.estimate import Estimate
 from compare.analysis.scale import HOLDS, Bend, Growth, ScaleFigures, ScalePoint, summarise_scale
 from compare.report.causes import explain
+from compare.report.cells import as_record, with_interval
 from compare.report.document import Column, Document, Table
-from compare.report.headline import DATASET_NAMES
-from compare.report.made import attested_by, facts_of
-from compare.report.notes import noisy_in
-from compare.report.pictures.canvas import Picture
-from compare.report.pictures.charts import SECONDS_FROM_ZERO, SHARE, Point, draw_lines, of_counts
-from compare.report.rows import flat
+from compare.report.limits import noisy_in
+from compare.report.origin import attested_by, facts_of, trained
+from compare.report.pictures import SECONDS_FROM_ZERO, SHARE, Picture, Point, draw_lines, of_counts
 from compare.schema.hosts import rehearsed_on
-from compare.schema.results import Run
 from compare.schema.scale import Scale
 from compare.text import counted, listed
 
 _CELLS = 10
 """Number of dots in the line of an efficiency of 100 %."""
-FULL, HOLLOW, LOST = "●", "○", "·"
+_FULL, _HOLLOW, _LOST = "●", "○", "·"
 
 
 def document_of(scale: Scale) -> Document:
@@ -29,53 +27,49 @@ def document_of(scale: Scale) -> Document:
     figures = summarise_scale(scale)
     run = scale.runs[scale.series.counts[-1]]
     return Document(
-        title=headline(scale),
-        tables=[Table.of(columns(scale), figures.points, groups=True)],
-        warnings=list(warnings(scale, figures)),
+        title=_headline(scale),
+        tables=[Table.of(_columns(scale), figures.points, groups=True)],
+        warnings=list(_warnings(scale, figures)),
         lead=list(statements(figures)),
-        notes=list(notes(scale, figures)),
-        draw=lambda: list(_draw(scale, figures)),
+        notes=list(_notes(scale, figures)),
+        draw=lambda: _draw(scale, figures),
         facts=[*facts_of(scale.series), ("cores per host", str(run.cores))],
         attested=attested_by(run),
-        records=lambda: [{"mode": scale.series.mode} | flat(point) for point in figures.points],
+        records=lambda: [{"mode": scale.series.mode} | as_record(point) for point in figures.points],
         content=lambda: {"series": scale.series, "figures": figures, "runs": list(scale.runs.values())},
     )
 
 
-def columns(scale: Scale) -> list[Column[ScalePoint]]:
+def _columns(scale: Scale) -> list[Column[ScalePoint]]:
     """Return the columns of the table, which has a row for each arm and number of ranks."""
     first = counted(scale.series.counts[0], "rank")
+    spread = partial(with_interval, shows_narrow=False)
     return [
         Column("arm", lambda point: point.arm, is_text=True),
-        Column("ranks", lambda point: f"{HOLLOW if point.beyond_cores else FULL} {point.ranks}"),
+        Column("ranks", lambda point: f"{_HOLLOW if point.beyond_cores else _FULL} {point.ranks}"),
         Column("batch", lambda point: str(point.batch_size_per_rank)),
         Column("samples/s", lambda point: f"{point.samples_per_second.mean:,.0f}"),
-        Column("step ms", lambda point: _spread(point.step_seconds.scaled(1e3), ".2f")),
+        Column("step ms", lambda point: spread(point.step_seconds, ".2f", 1e3)),
         Column("ideal ms", lambda point: f"{point.ideal_seconds * 1e3:.2f}"),
-        Column(f"efficiency\nto {first}", lambda point: f"{_spread(point.efficiency.scaled(100), '.0f')} %"),
+        Column(f"efficiency\nto {first}", lambda point: f"{spread(point.efficiency, '.0f', 100)} %"),
         Column("of the ideal line", _line, is_text=True),
     ]
-
-
-def _spread(estimate: Estimate, form: str) -> str:
-    mean, low, high = (f"{value:{form}}" for value in (estimate.mean, estimate.low, estimate.high))
-    return mean if estimate.n == 1 or low == high else f"{mean} ({low}–{high})"
 
 
 def _line(point: ScalePoint) -> str:
     """Return the efficiency as a line of ten dots, one for each 10 %; the missing ones are small."""
     full = max(0, min(_CELLS, round(point.efficiency.mean * _CELLS)))
-    return (HOLLOW if point.beyond_cores else FULL) * full + LOST * (_CELLS - full)
+    return (_HOLLOW if point.beyond_cores else _FULL) * full + _LOST * (_CELLS - full)
 
 
-def headline(scale: Scale) -> str:
+def _headline(scale: Scale) -> str:
     """Return one line with the mode, model, numbers of ranks, device, batch and rounds of a series."""
     run = scale.runs[scale.series.counts[-1]]
     config, weak = run.config, scale.series.mode == "weak"
     size = config.batch_size_per_rank if weak else config.global_batch_size
     parts = [
         f"{scale.series.mode} scaling",
-        config.model if config.is_own else f"{config.model} on {DATASET_NAMES[run.dataset.name]}",
+        trained(run),
         f"{listed(map(str, scale.series.counts))} ranks × {counted(config.threads_per_rank, 'thread')}",
         config.device,
         f"batch {size} {'per rank' if weak else 'in all'}",
@@ -85,27 +79,24 @@ def headline(scale: Scale) -> str:
     return " · ".join(filter(None, parts))
 
 
-def warnings(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
+def _warnings(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
     """Yield a line for each thing that limits the figures of a series."""
     for count, rounds in figures.noisy.items():
         yield f"With {counted(count, 'rank')}: {noisy_in(rounds)}"
-    if not all(map(_is_whole, scale.runs.values())):
+    runs = scale.runs.values()
+    if any(not run.complete or len(run.launches) < run.config.rounds * len(run.config.arms) for run in runs):
         yield "INCOMPLETE: some counts have fewer rounds than others, or none."
-    for run in scale.runs.values():
+    for run in runs:
         if run.failure:
             first = run.failure.message.splitlines()[0]
             yield f"FAILED with {counted(run.config.ranks, 'rank')}: {run.failure.arm}: {first}"
     beyond = sorted({point.ranks for point in figures.points if point.beyond_cores})
     if beyond:
-        threads = scale.runs[beyond[0]].config.threads_per_rank
+        threads = counted(scale.runs[beyond[0]].config.threads_per_rank, "thread")
         yield (
-            f"{HOLLOW} {listed(map(str, beyond))} ranks with {counted(threads, 'thread')} each outnumber the "
-            "cores of a host. They wait for cores, so no statement uses these rows."
+            f"{_HOLLOW} {listed(map(str, beyond))} ranks with {threads} each outnumber the cores of a host. "
+            "They wait for cores, so no statement uses these rows."
         )
-
-
-def _is_whole(run: Run) -> bool:
-    return run.complete and len(run.launches) == run.config.rounds * len(run.config.arms)
 
 
 def statements(figures: ScaleFigures) -> Iterator[str]:
@@ -114,8 +105,7 @@ def statements(figures: ScaleFigures) -> Iterator[str]:
         yield _bends(bend)
         if bend.growth:
             yield f"  {_grew(bend.growth, bend.ranks)}"
-        noisy = " (measured in noisy rounds)" if bend.ranks in figures.noisy else ""
-        yield from (f"  {line}" for line in explain(bend.causes, noisy=noisy))
+        yield from (f"  {line}" for line in explain(bend.causes, noisy=bend.ranks in figures.noisy))
     for arm, ranks in figures.holds.items():
         yield f"{arm} keeps at least {HOLDS * 100:g} % of the ideal up to {counted(ranks, 'rank')}."
     for arm, ranks in figures.unsettled.items():
@@ -158,7 +148,7 @@ def _grew(growth: Growth, ranks: int) -> str:
     return text if alone is None else f"{text} Its collectives alone: {alone * 1e3:+.2f} ms."
 
 
-def notes(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
+def _notes(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
     """Yield the lines that explain the columns."""
     first = counted(figures.reference_ranks, "rank")
     kept = "rank" if scale.series.mode == "weak" else "step"
@@ -181,32 +171,20 @@ def notes(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
 def _draw(scale: Scale, figures: ScaleFigures) -> Iterator[Picture]:
     counts = of_counts(scale.series.counts, "rank")
     hollow = " Hollow dots: ranks wait for cores." if any(p.beyond_cores for p in figures.points) else ""
-    yield from draw_lines(
-        Picture(
-            "efficiency",
-            "Efficiency over the number of ranks",
-            f"The ideal step time over this one. Below {HOLDS * 100:g} % an arm bends.{hollow}",
-        ),
-        _by_arm(figures.points, lambda point: point.efficiency),
-        counts,
-        SHARE,
+    picture = Picture(
+        "efficiency",
+        "Efficiency over the number of ranks",
+        f"The ideal step time over this one. Below {HOLDS * 100:g} % an arm bends.{hollow}",
     )
-    yield from draw_lines(
-        Picture(
-            "step",
-            "Step time over the number of ranks",
-            f"Means with their 95 % intervals.{hollow}",
-        ),
-        _by_arm(figures.points, lambda point: point.step_seconds),
-        counts,
-        SECONDS_FROM_ZERO,
+    yield from draw_lines(picture, _points(figures, "efficiency"), counts, SHARE)
+    picture = Picture(
+        "step", "Step time over the number of ranks", f"Means with their 95 % intervals.{hollow}"
     )
+    yield from draw_lines(picture, _points(figures, "step_seconds"), counts, SECONDS_FROM_ZERO)
 
 
-def _by_arm(points: Sequence[ScalePoint], read: Callable[[ScalePoint], Estimate]) -> dict[str, list[Point]]:
-    lines: dict[str, list[Point]] = {}
-    for point in points:
-        spread = read(point)
-        shown = Point(point.ranks, spread.mean, spread.low, spread.high, is_open=point.beyond_cores)
-        lines.setdefault(point.arm, []).append(shown)
-    return lines
+def _points(
+    figures: ScaleFigures, name: Literal["efficiency", "step_seconds"]
+) -> Iterator[tuple[str, Point]]:
+    for point in figures.points:
+        yield point.arm, Point.of(point.ranks, getattr(point, name), is_open=point.beyond_cores)

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from compare.analysis.parity import AT_PERIOD_1, fail_alike
+from compare.report.cells import as_record
 from compare.report.document import Column, Document, Table
-from compare.report.headline import headline
-from compare.report.made import attested_by, facts_of
-from compare.report.rows import flat
-from compare.report.told import told
+from compare.report.limits import attested_notes
+from compare.report.origin import attested_by, facts_of, headline
 from compare.schema.results import ArmVerification, Gate, Verification
 
 _SHOWN_STEPS = (1, 5, 10, 20)
@@ -31,22 +30,22 @@ def document_of(verification: Verification) -> Document:
     return Document(
         title=f"verification · {headline(verification.run)}",
         tables=[Table.of(columns, verification.arms, style=lambda arm: "bad" if arm.refuted else "")],
-        warnings=warnings(verification),
-        failures=list(failures(verification)),
-        notes=list(notes(verification)),
+        warnings=list(_warnings(verification)),
+        failures=list(_failures(verification)),
+        notes=list(_notes(verification)),
         facts=facts_of(verification.run),
         attested=attested_by(verification.run),
-        records=lambda: [row for arm in verification.arms for row in _flat(arm)],
+        records=lambda: [row for arm in verification.arms for row in _records(arm)],
         content=lambda: verification,
     )
 
 
-def _flat(arm: ArmVerification) -> Iterator[dict[str, object]]:
+def _records(arm: ArmVerification) -> Iterator[dict[str, object]]:
     for gate in arm.gates:
-        yield {"arm": arm.arm} | flat(gate)
+        yield {"arm": arm.arm} | as_record(gate)
     if arm.failure:
         failed = Gate(name="ranks", outcome="failed", what=arm.failure.message)
-        yield {"arm": arm.arm} | flat(failed) | {"name": "launch"}
+        yield {"arm": arm.arm} | as_record(failed) | {"name": "launch"}
 
 
 def _distance(step: int, arm: ArmVerification) -> str:
@@ -81,19 +80,19 @@ def _verdict(arm: ArmVerification) -> str:
         return "NOT the same training"
     if arm.unproven:
         return _UNPROVEN[arm.unproven.outcome]
-    passes = [gate for gate in arm.gates if gate.outcome == "exempt" and gate.name not in {"ranks", "end"}]
-    if not passes:
-        found = {gate.what for gate in arm.gates}
-        return AT_PERIOD_1 if AT_PERIOD_1 in found else "the same training"
-    return passes[0].what or ("exempt" if passes[0].figure is None else "lossy by design")
+    for gate in arm.gates:
+        if gate.outcome == "exempt" and gate.name not in {"ranks", "end"}:
+            return gate.what or ("exempt" if gate.figure is None else "lossy by design")
+    return AT_PERIOD_1 if any(gate.what == AT_PERIOD_1 for gate in arm.gates) else "the same training"
 
 
-def warnings(verification: Verification) -> list[str]:
-    """Return a line for each thing that limits the proof."""
+def _warnings(verification: Verification) -> Iterator[str]:
+    """Yield a line for each thing that limits the proof."""
     run = verification.run
-    lines = [] if run.complete else ["INCOMPLETE: it was stopped before every arm had run."]
+    if not run.complete:
+        yield "INCOMPLETE: it was stopped before every arm had run."
     if run.dataset.note:
-        lines.append(f"{run.dataset.note}.")
+        yield f"{run.dataset.note}."
     arms = {arm.label: arm for arm in run.config.arms}
     failed = [
         (arms[arm.arm], gate.name)
@@ -101,18 +100,14 @@ def warnings(verification: Verification) -> list[str]:
         for gate in arm.gates
         if gate.outcome == "failed" and arm.arm in arms
     ]
-    lines += [*filter(None, [fail_alike(run, failed)]), *_unproven(verification)]
-    return lines + [f"{name} did not run: {reason}." for name, reason in run.left_out.items()]
-
-
-def _unproven(verification: Verification) -> Iterator[str]:
-    """Yield, for each arm that failed nothing and is still not proven, the reason and the remedy."""
+    yield from filter(None, [fail_alike(run, failed)])
     for arm in verification.arms:
         if not arm.refuted and (gate := arm.unproven):
             yield f"{arm.arm}, {_UNPROVEN[gate.outcome]}: {gate.what}. {gate.remedy}"
+    yield from (f"{name} did not run: {reason}." for name, reason in run.left_out.items())
 
 
-def failures(verification: Verification) -> Iterator[str]:
+def _failures(verification: Verification) -> Iterator[str]:
     """Yield the errors of failed launches and gates; of gates that fail for one reason, only one."""
     for arm in verification.arms:
         if arm.failure:
@@ -126,12 +121,11 @@ def failures(verification: Verification) -> Iterator[str]:
             yield " ".join(filter(None, [gate.what, gate.found, gate.remedy]))
 
 
-def notes(verification: Verification) -> Iterator[str]:
+def _notes(verification: Verification) -> Iterator[str]:
     """Yield the lines that explain the columns."""
     yield "ranks: all start from one model, train, and end with the same parameters, bit for bit."
-    gates = [gate for arm in verification.arms for gate in arm.gates]
     limits: dict[str, float] = {}
-    for gate in gates:
+    for gate in (gate for arm in verification.arms for gate in arm.gates):
         if gate.limit is not None:
             limits[gate.name] = max(gate.limit, limits.get(gate.name, 0.0))
     if limits:
@@ -145,7 +139,7 @@ def notes(verification: Verification) -> Iterator[str]:
         for gate in arm.gates:
             if gate.outcome == "passed" and gate.what not in {"", AT_PERIOD_1}:
                 yield f"{arm.arm}, {gate.name}: {gate.what}"
-    yield from told(verification.run)
+    yield from attested_notes(verification.run)
     yield (
         f"step 1 to {_SHOWN_STEPS[-1]}: distance from one process on the combined batch, with the run's "
         "optimizer. It is no gate: rounding grows, and dropout and BatchNorm differ."

@@ -12,6 +12,7 @@ from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.parity import AT_THE_END
 from compare.analysis.ranking import Lead
 from compare.analysis.summary import ArmSummary, Summary
+from compare.analysis.verdict import MARGIN
 from compare.report.columns import describe
 from compare.schema.arms import Arm
 from compare.schema.results import Run
@@ -23,6 +24,11 @@ _BUDGET_STEP_SECONDS = 60
 _HARDLY = 50
 """Number of further rounds above which none are advised."""
 _FEW_NAMES = 3
+_UNPROVEN = {
+    "nothing": "NOTHING TO PROVE",
+    "incomparable": "NOT COMPARABLE with one process, so its time is not proven",
+}
+"""What is written of arms for which nothing failed, and nothing is proven, by the outcome of their gates."""
 
 
 # ---- what was trained ----
@@ -37,88 +43,69 @@ def why_marked(arm: Arm) -> str:
     return "" if arm.exact else "rounds or compresses by design"
 
 
-def marks(run: Run, summary: Summary) -> list[str]:
-    """Return a line for each reason of a mark, with the test losses of its arms and of the baseline."""
-    of = {arm.arm: arm for arm in summary.arms}
+def marks(run: Run, summary: Summary) -> Iterator[str]:
+    """Yield a line for each reason of a mark, with the test losses of its arms and of the baseline."""
+    losses = {
+        arm.arm: "no number" if arm.test_loss is None else f"{arm.test_loss:.4g}" for arm in summary.arms
+    }
     reasons: dict[str, list[str]] = {}
     for arm in run.config.arms:
-        if arm.label in of and (why := why_marked(arm)):
+        if arm.label in losses and (why := why_marked(arm)):
             reasons.setdefault(why, []).append(arm.label)
-    return [
-        f"{MARK} {why}. Test loss: {', '.join(map(_loss, (of[name] for name in _with(names, run, of))))}."
-        for why, names in reasons.items()
-    ]
+    for why, names in reasons.items():
+        shown = [name for name in dict.fromkeys([*names, run.config.baseline]) if name in losses]
+        yield f"{MARK} {why}. Test loss: {', '.join(f'{name} {losses[name]}' for name in shown)}."
 
 
-def _with(names: list[str], run: Run, of: dict[str, ArmSummary]) -> list[str]:
-    baseline = run.config.baseline
-    return [*names, *([baseline] if baseline in of and baseline not in names else [])]
-
-
-def _loss(arm: ArmSummary) -> str:
-    return f"{arm.arm} {'no number' if arm.test_loss is None else f'{arm.test_loss:.4g}'}"
-
-
-def proof(run: Run, summary: Summary) -> list[str]:
-    """Return lines on what is proven of the arms' training, and what is not.
+def proof(run: Run, summary: Summary) -> Iterator[str]:
+    """Yield lines on what is proven of the arms' training, and what is not.
 
     There is at most one line, unless a proof is missing, open or failed.
     """
     asked = {arm.label: arm for arm in run.config.synchronising}
     arms = [arm for arm in summary.arms if arm.arm in asked]
-    passed = [arm for arm in arms if arm.parity.outcome == "passed" and not why_marked(asked[arm.arm])]
-    missing = [arm.arm for arm in arms if arm.parity.outcome == "none"]
-    failed = [arm.arm for arm in arms if arm.parity.outcome == "failed"]
-    lines = [f"✗ PROOF FAILED: {listed(failed)} did not train what one process trains."] if failed else []
-    lines += [f"NOT PROVEN: a launch of {listed(missing)} has no proof of its training."] if missing else []
-    lines += [
-        *_by_reason(
-            "NOTHING TO PROVE", {a.arm: [a.parity.why] for a in arms if a.parity.outcome == "nothing"}
-        ),
-        *_by_reason(
-            "NOT COMPARABLE with one process, so its time is not proven",
-            {a.arm: [a.parity.why] for a in arms if a.parity.outcome == "incomparable"},
-        ),
-    ]
+    exact = [arm for arm in arms if not why_marked(asked[arm.arm])]
+    passed = [arm for arm in exact if arm.parity.outcome == "passed"]
+    if failed := [arm.arm for arm in arms if arm.parity.outcome == "failed"]:
+        yield f"✗ PROOF FAILED: {listed(failed)} did not train what one process trains."
+    if missing := [arm.arm for arm in arms if arm.parity.outcome == "none"]:
+        yield f"NOT PROVEN: a launch of {listed(missing)} has no proof of its training."
+    for outcome, title in _UNPROVEN.items():
+        unproven = [arm for arm in arms if arm.parity.outcome == outcome]
+        yield from _by_reason(title, {arm.arm: [arm.parity.why] for arm in unproven})
     if len(passed) == 1:
-        steps = _proven_steps(passed)
-        by_hash = _by_hash(passed, "its hash")
-        lines.append(f"✓ {passed[0].arm} trained what one process trains: proven for {steps}{by_hash}.")
+        yield f"✓ {passed[0].arm} trained what one process trains: proven for {_steps(passed, 'its hash')}."
     elif passed:
-        unmarked = [arm for arm in arms if not why_marked(asked[arm.arm])]
-        every = "All arms" if len(unmarked) == len(arms) else f"All but {MARK}"
-        are_all = len(passed) == len(unmarked) and len(arms) == len(asked)
+        every = "All arms" if len(exact) == len(arms) else f"All but {MARK}"
+        are_all = len(passed) == len(exact) and len(arms) == len(asked)
         names = every if are_all else listed(arm.arm for arm in passed)
         apart = distance_of_ends(run, [arm.arm for arm in passed])
-        bits = _bits(asked, passed, apart)
-        steps = f"{_proven_steps(passed)}{_by_hash(passed, 'their hashes')}"
-        lines.append(f"✓ {names} trained the same model: proven for {steps}{bits}.")
-        lines += _ended_apart(passed, apart)
-    return [*lines, *_by_reason("Open in that proof", {arm.arm: arm.parity.open for arm in passed})]
+        steps = f"{_steps(passed, 'their hashes')}{_bits(asked, passed, apart)}"
+        yield f"✓ {names} trained the same model: proven for {steps}."
+        yield from _ended_apart(passed, apart)
+    yield from _by_reason("Open in that proof", {arm.arm: arm.parity.open for arm in passed})
 
 
-def _proven_steps(passed: Sequence[ArmSummary]) -> str:
-    """Return how many steps are proven for every arm that passed, and if one at the end is proven too."""
+def _steps(passed: Sequence[ArmSummary], hashes: str) -> str:
+    """Return how many steps are proven for every arm that passed, and if one at the end is proven too.
+
+    ``hashes`` is added if a launch is proven because it repeats a proven one.
+    """
+    later = f", in later rounds by {hashes}" if any(arm.parity.by_hash for arm in passed) else ""
     if any(line.startswith(AT_THE_END) for arm in passed for line in arm.parity.open):
-        return "one step at the end alone"
-    steps = min(arm.parity.steps or 0 for arm in passed)
-    return counted(steps, "step") + (
-        " and one at the end" if all(arm.parity.at_end for arm in passed) else ""
-    )
+        return f"one step at the end alone{later}"
+    end = " and one at the end" if all(arm.parity.at_end for arm in passed) else ""
+    return f"{counted(min(arm.parity.steps or 0 for arm in passed), 'step')}{end}{later}"
 
 
-def _by_hash(passed: Sequence[ArmSummary], hashes: str) -> str:
-    """Return a phrase with ``hashes`` if a launch is proven because it repeats a proven one, or nothing."""
-    return f", in later rounds by {hashes}" if any(arm.parity.by_hash for arm in passed) else ""
-
-
-def _by_reason(title: str, reasons: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a line for each reason, with the arms that have it; ``reasons`` maps arms to their reasons."""
+def _by_reason(title: str, reasons: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield a line for each reason, with the arms that have it; ``reasons`` maps arms to their reasons."""
     arms: dict[str, list[str]] = {}
     for arm, its in reasons.items():
         for reason in its:
             arms.setdefault(reason, []).append(arm)
-    return [f"{title}: {listed(names)}: {reason.removesuffix('.')}." for reason, names in arms.items()]
+    for reason, names in arms.items():
+        yield f"{title}: {listed(names)}: {reason.removesuffix('.')}."
 
 
 def _bits(asked: Mapping[str, Arm], passed: Sequence[ArmSummary], apart: float | None) -> str:
@@ -138,17 +125,15 @@ def _bits(asked: Mapping[str, Arm], passed: Sequence[ArmSummary], apart: float |
     return ", but how far apart they ended is not recorded" if whole and apart is None else ""
 
 
-def _ended_apart(passed: Sequence[ArmSummary], apart: float | None) -> list[str]:
-    """Return a line on how far apart the arms ended; empty if that is not known or rounding explains it."""
-    if apart is None or apart <= ROUNDING_MAKES:
-        return []
-    losses = [arm.test_loss for arm in passed if arm.test_loss is not None]
-    shown = f", with a test loss of {min(losses):.4g} to {max(losses):.4g}" if losses else ""
-    found = (
-        f"BUT THEY ENDED {apart:.2g} of their way apart{shown}. Something differs between the proven steps, "
-        "or the training makes rounding grow that far."
-    )
-    return [found]
+def _ended_apart(passed: Sequence[ArmSummary], apart: float | None) -> Iterator[str]:
+    """Yield a line on how far apart the arms ended, if that is known and rounding does not explain it."""
+    if apart is not None and apart > ROUNDING_MAKES:
+        losses = [arm.test_loss for arm in passed if arm.test_loss is not None]
+        shown = f", with a test loss of {min(losses):.4g} to {max(losses):.4g}" if losses else ""
+        yield (
+            f"BUT THEY ENDED {apart:.2g} of their way apart{shown}. Something differs between the proven "
+            "steps, or the training makes rounding grow that far."
+        )
 
 
 # ---- what was found ----
@@ -195,23 +180,23 @@ def _of_one(run: Run, summary: Summary) -> str:
 
 
 def _settled(run: Run, summary: Summary, lead: Lead) -> str:
-    if lead.fastest is None and not lead.equivalent:
-        return ""
-    of = {arm.arm: arm for arm in summary.arms}
     if lead.equivalent:
-        return f"Fastest here: {listed(_marked(run, [lead.first, *lead.rivals]))}, equivalent within 3 %."
-    return f"Fastest here: {', '.join([lead.first, *_beside(run, of[lead.first])])}."
+        equal = listed(_marked(run, [lead.first, *lead.rivals]))
+        return f"Fastest here: {equal}, equivalent within {MARGIN * 100:g} %."
+    if lead.fastest is None:
+        return ""
+    own = next(arm for arm in summary.arms if arm.arm == lead.first)
+    return f"Fastest here: {', '.join([lead.first, *_against_baseline(run, own)])}."
 
 
-def _beside(run: Run, own: ArmSummary) -> Iterator[str]:
+def _against_baseline(run: Run, own: ArmSummary) -> Iterator[str]:
     """Yield how the fastest arm compares with the baseline, and the reason for its mark if it has one."""
     if own.arm == run.config.baseline:
         yield "the baseline"
     elif own.verdict and own.verdict.kind == "faster":
         ratio, _, interval = describe(own.verdict).partition(" [")
         yield f"{ratio} than {run.config.baseline} [{interval}"
-    arm = next(arm for arm in run.config.arms if arm.label == own.arm)
-    if why := why_marked(arm):
+    if why := why_marked(next(arm for arm in run.config.arms if arm.label == own.arm)):
         yield f"{MARK} {why}"
 
 
@@ -221,16 +206,14 @@ def _marked(run: Run, labels: Sequence[str]) -> list[str]:
     return [f"{label} {MARK}" if why_marked(of[label]) else label for label in labels]
 
 
-def _remedy_for_few_rounds(run: Run) -> str:
-    if run.config.budget_seconds is not None:
-        return " Give it a longer --budget."
-    return " Leave --repeats out." if run.config.settle_seconds is None else ""
-
-
 def _open(run: Run, summary: Summary, lead: Lead) -> str:
     rounds = max(arm.step_seconds.n for arm in summary.arms)
     if rounds < FIRST_LOOK:
-        remedy = _remedy_for_few_rounds(run) if run.complete else ""
+        remedy = ""
+        if run.complete and run.config.budget_seconds is not None:
+            remedy = " Give it a longer --budget."
+        elif run.complete and run.config.settle_seconds is None:
+            remedy = " Leave --repeats out."
         return f"Fastest here: open until round {FIRST_LOOK}; this is round {rounds}.{remedy}"
     names = _marked(run, [lead.first, *lead.rivals])
     whose = " or ".join(names) if len(names) <= _FEW_NAMES else f"{names[0]} or {len(names) - 1} others"

@@ -1,21 +1,69 @@
-"""Write documents, one module for each format; none knows what a document is about."""
+"""Write documents, one function for each format; none knows what a document is about."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import csv as csv_module
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from compare.report.document import Document
-from compare.report.formats.markdown import markdown
+from compare.report.cells import markdown_text
+from compare.report.document import Document, Table
 from compare.report.formats.terminal import plain
-from compare.report.rows import csv_text
 from compare.system.files import json_text
+from compare.text import printable
 
 __all__ = ["FORMATS", "write"]
 
+_FORMULA = ("=", "+", "-", "@")
+
+
+def markdown(document: Document) -> str:
+    """Return a document as Markdown, for READMEs and issues: title, tables, and all other lines as a list."""
+    parts = [part for line in document.alerts for part in (f"**{line}**", "")]
+    parts += [f"**{document.title}**", ""]
+    for table in document.tables:
+        parts += [*([f"**{table.title}**", ""] if table.title else []), *_markdown_rows(table), ""]
+    bold = [*document.failures, *document.warnings]
+    lines = [*map(_bold, bold), *map(str.strip, [*document.lead, *document.statements]), *document.notes]
+    lines += map(_bold, filter(None, [document.conclusion]))
+    return markdown_text([*parts, *(f"- {line}" for line in lines)])
+
+
+def _markdown_rows(table: Table) -> Iterator[str]:
+    """Yield the lines of a table; a row stands on one line, and its pipes are escaped."""
+    rows: list[Sequence[str]] = [
+        [column.heading for column in table.columns],
+        [":--" if column.is_text else "--:" for column in table.columns],
+        *(row.cells for row in table.rows),
+    ]
+    for row in rows:
+        cells = (cell.strip().replace("\n", " ").replace("|", "\\|") for cell in row)
+        yield f"| {' | '.join(cells)} |"
+
+
+def _bold(line: str) -> str:
+    return f"**{' '.join(line.split())}**"
+
 
 def csv(document: Document) -> str:
-    """Return the records of a document as CSV, in seconds and bytes."""
-    return csv_text(document.records())
+    """Return the records of a document as CSV, in seconds and bytes; all have the columns of the first.
+
+    Control characters are escaped. An apostrophe before text such as ``=1`` keeps spreadsheets from reading a
+    formula.
+    """
+    records = document.records()
+    out = io.StringIO()
+    writer = csv_module.DictWriter(out, list(records[0]) if records else ["arm"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _harmless(value) for name, value in record.items()} for record in records)
+    return out.getvalue().rstrip("\n")
+
+
+def _harmless(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def json(document: Document) -> str:

@@ -13,8 +13,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from compare.report.cells import cut_in_the_middle, printable_line
 from compare.report.document import Document, Row, Style, Table
-from compare.report.rows import cut_in_the_middle, printable_line
 from compare.text import printable
 
 PLAIN_WIDTH = 200
@@ -114,19 +114,17 @@ def _with_bars(table: Table, cells: int) -> Table:
 
 def _natural_width(table: Table, place: int) -> int:
     """Return the width of a column in cells without wrapping; sentences get at most ``_PROSE_CELLS``."""
-    width = _longest_line(table, place)
+    line, word = _longest(table, place)
     is_sentence = table.is_prose and place and table.columns[place].is_text
-    return max(_longest_word(table, place), min(width, _PROSE_CELLS)) if is_sentence else width
+    return max(word, min(line, _PROSE_CELLS)) if is_sentence else line
 
 
-def _longest_line(table: Table, place: int) -> int:
+def _longest(table: Table, place: int) -> tuple[int, int]:
+    """Return the cells of a column's longest line and of its longest word, the latter at most 24."""
     texts = [table.columns[place].heading, *(row.cells[place] for row in table.rows)]
-    return max((cell_len(printable(line)) for text in texts for line in text.splitlines()), default=0)
-
-
-def _longest_word(table: Table, place: int) -> int:
-    texts = [table.columns[place].heading, *(row.cells[place] for row in table.rows)]
-    return min(max((cell_len(word) for text in texts for word in text.split()), default=0), _PROSE_CELLS)
+    line = max((cell_len(printable(line)) for text in texts for line in text.splitlines()), default=0)
+    word = max((cell_len(word) for text in texts for word in text.split()), default=0)
+    return line, min(word, _PROSE_CELLS)
 
 
 def _total(places: Sequence[int], widths: Sequence[int]) -> int:
@@ -156,10 +154,10 @@ class _Part:
         texts = [place for place in self.places if self.table.columns[place].is_text]
         figures = sum(self.widths[place] for place in self.places if place not in texts)
         rest, widths = left - figures - len(_GAP) * len(self.places), {}
-        longest = {place: _longest_line(self.table, place) for place in texts}
-        for index, place in enumerate(sorted(texts, key=lambda place: longest[place])):
-            share = rest // (len(texts) - index)
-            widths[place] = max(_longest_word(self.table, place), min(longest[place], share))
+        longest = {place: _longest(self.table, place) for place in texts}
+        for index, place in enumerate(sorted(texts, key=lambda place: longest[place][0])):
+            line, word = longest[place]
+            widths[place] = max(word, min(line, rest // (len(texts) - index)))
             rest -= widths[place]
         return widths
 

@@ -9,7 +9,7 @@ import pytest
 from compare.analysis import analyse
 from compare.analysis.noise import budget_to_rank, half_width, narrowest
 from compare.analysis.summary import summarise
-from compare.report.notes import warnings
+from compare.report.limits import warnings
 from compare.schema.results import Interleaved
 from tests.unit.factories import a_block, a_launch, a_rank, a_run, noisy
 

@@ -8,7 +8,7 @@ import pytest
 from compare.analysis import analyse
 from compare.analysis.estimate import Estimate
 from compare.analysis.summary import Detail, Parity, summarise
-from compare.report.notes import warnings
+from compare.report.limits import warnings
 from compare.schema.results import Evaluation, Moments
 from tests.unit.factories import TRAINED, a_block, a_launch, a_pass, a_phased_block, a_rank, a_run, noisy
 

@@ -12,7 +12,8 @@ from compare.analysis.ranking import find_lead, verdicts
 from compare.analysis.uneven import may_explain
 from compare.analysis.verdict import judge
 from compare.report.columns import describe
-from compare.report.notes import notes, warnings
+from compare.report.limits import warnings
+from compare.report.notes import notes
 from compare.report.sentences import conclusion
 from compare.schema.arms import parse_arm
 from compare.schema.results import MachineUse

@@ -19,7 +19,7 @@ from compare.doctor.report import document_of
 from compare.errors import HostError
 from compare.launch.engines import Answer
 from compare.launch.engines.ssh import Ssh
-from compare.report.formats.markdown import markdown
+from compare.report.formats import markdown
 from compare.report.formats.terminal import Shown
 from compare.schema.hostfile import parse_hostfile
 from compare.schema.hosts import Host, local_host

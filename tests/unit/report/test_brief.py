@@ -16,9 +16,9 @@ from rich.console import Console
 
 from compare.analysis import analyse
 from compare.report import View, document_of, render
+from compare.report.cells import cut_in_the_middle
 from compare.report.formats.terminal import Shown
 from compare.report.of_run import arrange
-from compare.report.rows import cut_in_the_middle
 from compare.schema.results import Interleaved
 from tests.unit.factories import a_launch, a_pass, a_rank, a_run, noisy
 
@@ -48,12 +48,6 @@ def measured(steps, *, rounds=5, noise=0.01, **changes):
         for factor in [chance.gauss()]
     ]
     return a_run({arm: [] for arm in steps}, launches=launches, **IN_TURNS | changes)
-
-
-def busy_beside(run, arm):
-    """Return the run with other processes beside one arm alone."""
-    pairs = zip(run.launches, noisy(run, 1).launches, strict=True)
-    return msgspec.structs.replace(run, launches=[busy if own.arm == arm else own for own, busy in pairs])
 
 
 SIX = {
@@ -88,7 +82,7 @@ def printed(run, width, *, terminal=None, environment=None):
     console = Console(
         file=io.StringIO(), width=width, force_terminal=terminal, highlight=False, _environ=environment or {}
     )
-    console.print(Shown(document_of(run, view=View(again="last"))))
+    console.print(Shown(document_of(run, view=View(report_argument="last"))))
     return console.file.getvalue()
 
 
@@ -124,8 +118,6 @@ def test_first_table_fits_the_terminal(run, width):
 NOISE_ALONE = {
     "one round": noisy(measured(SIX, rounds=1), 1),
     "two rounds": noisy(measured(SIX, rounds=2), 1, 2),
-    "the control alone": busy_beside(measured(SIX, rounds=1), "none"),
-    "one arm alone": busy_beside(measured(SIX, rounds=1), "ddp"),
 }
 
 
@@ -142,17 +134,6 @@ def test_few_rounds_that_are_all_noisy_show_neither_cost_nor_ratio(name, shown):
         costs = (arm.sync_seconds, arm.sync_share, detail.exposed_seconds, detail.communication_seconds)
         assert costs == (None, None, None, None)
     assert [arm for arm in analyse(run).summary.arms if arm.sync_seconds], "programs get all figures"
-
-
-def test_one_arm_has_nothing_to_compare_so_noise_hides_nothing():
-    run = noisy(measured({"ddp": 5.0}, rounds=1), 1)
-    assert not analyse(run).summary.noise_hides_all
-
-
-def test_two_rounds_with_a_quiet_one_have_costs():
-    run = noisy(measured(SIX, rounds=2), 1)
-    assert not analyse(run).summary.noise_hides_all
-    assert all(arm.sync_share for arm in analyse(run).summary.arms if arm.arm != "none")
 
 
 def test_first_table_names_arms_that_are_cut_to_the_same():

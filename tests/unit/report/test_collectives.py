@@ -5,10 +5,10 @@ import io
 import json
 
 import pytest
-from rich.console import Console
 
 from compare.report import View, document_of, write
-from compare.report.formats.terminal import Shown
+from compare.report.formats.terminal import plain
+from compare.schema.hosts import Host, Network
 from compare.schema.results import Failure
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 
@@ -30,10 +30,8 @@ def troubled():
     return a_collectives_run(config, launches, failures=[failure], left_out={"nccl": "No GPU."})
 
 
-def shown(run, width=120, **how):
-    console = Console(width=width, color_system=None, file=io.StringIO())
-    console.print(Shown(document_of(run, view=View(**how))))
-    return console.file.getvalue()
+def shown(run, width=120, **view):
+    return plain(document_of(run, view=View(**view)), width)
 
 
 @pytest.mark.parametrize(("width", "is_one_line"), [(120, True), (80, False)])
@@ -77,6 +75,13 @@ def test_table_names_a_later_launch_that_failed():
     failure = Failure(arm="gloo", round=2, kind="LaunchError", message="gloo, round 2: rank 0 died.")
     run = a_collectives_run(config, [a_sweep_launch(config, "gloo")], failures=[failure])
     assert failure.message in shown(run)
+
+
+def test_table_names_the_host_that_has_more_ranks_than_cores():
+    line = "3 ranks × 1 thread share 2 cores of a host: ranks wait for cores"
+    hosts = {"hosts": [Host("a", 3), Host("b", 1)], "network": Network(interface="eth0")}
+    assert line in shown(a_run(**hosts, cores_by_host=[2, 8]))
+    assert "wait for cores" not in shown(a_run(**hosts, cores_by_host=[3, 1]))
 
 
 def test_csv_has_a_line_for_every_group_and_size():

@@ -16,10 +16,10 @@ from compare.analysis import analyse
 from compare.analysis.predict import forecast
 from compare.errors import UnavailableError
 from compare.report import document_of, of_prediction, render
+from compare.report.cells import in_units
 from compare.report.formats.html import page_of, pictures_of
 from compare.report.formats.png import png_of
-from compare.report.pictures.charts import rate_words
-from compare.report.pictures.scales import byte_ticks, linear_ticks, log_ticks
+from compare.report.pictures import Scale, byte_ticks, linear_ticks, log_ticks
 from compare.schema.hosts import Host
 from tests.comparing import ROOT
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
@@ -212,7 +212,7 @@ def test_ticks_lie_between_the_ends_and_are_few(low, factor):
 
 @given(st.integers(0, 30), st.integers(1, 20))
 def test_byte_ticks_are_powers_of_two(power, more):
-    ticks = byte_ticks(2.0**power, 2.0 ** (power + more))
+    ticks = byte_ticks(Scale(2.0**power, 2.0 ** (power + more), 0.0, 1.0, is_log=True))
     assert 2 <= len(ticks) <= 7
     assert all(math.log2(tick).is_integer() for tick in ticks)
 
@@ -223,9 +223,11 @@ def test_pictures_leave_out_ratios_in_noise_and_explain_shaded_rounds():
     assert "noisy round" not in drawn(RUNS["quiet"])["turns"]
 
 
-@pytest.mark.parametrize(("rate", "words"), [(2e9, "2 GB/s"), (5e6, "5 MB/s"), (1.5e3, "1.5 kB/s")])
-def test_rates_have_a_unit_that_suits_them(rate, words):
-    assert rate_words(rate) == words
+@pytest.mark.parametrize(
+    ("size", "words"), [(2 << 20, "2 MiB"), (1023 << 10, "1023 KiB"), (999.7, "1000 B"), (0.25, "0.25 B")]
+)
+def test_figures_have_a_unit_that_suits_them_and_no_exponent(size, words):
+    assert in_units(size, {"MiB": 1 << 20, "KiB": 1 << 10, "B": 1}) == words
 
 
 # ---- PNG ----

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from compare.report.outlook import Pace, planned_time
-from compare.report.progress import LiveProgress
+from compare.report.progress import LiveProgress, Pace, planned_time
 from compare.schema.arms import parse_arm
 from compare.schema.job import Planned, Progress, Stage
 from tests.unit.factories import a_launch, a_rank, a_run
@@ -60,7 +59,6 @@ BUDGET = {"rounds": 1000, "budget_seconds": 600.0}
         (1, BUDGET | {"budget_seconds": 100.0}, "100 s allow about 3 rounds. A verdict takes 5."),
         (1, {"rounds": 1}, ""),
         (0, {"comparisons": 2}, ""),
-        (2, {"comparisons": 2}, ""),
         (2, DEFAULT, ""),
     ],
 )

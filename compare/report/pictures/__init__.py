@@ -1,1 +1,0 @@
-"""Draw pictures as marks, which a template writes as SVG."""

@@ -1,0 +1,310 @@
+"""Draw the pictures of a run: time, speed, turns, message sizes, memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from compare.analysis import Analysis
+from compare.analysis.cost_model import seconds_by_size
+from compare.analysis.estimate import Estimate
+from compare.analysis.step_times import turn_seconds
+from compare.analysis.summary import ArmSummary
+from compare.analysis.verdict import MARGIN, Verdict
+from compare.report.columns import against_baseline
+from compare.report.notes import VERDICTS_TOGETHER
+from compare.report.pictures import (
+    BYTES,
+    LEFT,
+    RIGHT,
+    SECONDS,
+    Axis,
+    Picture,
+    Point,
+    Scale,
+    axis_from_zero,
+    draw_lines,
+    log_axis,
+)
+from compare.schema.arms import CONTROL
+from compare.schema.results import Run
+
+_BAR = 14
+_STRIP = 40
+_MIB = 1 << 20
+_PARTS = {
+    "computing": "computing, as without communication",
+    "background": "slowed by the library's threads and memory",
+    "exposed": "communicating and waiting",
+}
+_SHORT = {"background": "slowed", "exposed": "communicating"}
+_MILLISECONDS = Axis(axis_from_zero, lambda value: f"{value:g} ms")
+_RATIO = Axis(log_axis, lambda value: f"{value:g}×")
+_MEBIBYTES = Axis(axis_from_zero, lambda value: f"{value:g} MiB")
+_MOST_ROUND_LABELS = 10
+_FEW_ROUNDS = 8
+_LONGEST_LINE = 70
+_WIDEST = 100.0
+"""Ratio of an interval's ends from which the interval does not widen the axis, but is cut at its edge."""
+
+
+def draw(run: Run, analysis: Analysis) -> Iterator[Picture]:
+    """Yield all pictures that the run has figures for."""
+    if analysis.summary.arms:
+        yield _time(analysis)
+        yield from _speed(run, analysis)
+        yield _turns(run, analysis)
+        yield from _sizes(run)
+        yield _memory(analysis)
+
+
+# ---- where a step's time goes ----
+
+
+def _time(analysis: Analysis) -> Picture:
+    """Draw a bar with the parts of each arm's step; a part below zero is only stated in words."""
+    arms = analysis.summary.arms
+    picture = Picture(
+        "time",
+        "Where a step's time goes",
+        "Milliseconds of one training step. Geometric means over the rounds. A part below zero is stated, "
+        "and not drawn.",
+    )
+    legend = [("rect", f"part {style}", words) for style, words in _PARTS.items()]
+    if any(map(_is_unsplit, arms)):
+        legend.append(("rect", "part unsplit", "not split: see the notes"))
+    picture.legend(legend)
+    steps = (arm.step_seconds.mean * 1e3 for arm in arms)
+    scale, top = _MILLISECONDS.scale(steps, LEFT, RIGHT), picture.height
+    for arm in arms:
+        _bar(picture, arm, scale)
+    picture.axis(_MILLISECONDS, scale, top=top)
+    picture.description = "; ".join(f"{arm.arm}: {_in_words(arm)}" for arm in arms)
+    return picture
+
+
+def _costs(arm: ArmSummary) -> dict[str, Estimate]:
+    """Return the parts of a step beyond computing, in seconds; empty if the step is not split."""
+    detail = arm.detail
+    if detail.background_seconds and detail.exposed_seconds:
+        return {"background": detail.background_seconds, "exposed": detail.exposed_seconds}
+    return {"exposed": arm.sync_seconds} if arm.sync_seconds else {}
+
+
+def _is_unsplit(arm: ArmSummary) -> bool:
+    return arm.arm != CONTROL and not _costs(arm)
+
+
+def _bar(picture: Picture, arm: ArmSummary, scale: Scale) -> None:
+    """Draw the parts of an arm's step that are above zero; together they are as long as the step."""
+    step = arm.step_seconds.mean
+    picture.name(arm.arm, f"{step * 1e3:.2f} ms")
+    costs = {style: cost.mean for style, cost in _costs(arm).items() if cost.mean > 0}
+    x = 0.0
+    for style, seconds in {"computing": step - sum(costs.values()), **costs}.items():
+        if seconds > 0:
+            left, right = scale.at(x * 1e3), scale.at((x + seconds) * 1e3)
+            title = f"{arm.arm}: {style} {seconds * 1e3:.2f} ms"
+            shown = "unsplit" if _is_unsplit(arm) else style
+            picture.rect(f"part {shown}", left, max(right, left + 0.5), _BAR, title=title)
+            x += seconds
+    picture.height += _BAR + 2
+    words = _in_words(arm) if _costs(arm) else ""
+    first, plus, last = words.rpartition(" + ") if len(words) > _LONGEST_LINE else (words, "", "")
+    for line in filter(None, [first, f"{plus.strip()} {last}".strip()]):
+        picture.height += 12
+        picture.write("small", LEFT, picture.height, line)
+    picture.height += 6
+
+
+def _in_words(arm: ArmSummary) -> str:
+    """Return the parts of a step in words, with their signs, which a bar cannot show."""
+    costs, step = _costs(arm), arm.step_seconds.mean
+    if not costs:
+        return f"{step * 1e3:.2f} ms, not split"
+    computing = step - sum(cost.mean for cost in costs.values())
+    each = (f"{_SHORT[style]} {_signed(cost.mean, cost)}" for style, cost in costs.items())
+    return " + ".join([f"computing {_signed(computing)}", *each])
+
+
+def _signed(seconds: float, interval: Estimate | None = None) -> str:
+    """Return a part of a step in ms, and whether it is below noise or not drawn."""
+    noise = interval is not None and interval.low <= 0 <= interval.high and interval.n > 1
+    caveats = [*(["below noise"] if noise else []), *(["not drawn"] if seconds < 0 else [])]
+    return f"{seconds * 1e3:.2f}".replace("-", "−") + (f" ({', '.join(caveats)})" if caveats else "")
+
+
+# ---- speed against the baseline ----
+
+
+def _speed(run: Run, analysis: Analysis) -> Iterator[Picture]:
+    """Draw the interval of each verdict, and the band of differences that do not matter.
+
+    Nothing is yielded if there is no verdict, or if noise hides every difference.
+    """
+    judged = [(arm, arm.verdict) for arm in analysis.summary.arms if arm.verdict]
+    if not judged or analysis.summary.noise_hides_all:
+        return
+    band = f"±{MARGIN * 100:g} %"
+    picture = Picture(
+        "speed",
+        f"Speed against {run.config.baseline}",
+        f"Ratio of step times with its interval. Right is faster. The band of {band} does not matter. "
+        f"A hollow dot is open: more rounds may settle it. {VERDICTS_TOGETHER}",
+    )
+    picture.legend([("rect", "band", band), ("dot", "settled", "settled"), ("hollow dot", "open", "open")])
+    ends = [end for _, verdict in judged for end in _ends(verdict)]
+    low, high = 1 / (1 + MARGIN), 1 + MARGIN
+    scale, top = _RATIO.scale([*ends, low, high], LEFT, RIGHT), picture.height
+    words = {arm.arm: against_baseline(run, analysis.summary, arm) for arm, _ in judged}
+    for arm, verdict in judged:
+        _interval(picture, arm.arm, verdict, scale, words[arm.arm])
+    picture.line("one", scale.at(1), top, scale.at(1), picture.height + 4)
+    picture.band("band", scale.at(low), scale.at(high), top=top)
+    picture.axis(_RATIO, scale, top=top)
+    picture.description = "; ".join(f"{arm}: {own}" for arm, own in words.items())
+    yield picture
+
+
+def _ends(verdict: Verdict) -> list[float]:
+    """Return the values of a verdict that the axis must hold."""
+    if verdict.low and verdict.high and verdict.high / verdict.low < _WIDEST:
+        return [verdict.speed_ratio, verdict.low, verdict.high]
+    return [verdict.speed_ratio]
+
+
+def _interval(picture: Picture, arm: str, verdict: Verdict, scale: Scale, words: str) -> None:
+    picture.name(arm, words)
+    y, style = picture.height + 6, "open" if verdict.kind == "unresolved" else "settled"
+    if verdict.low and verdict.high:
+        low, high = max(verdict.low, scale.low), min(verdict.high, scale.high)
+        picture.line(f"interval {style}", scale.at(low), y, scale.at(high), y)
+    x = scale.at(verdict.speed_ratio)
+    picture.dots(style, [(x, y)], f"{arm}: {words}")
+    if style == "open":
+        picture.dots("hole", [(x, y)])
+    picture.height += 16
+
+
+# ---- every turn ----
+
+
+def _turns(run: Run, analysis: Analysis) -> Picture:
+    """Draw a strip for each arm, with each of its turns relative to the arm's own mean."""
+    means = {arm.arm: arm.step_seconds.mean for arm in analysis.summary.arms}
+    times = {
+        arm.label: {
+            (launch.round, turn): seconds / means[arm.label]
+            for launch in run.of(arm)
+            for turn, seconds in turn_seconds(launch).items()
+        }
+        for arm in run.config.arms
+        if arm.label in means
+    }
+    numbers = sorted({round_ for own in times.values() for round_, _ in own})
+    rounds = {round_: round_ in analysis.summary.noisy_rounds for round_ in numbers}
+    half = max([0.01, *(abs(math.log(value)) for own in times.values() for value in own.values())])
+    unit = "turn" if run.interleaved.mode == "blocks" else "launch"
+    picture = Picture(
+        "turns",
+        f"Every {unit}",
+        f"A dot is a {unit}, in order, round by round. The line is the arm's own mean; above is slower. "
+        f"A strip spans a factor of {math.exp(half):.3g} to either side.",
+    )
+    shaded = [("rect", "noisy", "noisy round")] if any(rounds.values()) else []
+    picture.legend([("dot", "series s0", f"a {unit}; higher is slower"), *shaded])
+    for arm, mean in means.items():
+        picture.name(arm, f"{mean * 1e3:.2f} ms")
+        _strip(picture, arm, times[arm], rounds, half)
+    wide = (RIGHT - LEFT) / len(rounds)
+    for index, round_ in enumerate(rounds):
+        if index % math.ceil(len(rounds) / _MOST_ROUND_LABELS) == 0:
+            words = f"round {round_}" if len(rounds) <= _FEW_ROUNDS else str(round_)
+            picture.write("tick", LEFT + wide * (index + 0.5), picture.height + 14, words)
+    picture.height += 22
+    picture.description = "; ".join(
+        f"{arm}: between {min(own.values()) * 100:.0f} and {max(own.values()) * 100:.0f} % of its mean"
+        for arm, own in times.items()
+    )
+    return picture
+
+
+def _strip(
+    picture: Picture,
+    arm: str,
+    times: Mapping[tuple[int, int], float],
+    rounds: Mapping[int, bool],
+    half: float,
+) -> None:
+    """Draw the strip of one arm.
+
+    ``times`` are relative to the arm's mean, by round and turn. ``rounds`` says of each round whether it was
+    noisy, and ``half`` is the logarithm of the largest ratio that a strip shows.
+    """
+    top, wide = picture.height, (RIGHT - LEFT) / len(rounds)
+    middle = top + _STRIP / 2
+    picture.rect("strip", LEFT, RIGHT, _STRIP)
+    points = []
+    for index, (round_, is_noisy) in enumerate(rounds.items()):
+        left = round(LEFT + wide * index, 1)
+        if is_noisy:
+            picture.rect("noisy", left, left + wide, _STRIP)
+        if index:
+            picture.line("grid", left, top, left, top + _STRIP)
+        turns = sorted(turn for other, turn in times if other == round_)
+        for place, turn in enumerate(turns):
+            x = left + wide * (place + 0.5) / len(turns)
+            y = middle - math.log(times[round_, turn]) / half * (_STRIP / 2 - 4)
+            points.append((round(x, 1), round(y, 1)))
+    picture.line("mean", LEFT, middle, RIGHT, middle)
+    picture.dots("series s0", points, arm)
+    picture.height = top + _STRIP + 6
+
+
+# ---- the time of an all-reduce, by its size ----
+
+
+def _sizes(run: Run) -> Iterator[Picture]:
+    """Draw the time of an all-reduce over its size, for each arm that measured it."""
+    picture = Picture(
+        "sizes",
+        "Time of one all-reduce, by message size",
+        "The group's all-reduce alone, without training. Both axes are logarithmic.",
+    )
+    points = [
+        (arm.label, Point(size, seconds))
+        for arm in run.config.arms
+        for size, seconds in seconds_by_size(run.of(arm))
+    ]
+    return draw_lines(picture, points, BYTES, SECONDS)
+
+
+# ---- memory ----
+
+
+def _memory(analysis: Analysis) -> Picture:
+    """Draw the peak memory of every arm, while it trained and with the proof."""
+    arms = analysis.summary.arms
+    picture = Picture(
+        "memory",
+        "Memory of the largest rank",
+        "Largest resident set while an arm trained. The outline includes the float64 proof before it.",
+    )
+    picture.legend([("rect", "part computing", "while it trained"), ("rect", "whole", "with the proof")])
+    peaks = {
+        arm.arm: (arm.peak_memory_bytes / _MIB, (arm.detail.whole_peak_memory_bytes or 0) / _MIB)
+        for arm in arms
+    }
+    on_gpu = {arm.arm: found / _MIB for arm in arms if (found := arm.peak_device_memory_bytes) is not None}
+    scale, top = _MEBIBYTES.scale(map(max, peaks.values()), LEFT, RIGHT), picture.height
+    for name, (trained, whole) in peaks.items():
+        figure = f"{trained:,.0f} MiB" + (f", with the proof {whole:,.0f}" if whole else "")
+        figure += f", on the GPU {on_gpu[name]:,.0f}" if name in on_gpu else ""
+        picture.name(name, figure)
+        if whole:
+            picture.rect("whole", LEFT, scale.at(whole), _BAR)
+        picture.rect("part computing", LEFT, scale.at(trained), _BAR, title=name)
+        picture.height += _BAR + 8
+    picture.axis(_MEBIBYTES, scale, top=top)
+    picture.description = "; ".join(f"{name}: {trained:.0f} MiB" for name, (trained, _) in peaks.items())
+    return picture
