@@ -50,8 +50,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 """Functions that may be longer than the limit: ``path:function``."""
 LONG_SENTENCES: dict[str, str] = {
     "compare/launch/engines/commands.py: set -eu": "a program for the shell, not a sentence",
-    "compare/launch/engines/rehearsal.py: host=": "a program for the shell, not a sentence",
-    "compare/launch/engines/slurm.py: host=": "likewise",
+    "compare/launch/engines/__init__.py: host=": "likewise",
     "compare/launch/interpreter.py: import importlib": "a program, not a sentence",
 }
 """Sentences that may be longer than the limit: ``path: first words of the sentence``."""
@@ -99,7 +98,7 @@ WORDS = {
 }
 """Patterns of words that are not used, and what to write instead."""
 OLD_CLASSES = {"Begin": "Start", "Begun": "Started", "Ended": "Exited", "Gone": "RankDied"}
-OLD_CLASSES |= {"Piece": "FileChunk", "Whole": "FileContent"}
+OLD_CLASSES |= {"Piece": "FileData", "Whole": "FileData"}
 BANNED = [(re.compile(rf"\b(?:{word})\b", re.IGNORECASE), instead) for word, instead in WORDS.items()]
 
 

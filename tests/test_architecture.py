@@ -324,9 +324,10 @@ def test_the_command_line_is_imported_by_nothing_but_main():
 
 
 def test_only_its_engine_and_the_command_line_know_ssh():
-    """All engines have one seam; two stand in for launchers' ssh."""
+    """All engines have one seam; two stand in for launchers' ssh, and schedulers' hosts are reached by it."""
     known = {
-        *("compare.launch.engines.ssh", "compare.launch.engines.slurm", "compare.launch.engines.rehearsal"),
+        *("compare.launch.engines", "compare.launch.engines.ssh", "compare.launch.engines.slurm"),
+        *("compare.launch.engines.rehearsal", "compare.launch.engines.schedulers"),
         "compare.jobs.kubernetes",
         *(
             "compare.experiment.allocation",

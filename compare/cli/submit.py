@@ -137,8 +137,7 @@ def _submit_to_slurm(resources: slurm.Resources, words: Sequence[str], *, wait: 
 def _print_manifest(resources: kubernetes.Resources, words: Sequence[str]) -> None:
     """Print an MPIJob, and on standard error its times and how to apply and follow it."""
     from compare.experiment.settle import SETTLE_SECONDS
-    from compare.jobs import kubernetes
-    from compare.jobs.submission import names_flag
+    from compare.jobs import kubernetes, names_flag
 
     manifest = kubernetes.write_manifest(resources, words)
     times = kubernetes.explain_time(resources, words, SETTLE_SECONDS)

@@ -1,7 +1,7 @@
-"""Choose the hosts of a run, and the engine that reaches them.
+"""Choose the hosts of a run, and how to reach them.
 
-The first source that has hosts counts: the user's own choice, then a job of Slurm, then a job of a scheduler
-in ``launch/engines/schedulers.py``, then this machine. Within a job that may have several hosts, a run uses
+The first source that has hosts counts: the user's own choice, then the job that an engine of
+``launch/engines/detect.py`` finds, then this machine. Within a job that may have several hosts, a run uses
 only this machine if the user asks for that.
 """
 
@@ -15,19 +15,14 @@ from pathlib import Path
 
 from compare.errors import AllocationError, BudgetError, HostError, LaunchError, UsageError
 from compare.experiment.settle import choose_all_hosts, choose_hosts
-from compare.launch.engines import Allocation, ScheduledJob
-from compare.launch.engines.detect import find_job, name_job, require_started_once
-from compare.launch.engines.local import Local
-from compare.launch.engines.slurm import carrier_of
-from compare.launch.engines.slurm_job import is_named, read_job
+from compare.launch.engines import Allocation, Carrier, ScheduledJob, slurm
+from compare.launch.engines.detect import find_job, require_started_once
 from compare.launch.engines.ssh import Ssh
 from compare.launch.signals import uninterrupted
 from compare.schema.hosts import Host, is_local, listed, local_host, shown
 from compare.text import duration
 
-ENGINES = ("auto", "local", "ssh", "slurm")
 _ALONE = (local_host(1),)
-_NO_JOB = "this machine, as none are named and no scheduler's job was found"
 
 
 def choose_allocation(
@@ -67,71 +62,52 @@ def find_allocation(
     Raises:
         UsageError, UnavailableError: see ``choose_allocation``.
     """
-    if engine not in ENGINES:
-        raise UsageError(f"--engine cannot be {engine!r}.", remedy=f"Use one of: {', '.join(ENGINES)}.")
     require_started_once(environ)
     asked = choose_all_hosts(hostfile, named) if hostfile or named is not None else ()
     whose = shown(str(hostfile or "-H"))
-    in_slurm = is_named(environ)
     if engine == "local":
-        return _of_this_machine(asked, whose, environ)
-    if engine == "slurm" or (engine == "auto" and not asked and in_slurm):
+        return _of_this_machine(asked, whose)
+    if engine == "slurm":
         return _of_slurm(asked, whose, environ)
     if asked:
         return Allocation(asked, ssh, whose)
-    if in_slurm:
-        job = read_job(environ)
-        return Allocation(job.hosts, ssh, job.name, job)
-    return _of_a_job(engine, ssh, environ)
-
-
-def _of_a_job(engine: str, ssh: Ssh, environ: Mapping[str, str]) -> Allocation:
-    """Return the hosts of a scheduler's job other than Slurm's; without a job, this machine.
-
-    Raises:
-        UsageError: the job's hosts are not known, or ``--engine ssh`` has no hosts to reach.
-    """
     found = find_job(environ)
-    if found and found.hosts:
-        return Allocation(found.hosts, ssh, f"{found.name}, from {found.source}")
-    if found and not found.alone:
-        raise found.refusal()
-    if engine == "ssh":
+    if engine == "ssh" and (found is None or found.hosts == _ALONE):
         raise UsageError("--engine ssh needs hosts.", remedy="Name them with --hostfile or -H.")
-    source = f"this machine, the only host of {found.name} ({found.signs})" if found else _NO_JOB
-    return Allocation(_ALONE, Local(), source)
+    if found is None:
+        source = "this machine, as none are named and no scheduler's job was found"
+        return Allocation(_ALONE, Carrier(), source)
+    by_ssh = engine == "ssh" or isinstance(found.carrier, Ssh)
+    return found._replace(carrier=ssh) if by_ssh else found
 
 
-def _of_this_machine(asked: Sequence[Host], whose: str, environ: Mapping[str, str]) -> Allocation:
+def _of_this_machine(asked: tuple[Host, ...], whose: str) -> Allocation:
     if others := [host for host in asked if not is_local(host)]:
         raise UsageError(
             f"--engine local and {others[0].source} contradict each other.",
             found=f"{others[0].name} is another machine.",
             remedy="Leave out one of them.",
         )
-    if asked:
-        return Allocation(tuple(asked), Local(), whose)
-    name = "a job of Slurm" if is_named(environ) else name_job(environ)
-    source = "this machine alone (--engine local)"
-    return Allocation(_ALONE, Local(), f"{source}, within {name}" if name else source)
+    source = whose if asked else "this machine alone (--engine local)"
+    return Allocation(asked or _ALONE, Carrier(), source)
 
 
-def _of_slurm(asked: Sequence[Host], whose: str, environ: Mapping[str, str]) -> Allocation:
-    if not is_named(environ):
+def _of_slurm(asked: tuple[Host, ...], whose: str, environ: Mapping[str, str]) -> Allocation:
+    found = slurm.detect(environ)
+    if found is None:
         raise UsageError(
             "--engine slurm needs a job of Slurm.",
             found="SLURM_JOB_ID is not set.",
             remedy="Start it within salloc or sbatch, or send it off: compare submit --engine slurm -- run …",
         )
-    job = read_job(environ)
-    if strangers := [host for host in asked if host.name not in job.cpus]:
+    names = {host.name for host in found.hosts}
+    if strangers := [host for host in asked if host.name not in names]:
         raise UsageError(
-            f"{strangers[0].source}: {strangers[0].name} is no node of {job.name}.",
-            found=listed(job.hosts),
+            f"{strangers[0].source}: {strangers[0].name} is no node of {found.source}.",
+            found=listed(found.hosts),
             remedy="Name nodes of the job, or leave the hosts out.",
         )
-    source = f"{job.name}, from {whose}" if asked else job.name
-    return Allocation(tuple(asked) or job.hosts, carrier_of(job.number, environ), source, job)
+    return found._replace(hosts=asked, source=f"{found.source}, from {whose}") if asked else found
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from compare.experiment.turn_plan import least_round_seconds
 from compare.launch.arm import Observer
 from compare.launch.circumstances import Defect
 from compare.launch.cluster import Cluster, open_cluster
-from compare.launch.engines.arrival import wait_for_hosts
+from compare.launch.engines.commands import wait_for_hosts
 from compare.launch.signals import uninterrupted
 from compare.schema.config import MOST_ROUNDS, LaunchConfig, RunConfig
 from compare.schema.hosts import THIS_MACHINE

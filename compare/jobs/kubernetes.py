@@ -6,14 +6,15 @@ Ringside runs in the launcher's pod, and reaches the workers over ssh.
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from compare.errors import UsageError
-from compare.jobs.submission import flag_value, names_flag, require_command, require_printable
+from compare.jobs import flag_value, names_flag, require_command, require_printable
 from compare.schema.config import LARGEST_NUMBER
 from compare.text import counted, duration, seconds_of
 
@@ -31,9 +32,6 @@ _LAUNCHER = {"cpu": "1", "memory": "2Gi"}
 # The name of a job. Kubernetes makes the names of pods from it, with up to 17 more characters.
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _QUANTITY = re.compile(r"([1-9][0-9]*(?:\.[0-9]+)?)([MGT])(i?)")
-# Text that YAML reads as it is. Without quotes, other text may become a number, a truth value or a mark.
-_PLAIN = re.compile(r"[A-Za-z/][\w./-]*")
-_WORDS_OF_YAML = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 class Resources(NamedTuple):
@@ -77,7 +75,7 @@ def write_manifest(resources: Resources, words: Sequence[str]) -> str:
     )
     require_printable([*words, resources.image, resources.namespace])
     _require_written_well(resources)
-    return _yaml(_manifest(resources, words))
+    return msgspec.yaml.encode(_manifest(resources, words)).decode()
 
 
 def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:
@@ -256,39 +254,3 @@ def _bytes(flag: str, size: str) -> float:
         )
     number, unit, binary = match.groups()
     return float(number) * (1024 if binary else 1000) ** (2 + "MGT".index(unit))
-
-
-# ---- YAML, without a library -----------------------------------------------------------------------------
-
-
-def _yaml(fields: Mapping[str, Any]) -> str:
-    return "\n".join(_lines(fields)) + "\n"
-
-
-def _lines(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a mapping in YAML, with each list of words on one line."""
-    for key, value in fields.items():
-        if isinstance(value, Mapping):
-            yield f"{_scalar(key)}:"
-            yield from (f"  {line}" for line in _lines(value))
-        elif isinstance(value, list) and isinstance(value[0], Mapping):
-            yield f"{_scalar(key)}:"
-            for item in value:
-                first, *more = _lines(item)
-                yield f"- {first}"
-                yield from (f"  {line}" for line in more)
-        elif isinstance(value, list):
-            yield f"{_scalar(key)}: [{', '.join(map(_quoted, value))}]"
-        else:
-            yield f"{_scalar(key)}: {_scalar(value)}"
-
-
-def _scalar(value: str | int) -> str:
-    if isinstance(value, int) or (_PLAIN.fullmatch(value) and value.lower() not in _WORDS_OF_YAML):
-        return str(value)
-    return _quoted(value)
-
-
-def _quoted(value: str) -> str:
-    # Every string of JSON is also one of YAML.
-    return json.dumps(value, ensure_ascii=False)

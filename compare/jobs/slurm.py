@@ -11,10 +11,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from compare.errors import AllocationError, OutputError, UnavailableError, UsageError, system_reason
-from compare.jobs.submission import names_flag, require_command, require_printable
+from compare.errors import (
+    AllocationError,
+    OutputError,
+    RingsideError,
+    UnavailableError,
+    UsageError,
+    system_reason,
+)
+from compare.jobs import names_flag, require_command, require_printable
 from compare.schema.environment import import_path
 from compare.system.files import write_text
+from compare.system.scontrol import fields_of, show_job
 
 _LOOK_SECONDS = 2.0
 _SILENT_SECONDS = 60.0
@@ -24,6 +32,28 @@ _ENDED = {
     *("DEADLINE", "OUT_OF_MEMORY", "REVOKED"),
 }
 """States of a job that has ended."""
+
+# How options of sbatch begin, what they do, what is wrong with that, what to do.
+_REFUSED = (
+    (
+        ("--ou", "-o"),
+        "names the file of the output",
+        "Ringside names it, to show it.",
+        "Leave it out; the file is printed.",
+    ),
+    (
+        ("--ar", "-a"),
+        "makes a job array",
+        "Every part would measure beside the others.",
+        "Leave it out, and submit one job.",
+    ),
+    (
+        ("hetjob", "packjob", "--het", "--pack"),
+        "makes a heterogeneous job",
+        "srun reaches one of its components alone.",
+        "Leave it out, and ask for all nodes at once.",
+    ),
+)
 
 
 class Resources(NamedTuple):
@@ -84,23 +114,9 @@ def _require_one_job(options: Sequence[str]) -> None:
         UsageError: an option makes an array or a heterogeneous job, or names the output.
     """
     for option in options:
-        if option.startswith(("--ou", "-o")):
-            raise UsageError(
-                f"--option={option}: Ringside names this file, to show it.",
-                remedy="Leave it out; the file is printed.",
-            )
-        if option.startswith(("--ar", "-a")):
-            raise UsageError(
-                f"--option={option} makes a job array.",
-                found="Every part would measure beside the others.",
-                remedy="Leave it out, and submit one job.",
-            )
-        if option.startswith(("hetjob", "packjob", "--het", "--pack")):
-            raise UsageError(
-                f"--option={option} makes a heterogeneous job.",
-                found="srun reaches one of its components alone.",
-                remedy="Leave it out, and ask for all nodes at once.",
-            )
+        for beginnings, what, found, remedy in _REFUSED:
+            if option.startswith(beginnings):
+                raise UsageError(f"--option={option} {what}.", found=found, remedy=remedy)
 
 
 def submit(script: str, file: Path) -> str:
@@ -116,9 +132,8 @@ def submit(script: str, file: Path) -> str:
         raise OutputError.unwritten(file.parent, error) from None
     write_text(file, script)
     try:
-        done = subprocess.run(
-            ["sbatch", "--parsable", str(file)], capture_output=True, text=True, check=False
-        )
+        command = ["sbatch", "--parsable", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise UnavailableError(
             "sbatch cannot be executed, which submits jobs.",
@@ -141,17 +156,19 @@ def follow(job: str, output: Path, show: Callable[[str], None]) -> int:
         AllocationError: the job did not end by itself, so it has no exit status of its own.
         UnavailableError: Slurm's controller has not answered for a minute.
     """
-    shown, state, answered = 0, "", time.monotonic()
-    while state not in _ENDED:
+    fields: dict[str, str] = {}
+    shown, answered = 0, time.monotonic()
+    while fields.get("JobState") not in _ENDED:
         time.sleep(_LOOK_SECONDS)
-        state, status = _state(job)  # asked before the output is read, so that the last output is shown
-        answered = time.monotonic() if state else answered
-        if time.monotonic() - answered > _SILENT_SECONDS:
-            raise UnavailableError(
-                f"Slurm does not say how job {job} does.",
-                found=f"No answer for {_SILENT_SECONDS:g} s.",
-                remedy=f"It may still run: `scontrol show job {job}`. What it prints is in {output}.",
-            )
+        try:  # before the output is read, so that the last output is shown
+            fields, answered = fields_of(show_job(job)), time.monotonic()
+        except RingsideError as error:
+            if time.monotonic() - answered > _SILENT_SECONDS:
+                raise UnavailableError(
+                    f"Slurm does not say how job {job} does.",
+                    found=f"No answer for {_SILENT_SECONDS:g} s. {error.found}".strip(),
+                    remedy=f"It may still run: `scontrol show job {job}`. What it prints is in {output}.",
+                ) from None
         if output.exists():
             with output.open("rb") as file:
                 file.seek(shown)
@@ -159,7 +176,7 @@ def follow(job: str, output: Path, show: Callable[[str], None]) -> int:
             shown += len(text)
             if text:
                 show(text.decode(errors="replace"))
-    code, _, number = status.partition(":")
+    state, (code, _, number) = fields["JobState"], fields.get("ExitCode", "").partition(":")
     if number not in {"", "0"} or state not in {"COMPLETED", "FAILED"}:
         raise AllocationError(
             f"Slurm job {job} did not end by itself.",
@@ -167,17 +184,6 @@ def follow(job: str, output: Path, show: Callable[[str], None]) -> int:
             remedy=f"What it printed is in {output}.",
         )
     return int(code or 0)
-
-
-def _state(job: str) -> tuple[str, str]:
-    """Return a job's state, and its exit code as ``status:signal``; both are empty without an answer."""
-    asked = ["scontrol", "--oneliner", "show", "job", job]
-    try:
-        done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    except OSError:
-        return "", ""
-    fields = dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
-    return fields.get("JobState", ""), fields.get("ExitCode", "")
 
 
 def default_files(folder: Path, command: str) -> tuple[Path, Path]:

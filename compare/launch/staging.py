@@ -97,7 +97,8 @@ def _ask(hosts: Sequence[Host], source: DatasetSource, python: str, carrier: Car
 
 def ask_hosts(hosts: Sequence[Host], source: DatasetSource, *, python: str, carrier: Carrier) -> list[Answer]:
     """Ask hosts where they have a data set, and return their answers, which ``read_held`` reads."""
-    ask = python_command(python, "compare.launch.staging", source.name, source.directory, data.key_of(source))
+    words = ("-m", "compare.launch.staging", source.name, source.directory, data.key_of(source))
+    ask = python_command(python, *words)
     return run_everywhere(hosts, ask, carrier=carrier, timeout_seconds=_LOOK_SECONDS)
 
 

@@ -1,1 +1,1 @@
-"""Read this machine's clock and limits, and read and write its files."""
+"""Read this machine's clock and limits, read and write its files, and ask Slurm's controller."""

@@ -28,19 +28,13 @@ from compare.doctor import checkup, examine
 from compare.doctor.facts import Facts
 from compare.errors import OutputError, RingsideError, UsageError
 from compare.experiment import allocation
-from compare.launch.agent.connection import Connection
-from compare.launch.agent.protocol import (
-    FileChunk,
-    FileContent,
-    Message,
-    MessagePipe,
-    ProtocolError,
-    Refused,
-)
-from compare.launch.agent.received import ReceivedFiles
+from compare.launch.agent.connection import Connection, LaunchLink
+from compare.launch.agent.mirror import ReceivedFiles
+from compare.launch.agent.protocol import FileData, Message, MessagePipe, ProtocolError, Refused
 from compare.launch.crash_log import read_crash_log
-from compare.launch.engines import Answer, slurm_job
-from compare.launch.engines.schedulers import SCHEDULERS, STARTERS
+from compare.launch.engines import Answer, slurm
+from compare.launch.engines.detect import STARTERS
+from compare.launch.engines.schedulers import SCHEDULERS
 from compare.launch.engines.ssh import Ssh
 from compare.report import FORMATS, render
 from compare.schema.arms import parse_arms
@@ -254,7 +248,7 @@ def _encoded(message):
 
 NEARLY_MESSAGES = st.dictionaries(
     st.sampled_from(["type", "name", "offset", "data", "status", "ranks", "what", "kind"]),
-    st.sampled_from(["FileChunk", "Ready", "Exited", "Waiting", "Refused"]) | JSON | BYTES,
+    st.sampled_from(["FileData", "Ready", "Exited", "Waiting", "Refused"]) | JSON | BYTES,
     max_size=5,
 ).map(lambda fields: _encoded({k: v for k, v in fields.items() if not _too_large(v)}))
 
@@ -284,27 +278,26 @@ def test_protocol_of_any_bytes_gives_messages_or_its_error(pipe, content):
 
 @fuzz
 @given(
-    st.builds(FileChunk, TEXT | st.just("rank-0.log"), st.integers(-(2**63), 2**63 - 1), BYTES)
-    | st.builds(FileContent, TEXT, BYTES)
+    st.builds(FileData, TEXT | st.just("rank-0.log"), BYTES, st.none() | st.integers(-(2**63), 2**63 - 1))
     | st.builds(Refused, kind=TEXT, what=TEXT, found=TEXT)
 )
-@example(FileContent("results.json", b"\xff"))
-@example(FileChunk("a\x00b", 0, b""))
-@example(FileChunk("rank-0.log", -1, b"x"))
-@example(FileChunk("../escape", 0, b"x"))
-@example(FileChunk("x" * 300, 0, b"x"))
+@example(FileData("results.json", b"\xff"))
+@example(FileData("a\x00b", b"", 0))
+@example(FileData("rank-0.log", b"x", -1))
+@example(FileData("../escape", b"x", 0))
+@example(FileData("x" * 300, b"x", 0))
+@example(Refused(kind="OutputError", what="", found=""))
 def test_agent_of_a_host_writes_in_its_folder_or_is_refused(shared_file, message):
     connection = Connection.__new__(Connection)
     folder = shared_file.parent / "of-an-agent"
     folder.mkdir(exist_ok=True)
     connection.host = Host("n1", 1)
-    connection._received = ReceivedFiles(connection.host, LaunchFiles(folder), [0])
+    link = LaunchLink("a launch", connection)
+    link._received = ReceivedFiles(connection.host, LaunchFiles(folder), [0])
     before = set(shared_file.parent.iterdir())
     with contextlib.suppress(ProtocolError, RingsideError):
-        if isinstance(message, Refused):
-            assert isinstance(connection._error_of(message), RingsideError)
-        else:
-            connection._received.write(message)
+        link.take(message)
+        assert isinstance(link.error, RingsideError | None)
     assert set(shared_file.parent.iterdir()) == before
     for path in folder.iterdir():
         path.unlink()
@@ -316,7 +309,7 @@ VALUES = st.text(
 SLURM = [
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),
     *("SLURM_TASKS_PER_NODE", "SLURM_HET_SIZE", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_NODELIST"),
-    *(variable for scheduler in SCHEDULERS for variable, _ in scheduler.hosts),
+    *(variable for each in SCHEDULERS for variable in (*each.files, *dict(each.lists))),
     *(sign.partition("=")[0] for scheduler in (*SCHEDULERS, *STARTERS) for sign in scheduler.signs),
 ]
 SHOWN = pieces(
@@ -347,7 +340,7 @@ SHOWN = pieces(
 @example({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "9(x99999999999)"}, "NodeList=n1")
 def test_variables_of_schedulers_give_hosts_or_an_error(environ, shown):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(slurm_job, "_scontrol", lambda _number: shown)
+        patched.setattr(slurm, "show_job", lambda *_, **__: shown)
         with contextlib.suppress(RingsideError):
             assert allocation.find_allocation("auto", None, None, ssh=Ssh(), environ=environ).hosts
 

@@ -15,7 +15,7 @@ from compare.doctor.availability import Availability, Survey
 from compare.doctor.facts import Library
 from compare.launch.agent.protocol import Exited, Ready
 from compare.launch.cluster import Cluster
-from compare.launch.engines.local import Local
+from compare.launch.engines import Carrier
 from compare.schema.arms import parse_arms
 from compare.schema.config import RunConfig
 from compare.schema.hosts import Host, Network, local_host
@@ -82,7 +82,7 @@ class AnAgent:
         self, slots: int = 2, cpus: Sequence[int] = (0,), status: int | None = 1, host: Host | None = None
     ) -> None:
         self.host = host or local_host(slots)
-        self.ready = Ready(hostname="here", python="", version="", cpus=list(cpus), memory_left_bytes=1 << 40)
+        self.ready = Ready(hostname="here", version="", cpus=list(cpus), memory_left_bytes=1 << 40)
         self.agent = self
         self.launches: dict[str, Any] = {}
         self.begun: list[Any] = []
@@ -135,7 +135,7 @@ class AnAgent:
 def a_cluster(slots: int = 2, cpus: Sequence[int] = (0,), agent: Any = None) -> Cluster:
     """This machine as the only host, without a process."""
     agent = agent or AnAgent(slots, cpus)
-    return Cluster([agent], agent, network=Network(), exported={}, carrier=Local())
+    return Cluster([agent], agent, network=Network(), exported={}, carrier=Carrier())
 
 
 def a_block(milliseconds: float, **changes: Any) -> Block:

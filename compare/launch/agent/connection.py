@@ -23,13 +23,13 @@ from compare.errors import (
     RingsideError,
     UnavailableError,
 )
+from compare.launch.agent.mirror import ReceivedFiles
 from compare.launch.agent.protocol import (
     ALIVE_SECONDS,
     Alive,
     End,
     Exited,
-    FileChunk,
-    FileContent,
+    FileData,
     FindPort,
     Go,
     Message,
@@ -45,7 +45,6 @@ from compare.launch.agent.protocol import (
     decode,
     encode,
 )
-from compare.launch.agent.received import ReceivedFiles
 from compare.launch.engines import Answer, Carrier
 from compare.launch.engines.commands import enough_files, host_error, python_command
 from compare.launch.signals import postponed_interrupts
@@ -118,7 +117,7 @@ class LaunchLink:
             ProtocolError: a launch sends no such message or file.
         """
         match message:
-            case FileChunk() | FileContent() if self._received:
+            case FileData() if self._received:
                 self._received.write(message)
             case Started():
                 self.started = True
@@ -165,7 +164,7 @@ class Connection:
         self._ahead_seconds: float | None = None
         self._carrier = carrier
         self._stderr = bytearray()
-        argv = python_command(python, "compare.launch.agent")
+        argv = python_command(python, "-m", "compare.launch.agent")
         command = carrier.argv(host, argv)
         self._is_here = command == argv
         # A session of its own: Ctrl-C reaches this program alone, which ends the launch in order.
@@ -228,27 +227,29 @@ class Connection:
         return self._pipe.waits_for()
 
     def hang_up(self) -> None:
-        """Close the pipes; the agent then ends its launches and exits."""
+        """Close the pipes; the agent then ends its launches and exits, or is killed if it never answered."""
+        if self.ready is None:
+            self._kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
-
-    def kill(self) -> None:
-        """Kill the process that reaches the host, with its children."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
 
     def wait_closed(self, seconds: float) -> None:
         """Wait until the process that reaches the host exits, and kill it after ``seconds``."""
         try:
             self._process.wait(timeout=max(0.0, seconds))
         except subprocess.TimeoutExpired:
-            self.kill()
+            self._kill()
             self._process.wait()
         if self._process.stderr is not None:
             self._process.stderr.close()
+
+    def _kill(self) -> None:
+        """Kill the process that reaches the host, with its children."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _take(self, message: Message) -> None:
         match message:
@@ -391,9 +392,6 @@ def close_all(agents: Sequence[Connection]) -> None:
     """Close all connections, then wait for all of their processes."""
     for agent in agents:
         agent.hang_up()
-    for agent in agents:
-        if agent.ready is None:
-            agent.kill()  # no launch started there, and a host may never answer
     deadline = time.monotonic() + _CLOSE_SECONDS
     for agent in agents:
         agent.wait_closed(deadline - time.monotonic())

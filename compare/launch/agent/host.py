@@ -67,7 +67,7 @@ class HostAgent:
                 self._wait()
         finally:
             for launch in self._launches.values():
-                launch.hang_up()
+                launch.pipe.close()  # its process then ends the launch, and exits
             for launch in self._launches.values():
                 launch.wait()
 
@@ -97,12 +97,16 @@ class HostAgent:
                 for data in launch.receive():
                     self._pipe.send(OfLaunch(name, data))
             if launch.problem:
-                self._pipe.send(OfLaunch(name, encode(_refusal(launch.problem))))
+                refused = Refused(
+                    kind=HostError.__name__,
+                    what="The launch was lost.",
+                    found=launch.problem,
+                    remedy="Was it killed or stopped, or is memory short there? Run again, and let it run.",
+                )
+                self._pipe.send(OfLaunch(name, encode(refused)))
             if launch.pipe.closed or launch.problem:
                 del self._launches[name]
-                if launch.problem:
-                    launch.kill()
-                launch.hang_up()
+                launch.pipe.close()
                 launch.wait()
                 self._is_lost = self._pipe.silent_seconds > LEASE_SECONDS  # it starts no further launch
 
@@ -157,18 +161,11 @@ class _LaunchProcess:
             self.problem = f"Its process there sent nothing for {SILENT_SECONDS:g} s."
         return passed_on
 
-    def hang_up(self) -> None:
-        """Close the pipes; the process then ends its launch, and exits."""
-        self.pipe.close()
-
-    def kill(self) -> None:
-        """Kill the process, even if it is stopped; its sweeper then ends the launch."""
-        with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-
     def wait(self) -> None:
-        """Wait until the process has exited."""
-        with suppress(ChildProcessError):
+        """Wait until the process has exited; a lost one is killed, and its sweeper ends the launch."""
+        with suppress(ProcessLookupError, ChildProcessError):
+            if self.problem:
+                os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
 
 
@@ -185,12 +182,3 @@ def _carry_out_one(pipe: MessagePipe) -> NoReturn:
             pipe.wait(ALIVE_SECONDS)
     finally:  # nothing of the agent's own program may run on here
         os._exit(0)
-
-
-def _refusal(problem: str) -> Refused:
-    return Refused(
-        kind=HostError.__name__,
-        what="The launch was lost.",
-        found=problem,
-        remedy="Was it killed or stopped, or is memory short there? Run again, and let it run.",
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import platform
 import shutil
 import socket
 import sysconfig
@@ -25,7 +24,6 @@ def describe() -> Ready:
     """Return the description of this machine that is its agent's first message."""
     return Ready(
         hostname=socket.gethostname(),
-        python=platform.python_version(),
         version=__version__,
         addresses=addresses(),
         cpus=sorted(os.sched_getaffinity(0)),

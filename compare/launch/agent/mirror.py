@@ -1,15 +1,24 @@
-"""Send the files of a launch to the parent while they grow."""
+"""Send the files of a launch to the parent while they grow, and write them there.
+
+A host may be hostile, so it can write only the files of its own ranks and the log of its launcher. Each must
+arrive without gaps, and its size is limited.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from compare.launch.agent.protocol import BACKLOG_BYTES, FileChunk, FileContent, MessagePipe
+from compare.errors import HostError, OutputError
+from compare.launch.agent.protocol import BACKLOG_BYTES, FileData, MessagePipe, ProtocolError
+from compare.schema.hosts import Host
 from compare.schema.launch_files import LaunchFiles
+from compare.system.files import write_bytes
 
 _CHUNK_BYTES = 1 << 16
+_FILE_BYTES = 4 << 30
+"""Maximum size of a file that a host sends in chunks."""
 _RECORD = LaunchFiles(Path()).exit(0).suffix
 
 
@@ -57,7 +66,7 @@ class Mirror:
             found = path.stat()
             state = (found.st_ino, found.st_mtime_ns)
             if self._sent.get(path.name) != state:
-                pipe.send(FileContent(path.name, path.read_bytes()))
+                pipe.send(FileData(path.name, path.read_bytes()))
                 self._sent[path.name] = state
             return False
         _, offset = self._sent.get(path.name, (0, 0))
@@ -65,6 +74,53 @@ class Mirror:
             file.seek(offset)
             data = file.read(_CHUNK_BYTES)
         if data:
-            pipe.send(FileChunk(path.name, offset, data))
+            pipe.send(FileData(path.name, data, offset))
             self._sent[path.name] = (0, offset + len(data))
         return len(data) == _CHUNK_BYTES
+
+
+class ReceivedFiles:
+    """The files of one launch that one host sends.
+
+    The host's name is added to that of the launcher's log, because every host may send one.
+    """
+
+    def __init__(self, host: Host, files: LaunchFiles, ranks: Collection[int]) -> None:
+        self._host = host
+        self._files = files
+        self._ranks = ranks
+        self._sizes: dict[str, int] = {}
+
+    def write(self, message: FileData) -> None:
+        """Write a file or append its next chunk; ignore files of other ranks.
+
+        Raises:
+            HostError: a file is larger than any log should be.
+            OutputError: a file cannot be written.
+            ProtocolError: a file lies in another folder, or has a gap.
+        """
+        name, log = message.name, self._files.launcher_log
+        if Path(name).name != name or name[:1] in {"", "."} or "\0" in name:
+            raise ProtocolError(f"unexpected file: {name}")
+        rank = self._files.rank_of(name)
+        if name != log.name and (rank is None or rank not in self._ranks):
+            return
+        kept_as = f"{log.stem}-{self._host.name}{log.suffix}" if name == log.name else name
+        path = self._files.directory / kept_as
+        if message.offset is None:
+            write_bytes(path, message.data)
+            return
+        size = self._sizes.get(name, 0)
+        if message.offset != size:
+            raise ProtocolError(f"{name} goes on at {message.offset}, but has {size} bytes")
+        if size + len(message.data) > _FILE_BYTES:
+            raise HostError(
+                f"Host {self._host.name} sends more than {_FILE_BYTES >> 30} GiB of {name}.",
+                remedy="Does a program there print without end? Let it print less, and run again.",
+            )
+        self._sizes[name] = size + len(message.data)
+        try:
+            with path.open("ab") as file:
+                file.write(message.data)
+        except OSError as error:
+            raise OutputError.unwritten(path, error) from None

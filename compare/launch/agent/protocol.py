@@ -38,7 +38,6 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The first message of an agent, which describes its machine."""
 
     hostname: str
-    python: str
     version: str
     addresses: dict[str, list[str]] = {}
     """IPv4 addresses with prefix lengths, as 10.0.0.2/24, by the names of interfaces that are up."""
@@ -136,19 +135,13 @@ class Waiting(msgspec.Struct, frozen=True, tag=True):
     """Memory that further processes may take on this host."""
 
 
-class FileChunk(msgspec.Struct, frozen=True, tag=True):
-    """Data that was appended to a file of the launch."""
-
-    name: str
-    offset: int
-    data: bytes
-
-
-class FileContent(msgspec.Struct, frozen=True, tag=True):
-    """The whole content of a file of the launch, which replaces any content before."""
+class FileData(msgspec.Struct, frozen=True, tag=True):
+    """Data of a file of the launch."""
 
     name: str
     data: bytes
+    offset: int | None = None
+    """Where the data was appended; None for the whole content, which replaces any content before."""
 
 
 class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -190,8 +183,7 @@ Message = (
     | Go
     | Waiting
     | End
-    | FileChunk
-    | FileContent
+    | FileData
     | Exited
     | Refused
 )

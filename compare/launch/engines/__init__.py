@@ -1,8 +1,9 @@
 """Reach hosts, with one module for each way to do so.
 
-An engine provides two things. An ``Allocation`` says which hosts a run has, and how many ranks each takes.
-A ``Carrier`` starts one process on a host, with pipes to its standard input, output and error.
-The rest is the same for every engine: ``fanout`` runs a command on many hosts, and ``agent`` runs launches.
+An engine is a module with a function ``detect``, which returns the ``Allocation`` of the job that this
+program runs in; ``detect.py`` has the list of engines. An allocation says which hosts a run has, how many
+ranks each takes, and which ``Carrier`` starts a process on a host. The rest is the same for every engine:
+``commands`` runs a command on many hosts, and ``agent`` runs launches.
 """
 
 from __future__ import annotations
@@ -11,15 +12,34 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from compare.errors import AllocationError, HostError
-from compare.schema.hosts import Host
+from compare.schema.hosts import Host, is_local
 from compare.schema.link import Link
 from compare.text import printable
 
 STREAM_BYTES = 1 << 20
 """Maximum size of what one host may send on each stream."""
+LOCAL = "take this machine alone: --engine local"
+"""Part of a remedy: what a user can do in every job."""
+ELSEWHERE = f"Name the hosts with -H or --hostfile, or {LOCAL}"
 
 _LAST_LINES = 3
+_STAND_IN = """\
+#!/bin/sh
+# Starts a process where mpirun and horovodrun call ssh. Options of ssh, on either side of the host, are
+# dropped: none of them matters here.
+host=
+while [ $# -gt 0 ]; do
+  case $1 in
+    -[BbcDEeFIiJLlmOopQRSWw]) shift 2 ;;
+    -*) shift ;;
+    *) [ -z "$host" ] || break; host=$1; shift ;;
+  esac
+done
+exec {start} sh -c "$*"
+"""
 
 
 class AbsentHostError(HostError):
@@ -53,23 +73,30 @@ class Answer(NamedTuple):
         return "\n".join(lines[-_LAST_LINES:])
 
 
-class Carrier(Protocol):
-    """A way to start processes on hosts."""
+class Carrier(msgspec.Struct, frozen=True):
+    """A way to start processes on hosts.
+
+    This class reaches only this machine, where every process is a child process. A subclass reaches other
+    hosts: it overrides the private methods, which are called for these alone.
+    """
 
     def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
-        """Return the command that executes ``argv`` on a host.
+        """Return the command that executes ``argv`` on a host; for this machine, ``argv`` itself.
 
         The command is executed on this machine, and its pipes are those of the process on the host.
 
         Raises:
             UnavailableError: the program that reaches hosts is not installed.
         """
+        return tuple(argv) if is_local(host) else self._argv(host, argv)
 
     def by_hand(self, host: Host) -> str:
         """Return a command with which a user can test a host by hand; empty for this machine."""
+        return "" if is_local(host) else self._by_hand(host)
 
     def explain(self, answer: Answer) -> HostError | None:
         """Return the error of a host that was not reached; None if it was, even if its command failed."""
+        return explain_signal(answer) if answer.here else self._explain(answer)
 
     def remote_shell(self, folder: Path, hosts: Sequence[Host]) -> Mapping[str, str]:
         """Return the files that let mpirun and horovodrun start ranks on hosts.
@@ -83,6 +110,22 @@ class Carrier(Protocol):
         Raises:
             UnavailableError: the program that reaches hosts is not installed.
         """
+        return {} if all(map(is_local, hosts)) else self._remote_shell(folder, hosts)
+
+    def _argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
+        del host
+        return tuple(argv)
+
+    def _by_hand(self, host: Host) -> str:
+        del host
+        return ""
+
+    def _explain(self, answer: Answer) -> HostError | None:
+        return explain_signal(answer)
+
+    def _remote_shell(self, folder: Path, hosts: Sequence[Host]) -> Mapping[str, str]:
+        del folder, hosts
+        return {}
 
 
 class ScheduledJob(Protocol):
@@ -94,7 +137,7 @@ class ScheduledJob(Protocol):
 
     @property
     def ends_at(self) -> float:
-        """Unix time after which nothing may be measured."""
+        """Unix time after which nothing may be measured; infinite without a time limit."""
 
     def require_share(self, host: Host, cpus: int, gpus: int) -> None:
         """Require that an agent sees all CPUs and GPUs that the job has on its host.
@@ -102,7 +145,7 @@ class ScheduledJob(Protocol):
         ``cpus`` and ``gpus`` are the numbers that it sees.
 
         Raises:
-            HostError: it sees fewer.
+            HostError: it sees fewer, which would slow down every arm.
         """
 
     def share(self, host: Host, cpus: int) -> int:
@@ -129,3 +172,22 @@ class Allocation(NamedTuple):
 def named(host: Host) -> str:
     """Return a host's name for messages, with its source, such as its line in the hostfile."""
     return f"Host {host.name} ({host.source})" if host.source else f"Host {host.name}"
+
+
+def explain_signal(answer: Answer) -> HostError | None:
+    """Return the error of a process on this machine that a signal killed; None if it exited by itself."""
+    if answer.status is None or answer.status >= 0:
+        return None
+    return HostError(
+        f"{named(answer.host)}: a process of Ringside was killed by signal {-answer.status}.",
+        found=answer.last_lines,
+        remedy="Was it killed by hand, or was memory short? Run again.",
+    )
+
+
+def ssh_stand_in(start: str) -> str:
+    """Return a program that takes the place of ssh for mpirun and horovodrun.
+
+    ``start`` is the text of a shell command that executes the words after it on ``"$host"``.
+    """
+    return _STAND_IN.format(start=start)

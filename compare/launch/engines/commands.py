@@ -1,4 +1,4 @@
-"""Run a command on many hosts, and turn their answers into errors.
+"""Run a command on many hosts, turn their answers into errors, and wait for hosts that are starting.
 
 A carrier starts a process on a host, and ``fanout`` executes thousands of such processes at the same time.
 """
@@ -8,18 +8,25 @@ from __future__ import annotations
 import io
 import resource
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from compare import PACKAGE_ROOT
 from compare.errors import AllocationError, HostError
-from compare.launch.engines import STREAM_BYTES, Answer, Carrier, named
+from compare.launch.engines import STREAM_BYTES, AbsentHostError, Answer, Carrier, named
 from compare.schema.hosts import Host
+from compare.text import duration
 
 NOT_FOUND = (126, 127)
 """Exit statuses of a shell or ``env`` that cannot execute a program."""
 
 _SHOWN_HOSTS = 8
+_SHOWN_REASONS = 4
+_ATTEMPT_SECONDS = 15.0
+"""Maximum time for a host that may be starting to answer one attempt."""
+_LEAST_ATTEMPT_SECONDS = 2.0
+_PAUSE_SECONDS = 1.0
 _SPARE_FILES = 128
 _FILES_PER_PROCESS = 6
 
@@ -44,16 +51,12 @@ mv -T "$new" "$1"
 """
 
 
-def python_command(python: str, module: str, *arguments: str) -> tuple[str, ...]:
-    """Return the argv that runs a module of Ringside on a host.
+def python_command(python: str, *words: str) -> tuple[str, ...]:
+    """Return the argv that starts Python on a host, able to import Ringside.
 
     Ringside must be at the same path there as on this machine.
     """
-    return (*_with_packages(python), "-m", module, *arguments)
-
-
-def _with_packages(python: str) -> tuple[str, ...]:
-    return ("env", f"PYTHONPATH={PACKAGE_ROOT}", "PYTHONSAFEPATH=1", python)
+    return ("env", f"PYTHONPATH={PACKAGE_ROOT}", "PYTHONSAFEPATH=1", python, *words)
 
 
 def run_everywhere(
@@ -63,16 +66,24 @@ def run_everywhere(
     carrier: Carrier,
     timeout_seconds: float,
     stdin: bytes = b"",
+    input_ends: bool = True,
 ) -> list[Answer]:
     """Execute one command on all hosts at the same time, and return the answers in the order of hosts.
 
-    ``timeout_seconds`` counts from the start on each host. A failed command raises no error, but
-    ``host_error`` and ``require_success`` find it in the answers.
+    ``timeout_seconds`` counts from the start on each host. Without ``input_ends``, its input stays open until
+    the command exits. A failed command raises no error, but ``host_error`` and ``require_success`` find it in
+    the answers.
 
     Raises:
         UnavailableError: the carrier's program is not installed.
     """
-    return _run(hosts, argv, carrier, timeout_seconds, stdin)
+    from compare.launch.engines.fanout import execute  # only here: most runs reach no other host
+
+    commands = [(host, carrier.argv(host, argv)) for host in hosts]
+    with enough_files(len(hosts)) as at_once:
+        answers = execute(commands, stdin, timeout_seconds, at_once, input_ends=input_ends)
+    pairs = zip(answers, commands, strict=True)
+    return [answer._replace(here=command == tuple(argv)) for answer, (_, command) in pairs]
 
 
 def run_script(
@@ -92,28 +103,10 @@ def run_script(
     Raises:
         UnavailableError: the carrier's program is not installed.
     """
-    argv = (*_with_packages(python), "-c", _EXECUTE, str(len(script)), *arguments)
-    return _run(hosts, argv, carrier, timeout_seconds, script, input_ends=False)
-
-
-def _run(
-    hosts: Sequence[Host],
-    argv: Sequence[str],
-    carrier: Carrier,
-    timeout_seconds: float,
-    stdin: bytes,
-    *,
-    input_ends: bool = True,
-) -> list[Answer]:
-    from compare.launch.engines.fanout import execute  # only here: most runs reach no other host
-
-    commands = [carrier.argv(host, argv) for host in hosts]
-    with enough_files(len(hosts)) as at_once:
-        outcomes = execute(commands, stdin, timeout_seconds, at_once, input_ends=input_ends)
-    return [
-        Answer(host, *outcome, here=command == tuple(argv))
-        for host, command, outcome in zip(hosts, commands, outcomes, strict=True)
-    ]
+    argv = python_command(python, "-c", _EXECUTE, str(len(script)), *arguments)
+    return run_everywhere(
+        hosts, argv, carrier=carrier, timeout_seconds=timeout_seconds, stdin=script, input_ends=False
+    )
 
 
 @contextmanager
@@ -207,7 +200,7 @@ def host_error(answer: Answer, carrier: Carrier) -> HostError | None:
         return None
     if answer.status is None:
         try_it = f"Does `{by_hand}` work? " if by_hand else ""
-        return HostError(
+        return AbsentHostError(
             f"{name} did not answer within {answer.seconds:.0f} s.",
             found=found,
             remedy=f"{try_it}If the host is only slow, try again.",
@@ -226,3 +219,51 @@ def host_error(answer: Answer, carrier: Carrier) -> HostError | None:
     if "No module named" in found:
         remedy = "Install Ringside there, for this Python and in the same version."
     return HostError(f"{name}: a command failed with status {answer.status}.", found=found, remedy=remedy)
+
+
+# ---- hosts that are starting, such as pods ---------------------------------------------------------------
+
+
+def wait_for_hosts(
+    hosts: Sequence[Host], *, carrier: Carrier, seconds: float, say: Callable[[str], None]
+) -> None:
+    """Wait until every host executes a command, at most for ``seconds``.
+
+    Whenever the reasons change, ``say`` gets a line with the number of missing hosts and at most four
+    reasons. A failure that does not go away by waiting, such as a refused login, ends the wait at once.
+
+    Raises:
+        HostError: hosts did not answer in time, or failed in a way that ends the wait.
+        UnavailableError: the carrier's program is not installed.
+    """
+    deadline = time.monotonic() + seconds
+    awaited, shown = list(hosts), ""
+    while True:
+        limit = max(_LEAST_ATTEMPT_SECONDS, min(_ATTEMPT_SECONDS, deadline - time.monotonic()))
+        answers = run_everywhere(awaited, ("true",), carrier=carrier, timeout_seconds=limit)
+        absent = {answer.host: error for answer in answers if (error := host_error(answer, carrier))}
+        if refusals := [error for error in absent.values() if not isinstance(error, AbsentHostError)]:
+            raise join_errors(refusals, of=len(hosts))
+        awaited, left = list(absent), deadline - time.monotonic()
+        if not awaited:
+            break
+        if left <= 0:
+            names = ",".join(host.name for host in awaited[:_SHOWN_REASONS])
+            raise AbsentHostError(
+                f"{len(awaited)} of {len(hosts)} hosts did not come within {duration(seconds)}.",
+                found=_listed([f"{error.what} {error.found}" for error in absent.values()]),
+                remedy="Do they start at all? For pods, `kubectl describe pods` gives the reason. Wait "
+                f"longer, or leave them out: --exclude {names}",
+            )
+        reasons = _listed([error.what for error in absent.values()])
+        if reasons != shown:
+            say(f"Waiting for {len(awaited)} of {len(hosts)} hosts, at most {duration(left)} more. {reasons}")
+            shown = reasons
+        time.sleep(min(_PAUSE_SECONDS, left))
+    if shown:
+        say(f"All {len(hosts)} hosts are there")
+
+
+def _listed(reasons: Sequence[str]) -> str:
+    more = len(reasons) - _SHOWN_REASONS
+    return " ".join([*reasons[:_SHOWN_REASONS], *([f"And {more} more."] if more > 0 else [])])

@@ -12,10 +12,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, cast
+from functools import partial
+from typing import cast
 
-from compare.launch.engines import STREAM_BYTES
+from compare.launch.engines import STREAM_BYTES, Answer
 from compare.launch.signals import postponed_interrupts
+from compare.schema.hosts import Host
 
 _PIECE_BYTES = 1 << 16
 _EXIT_SECONDS = 0.5
@@ -31,29 +33,18 @@ A background process may keep the pipes open.
 _STREAMS = {1: "stdout", 2: "stderr"}
 
 
-class Outcome(NamedTuple):
-    """How a process ended; ``Answer`` describes the fields."""
-
-    status: int | None
-    stdout: bytes
-    stderr: bytes
-    seconds: float
-    started_at: float
-    flooded: str
-
-
 def execute(
-    commands: Iterable[Sequence[str]],
+    commands: Iterable[tuple[Host, Sequence[str]]],
     stdin: bytes,
     timeout_seconds: float,
     at_once: int,
     *,
     input_ends: bool = True,
-) -> list[Outcome]:
-    """Execute commands, at most ``at_once`` at a time, and return their outcomes in the same order.
+) -> list[Answer]:
+    """Execute a command for each host, at most ``at_once`` at a time, and return the answers in order.
 
-    Each command reads ``stdin``, and ``timeout_seconds`` counts from its own start. ``commands`` is read as
-    room for another process comes. Without ``input_ends``, the input of a process stays open until it exits.
+    Each command reads ``stdin``, and ``timeout_seconds`` counts from its own start. Without ``input_ends``,
+    the input of a process stays open until it exits.
 
     Raises:
         KeyboardInterrupt: an interrupt came; no process is left.
@@ -65,9 +56,8 @@ def execute(
         watcher.attach_loop(loop)
         asyncio.set_child_watcher(watcher)
     try:
-        work = loop.create_task(
-            _execute(commands, lambda: _Process(stdin, timeout_seconds, input_ends=input_ends), at_once)
-        )
+        make = partial(_Process, stdin=stdin, timeout_seconds=timeout_seconds, input_ends=input_ends)
+        work = loop.create_task(_execute(commands, make, at_once))
         with postponed_interrupts(lambda: loop.call_soon_threadsafe(work.cancel)):
             return loop.run_until_complete(work)
     finally:
@@ -84,20 +74,20 @@ def _has_pidfd() -> bool:
 
 
 async def _execute(
-    commands: Iterable[Sequence[str]], make: Callable[[], _Process], at_once: int
-) -> list[Outcome]:
+    commands: Iterable[tuple[Host, Sequence[str]]], make: Callable[[Host], _Process], at_once: int
+) -> list[Answer]:
     loop = asyncio.get_running_loop()
     free = asyncio.Semaphore(at_once)
     processes: list[_Process] = []
     try:
         # One after the other, so that an interrupt comes between two starts.
-        for command in commands:
+        for host, command in commands:
             await free.acquire()
             # A session of its own: Ctrl-C reaches us alone, and a process ends together with its children.
-            _, process = await loop.subprocess_exec(make, *command, start_new_session=True)
-            process.outcome.add_done_callback(lambda _: free.release())
+            _, process = await loop.subprocess_exec(partial(make, host), *command, start_new_session=True)
+            process.answer.add_done_callback(lambda _: free.release())
             processes.append(process)
-        return await asyncio.gather(*(process.outcome for process in processes))
+        return await asyncio.gather(*(process.answer for process in processes))
     finally:
         for process in processes:
             process.end()
@@ -107,11 +97,12 @@ async def _execute(
 
 
 class _Process(asyncio.SubprocessProtocol):
-    """One process: writes its input, keeps its output, and sets ``outcome`` when it ends."""
+    """One process: writes its input, keeps its output, and sets ``answer`` when it ends."""
 
-    def __init__(self, stdin: bytes, timeout_seconds: float, *, input_ends: bool) -> None:
+    def __init__(self, host: Host, *, stdin: bytes, timeout_seconds: float, input_ends: bool) -> None:
         self._loop = asyncio.get_running_loop()
-        self.outcome: asyncio.Future[Outcome] = self._loop.create_future()
+        self.answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._host = host
         self.exited: asyncio.Future[None] = self._loop.create_future()
         self._timeout_seconds = timeout_seconds
         self._unsent = memoryview(stdin)
@@ -147,7 +138,7 @@ class _Process(asyncio.SubprocessProtocol):
     def process_exited(self) -> None:
         """Note the time, and wait a moment for the end of the output."""
         self.exited.set_result(None)
-        if self.outcome.done():
+        if self.answer.done():
             # Not earlier: closing reaps the process, and asyncio would log that it is gone.
             self._transport.close()
             return
@@ -179,10 +170,10 @@ class _Process(asyncio.SubprocessProtocol):
             pipe.close()
 
     def _finish(self) -> None:
-        if self.outcome.done():
+        if self.answer.done():
             return
         seconds = time.monotonic() - self._started[0] if self._seconds is None else self._seconds
         out, err = (bytes(sent[:STREAM_BYTES]) for sent in self._sent.values())
         status = None if self._flooded else self._transport.get_returncode()
-        self.outcome.set_result(Outcome(status, out, err, seconds, self._started[1], self._flooded))
+        self.answer.set_result(Answer(self._host, status, out, err, seconds, self._started[1], self._flooded))
         self.end()

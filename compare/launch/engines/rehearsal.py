@@ -20,13 +20,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import psutil
 
 from compare import PACKAGE_ROOT
-from compare.errors import HostError, UnavailableError
-from compare.launch.engines import Allocation, Answer
-from compare.launch.engines.local import Local
+from compare.errors import UnavailableError
+from compare.launch.engines import Allocation, Carrier, ssh_stand_in
 from compare.schema.hosts import Host, is_local
 from compare.schema.link import Link
 
@@ -56,24 +54,6 @@ _QUEUE_SECONDS = 0.05
 _QUEUE_PACKETS = 100_000
 """Maximum number of packets that netem delays at a time, more than any rate needs."""
 
-_SSH = """\
-#!/bin/sh
-# As with ssh itself, options may stand before and behind the host. None of them matters here.
-host=
-while [ $# -gt 0 ]; do
-  case $1 in
-    -[BbcDEeFIiJLlmOopQRSWw]) shift 2 ;;
-    -*) shift ;;
-    *)
-      [ -z "$host" ] || break
-      host=$1
-      shift
-      ;;
-  esac
-done
-exec sh "/run/rehearsal/$host" sh -c "$*"
-"""
-
 # What the kernel printed, and what to do. The first that fits counts.
 _REMEDIES = (
     (
@@ -88,7 +68,7 @@ _REMEDIES = (
 _ANY_REMEDY = "Rehearse on Linux with network namespaces, veth and a bridge, as root."
 
 
-class Rehearsal(msgspec.Struct, frozen=True):
+class Rehearsal(Carrier, frozen=True):
     """The carrier that starts processes in a room and in its hosts."""
 
     room: int
@@ -106,14 +86,9 @@ class Rehearsal(msgspec.Struct, frozen=True):
         """Return the command that starts a shell on a host."""
         return shlex.join(self.argv(host, ["sh"]))
 
-    def explain(self, answer: Answer) -> HostError | None:
-        """Return the error of a process that a signal killed; None if it exited by itself."""
-        return Local().explain(answer)
-
-    def remote_shell(self, folder: Path, hosts: Sequence[Host]) -> Mapping[str, str]:
-        """Return a program ``ssh`` that enters a host from the room."""
+    def _remote_shell(self, folder: Path, hosts: Sequence[Host]) -> Mapping[str, str]:
         del folder, hosts
-        return {"bin/ssh": _SSH}
+        return {"bin/ssh": ssh_stand_in('sh "/run/rehearsal/$host"')}
 
 
 @contextmanager

@@ -1,48 +1,48 @@
-"""Describe jobs of schedulers, and launchers, by their environment variables.
+"""Take the hosts of a scheduler's job, which its environment variables name; ssh reaches them.
 
-Each row describes one scheduler or launcher. A sign, ``NAME=PATTERN``, is a variable with a pattern that must
-match its whole value. If a string has several signs, all of them must match. Some variables are no signs,
-because shells outside a job have them as well: ``SGE_ROOT``, ``SLURM_CONF``, ``TACC_SYSTEM``.
+Each row of ``SCHEDULERS`` describes one scheduler. A sign, ``NAME=PATTERN``, is a variable with a pattern
+that must match its whole value. If a string has several signs, all of them must match. Some variables are no
+signs, because shells outside a job have them as well: ``SGE_ROOT``, ``SLURM_CONF``, ``TACC_SYSTEM``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
-from compare.schema.hostfile import parse_hostfile, read_hostfile
-from compare.schema.hosts import Host
+from compare.errors import UsageError
+from compare.launch.engines import ELSEWHERE, LOCAL, Allocation, Carrier
+from compare.launch.engines.ssh import Ssh
+from compare.schema.hostfile import format_hosts, parse_hostfile, read_hostfile
+from compare.schema.hosts import Host, local_host, shown
 
-_NUMBER, _LATER, _MANY = "[0-9]+", "0*[1-9][0-9]*", "0*(?:[2-9]|[1-9][0-9]+)"
+NUMBER, MANY = "[0-9]+", "0*(?:[2-9]|[1-9][0-9]+)"
+"""Patterns of any number, and of one above 1."""
+
 _ONE_IN_JSON = r'.*"cluster"\s*:\s*\{\s*"[^"]*"\s*:\s*\[\s*"[^"]*"\s*\]\s*\}.*'
 _EVERYWHERE = "It starts this command on every host by itself."
-
-Reader = Callable[[str, str], tuple[Host, ...]]
-"""Reads hosts from a variable's value; the second argument is the variable's name, for errors."""
-
-
-def of_file(value: str, name: str) -> tuple[Host, ...]:
-    """Read the hosts in the file at the path ``value``."""
-    del name
-    return read_hostfile(value)
+_OF_MPIJOB = "/etc/mpi/hostfile"
+"""The hostfile of an MPIJob. It counts as a variable if it exists, because no other job has it."""
+_LAUNCH_NODE = re.compile(r"batch|launch|login", re.IGNORECASE)
 
 
-def _of_names(value: str, name: str) -> tuple[Host, ...]:
-    """Read ``n1 n1 n2``, ``n1,n2`` or ``n1;n2``, where each name is one slot."""
-    return parse_hostfile("\n".join(re.split(r"[\s,;]+", value.strip())), name)
+def _names(value: str) -> str:
+    """Return ``n1 n1 n2``, ``n1,n2`` or ``n1;n2`` as a hostfile, where each name is one slot."""
+    return "\n".join(re.split(r"[\s,;]+", value.strip()))
 
 
-def _of_counts(value: str, name: str) -> tuple[Host, ...]:
-    """Read ``n1 4 n2 4``, where each name is followed by its slots."""
-    words = value.split()
-    pairs = zip(words[::2], words[1::2], strict=True)
-    return parse_hostfile("\n".join(f"{host} slots={count}" for host, count in pairs), name)
+def _counts(value: str) -> str:
+    """Return ``n1 4 n2 4`` or ``n1:4,n2:4`` as a hostfile, where each name is followed by its slots."""
+    words = re.split(r"[\s,:]+", value.strip())
+    # With ``slots=``, because n1:22 in a hostfile may mean a port.
+    return "\n".join(f"{host} slots={slots}" for host, slots in zip(words[::2], words[1::2], strict=True))
 
 
-def _of_numbered_nodes(value: str, name: str) -> tuple[Host, ...]:
-    """Read ``2 n1 4 n2 4``, where the number of hosts comes first."""
-    return _of_counts(value.partition(" ")[2], name)
+def _numbered(value: str) -> str:
+    """Return ``2 n1 4 n2 4`` as a hostfile, where the number of hosts comes first."""
+    return _counts(value.partition(" ")[2])
 
 
 class Scheduler(NamedTuple):
@@ -52,51 +52,45 @@ class Scheduler(NamedTuple):
     """The scheduler's name; with an article if it names the job itself, as ``the MPIJob``."""
     signs: tuple[str, ...]
     """Each of them alone shows a job."""
-    hosts: tuple[tuple[str, Reader], ...] = ()
-    """Variables that name the hosts, with their readers; the first that is set counts."""
+    files: tuple[str, ...] = ()
+    """Variables that hold the path of a hostfile; the first that is set counts."""
+    lists: tuple[tuple[str, Callable[[str], str]], ...] = ()
+    """Variables that hold the hosts themselves, each with a function that returns a hostfile's text."""
     number: str = ""
     """Variable with the number of the job."""
     one: tuple[str, ...] = ()
     """Each of them alone shows that this machine is the job's only host."""
     hint: str = ""
     """Where the user finds the hosts, as a sentence."""
-    file: str = ""
-    """A file that only the jobs of this scheduler have."""
     launch_node: bool = False
     """Whether the first host may take no ranks."""
 
-
-class Starter(NamedTuple):
-    """A launcher that starts a program many times."""
-
-    name: str
-    signs: tuple[str, ...]
-    """Each of them alone shows that the launcher started several processes."""
-    unless: tuple[str, ...] = ()
-    """Each of them alone shows that it started only one, despite ``signs``."""
-    once: str = ""
-    """A command with which it starts a program once, or empty."""
+    def job(self, environ: Mapping[str, str]) -> str:
+        """Return the name of the job in messages, as ``Grid Engine job 7``."""
+        if number := environ.get(self.number):
+            return f"{self.name} job {shown(number)}"
+        return self.name if self.name.startswith("the ") else f"a job of {self.name}"
 
 
 SCHEDULERS = (
     Scheduler(
         "the MPIJob",
-        ("K_MPI_JOB_ROLE=launcher", "K_MPI_JOB_ROLE=worker"),
-        (("OMPI_MCA_orte_default_hostfile", of_file),),
-        file="/etc/mpi/hostfile",
+        ("K_MPI_JOB_ROLE=launcher", "K_MPI_JOB_ROLE=worker", f"{_OF_MPIJOB}=.+"),
+        files=("OMPI_MCA_orte_default_hostfile", _OF_MPIJOB),
         hint="Its launcher's pod has them in /etc/mpi/hostfile.",
     ),
     Scheduler(
         "PBS",
         ("PBS_NODEFILE=.+", "PBS_JOBID=.+"),
-        (("PBS_NODEFILE", of_file),),
+        files=("PBS_NODEFILE",),
         number="PBS_JOBID",
         hint="PBS_NODEFILE is not set; `qstat -n` prints its hosts.",
     ),
     Scheduler(
         "LSF",
         ("LSB_JOBID=.+", "LSB_DJOB_HOSTFILE=.+", "LSB_MCPU_HOSTS=.+", "LSB_HOSTS=.+"),
-        (("LSB_DJOB_HOSTFILE", of_file), ("LSB_MCPU_HOSTS", _of_counts), ("LSB_HOSTS", _of_names)),
+        files=("LSB_DJOB_HOSTFILE",),
+        lists=(("LSB_MCPU_HOSTS", _counts), ("LSB_HOSTS", _names)),
         number="LSB_JOBID",
         hint="`bjobs -l` prints its hosts.",
         launch_node=True,
@@ -105,9 +99,9 @@ SCHEDULERS = (
         "Grid Engine",
         (
             "PE_HOSTFILE=.+",
-            *(f"JOB_ID={_NUMBER} {name}=.+" for name in ("SGE_O_HOST", "SGE_TASK_ID", "NHOSTS", "NSLOTS")),
+            *(f"JOB_ID={NUMBER} {name}=.+" for name in ("SGE_O_HOST", "SGE_TASK_ID", "NHOSTS", "NSLOTS")),
         ),
-        (("PE_HOSTFILE", of_file),),
+        files=("PE_HOSTFILE",),
         number="JOB_ID",
         one=("NHOSTS=1", "NSLOTS=1"),
         hint="PE_HOSTFILE is not set; `qstat -g t` prints its hosts.",
@@ -118,14 +112,14 @@ SCHEDULERS = (
             *("OAR_NODEFILE=.+", "OAR_NODE_FILE=.+", "OAR_FILE_NODES=.+", "OAR_RESOURCE_PROPERTIES_FILE=.+"),
             *("OAR_JOB_ID=.+", "OAR_JOBID=.+"),
         ),
-        (("OAR_NODEFILE", of_file), ("OAR_NODE_FILE", of_file), ("OAR_FILE_NODES", of_file)),
+        files=("OAR_NODEFILE", "OAR_NODE_FILE", "OAR_FILE_NODES"),
         number="OAR_JOB_ID",
         hint="`oarprint host` prints its hosts.",
     ),
     Scheduler(
         "Cobalt",
         ("COBALT_NODEFILE=.+", "COBALT_JOBID=.+", "COBALT_PARTNAME=.+"),
-        (("COBALT_NODEFILE", of_file),),
+        files=("COBALT_NODEFILE",),
         number="COBALT_JOBID",
         one=("COBALT_JOBSIZE=1",),
         hint="COBALT_NODEFILE is not set; `cqstat` prints its hosts.",
@@ -139,7 +133,7 @@ SCHEDULERS = (
     ),
     Scheduler(
         "HTCondor",
-        ("_CONDOR_PROCNO=.+", f"_CONDOR_NPROCS={_MANY}"),
+        ("_CONDOR_PROCNO=.+", f"_CONDOR_NPROCS={MANY}"),
         one=("_CONDOR_NPROCS=1",),
         hint=_EVERYWHERE,
     ),
@@ -147,13 +141,14 @@ SCHEDULERS = (
     Scheduler(
         "LoadLeveler",
         ("LOADL_STEP_ID=.+", "LOADL_HOSTFILE=.+", "LOADL_PROCESSOR_LIST=.+"),
-        (("LOADL_HOSTFILE", of_file), ("LOADL_PROCESSOR_LIST", _of_names)),
+        files=("LOADL_HOSTFILE",),
+        lists=(("LOADL_PROCESSOR_LIST", _names),),
         number="LOADL_STEP_ID",
     ),
     Scheduler(
         "Fujitsu's scheduler (PJM)",
         ("PJM_JOBID=.+", "PJM_O_NODEINF=.+"),
-        (("PJM_O_NODEINF", of_file),),
+        files=("PJM_O_NODEINF",),
         number="PJM_JOBID",
         one=("PJM_NODE=1",),
     ),
@@ -172,7 +167,7 @@ SCHEDULERS = (
     ),
     Scheduler(
         "AWS Batch",
-        ("AWS_BATCH_JOB_NODE_INDEX=.+", f"AWS_BATCH_JOB_NUM_NODES={_MANY}"),
+        ("AWS_BATCH_JOB_NODE_INDEX=.+", f"AWS_BATCH_JOB_NUM_NODES={MANY}"),
         number="AWS_BATCH_JOB_ID",
         one=("AWS_BATCH_JOB_NUM_NODES=1",),
         hint=_EVERYWHERE,
@@ -181,7 +176,7 @@ SCHEDULERS = (
     Scheduler(
         "Google Batch",
         ("BATCH_HOSTS_FILE=.+", "BATCH_JOB_UID=.+ BATCH_TASK_INDEX=.+"),
-        (("BATCH_HOSTS_FILE", of_file),),
+        files=("BATCH_HOSTS_FILE",),
         number="BATCH_JOB_UID",
         one=("BATCH_TASK_COUNT=1",),
         hint=_EVERYWHERE,
@@ -191,24 +186,15 @@ SCHEDULERS = (
         (
             *("AZ_BATCH_HOST_LIST=.+", "AZ_BATCH_NODE_LIST=.+", "AZ_BATCHAI_MPI_HOST_FILE=.+"),
             *("AZ_BATCH_MASTER_NODE=.+", "AZ_BATCH_IS_CURRENT_NODE_MASTER=.+"),
-            f"AZUREML_NODE_COUNT={_MANY}",
+            f"AZUREML_NODE_COUNT={MANY}",
         ),
-        (
-            ("AZ_BATCHAI_MPI_HOST_FILE", of_file),
-            ("AZ_BATCH_HOST_LIST", _of_names),
-            ("AZ_BATCH_NODE_LIST", _of_names),
-            ("CCP_NODES", _of_numbered_nodes),
-        ),
+        files=("AZ_BATCHAI_MPI_HOST_FILE",),
+        lists=(("AZ_BATCH_HOST_LIST", _names), ("AZ_BATCH_NODE_LIST", _names), ("CCP_NODES", _numbered)),
         number="AZ_BATCH_JOB_ID",
         one=("AZUREML_NODE_COUNT=1",),
     ),
     Scheduler("Azure Batch", ("AZ_BATCH_JOB_ID=.+",), number="AZ_BATCH_JOB_ID", one=("AZ_BATCH_JOB_ID=.+",)),
-    Scheduler(
-        "Microsoft HPC Pack",
-        ("CCP_NODES=.+",),
-        (("CCP_NODES", _of_numbered_nodes),),
-        number="CCP_JOBID",
-    ),
+    Scheduler("Microsoft HPC Pack", ("CCP_NODES=.+",), lists=(("CCP_NODES", _numbered),), number="CCP_JOBID"),
     Scheduler(
         "Vertex AI",
         ('CLUSTER_SPEC=.*"cluster".*', "CLOUD_ML_JOB_ID=.+"),
@@ -226,26 +212,26 @@ SCHEDULERS = (
         "PyTorchJob or torchelastic",
         (
             *("PET_NNODES=.+", "PET_NODE_RANK=.+", "PET_RDZV_ENDPOINT=.+", "PET_MASTER_ADDR=.+"),
-            *(f"WORLD_SIZE={_MANY} {name}=.+" for name in ("RANK", "NODE_RANK", "MASTER_ADDR")),
-            *(f"{name}={_MANY} NODE_RANK=.+" for name in ("NNODES", "NUM_NODES")),
-            f"NNODES={_MANY} GROUP_RANK=.+",
+            *(f"WORLD_SIZE={MANY} {name}=.+" for name in ("RANK", "NODE_RANK", "MASTER_ADDR")),
+            *(f"{name}={MANY} NODE_RANK=.+" for name in ("NNODES", "NUM_NODES")),
+            f"NNODES={MANY} GROUP_RANK=.+",
         ),
         one=("PET_NNODES=1(:1)?",),
         hint=_EVERYWHERE,
     ),
     Scheduler(
         "SkyPilot",
-        (f"SKYPILOT_NUM_NODES={_MANY}", "SKYPILOT_NODE_RANK=.+"),
+        (f"SKYPILOT_NUM_NODES={MANY}", "SKYPILOT_NODE_RANK=.+"),
         one=("SKYPILOT_NUM_NODES=1",),
         hint=f"SKYPILOT_NODE_IPS names its hosts. {_EVERYWHERE}",
     ),
     Scheduler(
         "dstack",
-        (f"DSTACK_NODES_NUM={_MANY}", "DSTACK_NODE_RANK=.+"),
+        (f"DSTACK_NODES_NUM={MANY}", "DSTACK_NODE_RANK=.+"),
         one=("DSTACK_NODES_NUM=1",),
         hint=f"DSTACK_NODES_IPS names its hosts. {_EVERYWHERE}",
     ),
-    Scheduler("Determined", (f"DET_NUM_SLOTS={_MANY}", "DET_CLUSTER_ID=.+ DET_SLOT_IDS=.+")),
+    Scheduler("Determined", (f"DET_NUM_SLOTS={MANY}", "DET_CLUSTER_ID=.+ DET_SLOT_IDS=.+")),
     Scheduler("Ray", ("RAY_JOB_CONFIG_JSON_ENV_VAR=.+",), hint="`ray list nodes` prints its hosts."),
     Scheduler("TFJob", ('TF_CONFIG=.*"cluster".*',), one=(f"TF_CONFIG={_ONE_IN_JSON}",), hint=_EVERYWHERE),
     Scheduler(
@@ -254,10 +240,8 @@ SCHEDULERS = (
             *("LAUNCHER_HOSTFILE=.+", "LAUNCHER_NHOSTS=.+", "TACC_HOSTLIST=.+", "TACC_NODELIST=.+"),
             *("TACC_HOSTFILE=.+", "TACC_NODEFILE=.+"),
         ),
-        (
-            *(("LAUNCHER_HOSTFILE", of_file), ("TACC_HOSTFILE", of_file), ("TACC_NODEFILE", of_file)),
-            *(("TACC_HOSTLIST", _of_names), ("TACC_NODELIST", _of_names)),
-        ),
+        files=("LAUNCHER_HOSTFILE", "TACC_HOSTFILE", "TACC_NODEFILE"),
+        lists=(("TACC_HOSTLIST", _names), ("TACC_NODELIST", _names)),
         one=("LAUNCHER_NHOSTS=1",),
     ),
     Scheduler(
@@ -267,42 +251,78 @@ SCHEDULERS = (
     ),
     Scheduler(
         "Kubernetes with an index",
-        (f"JOB_COMPLETION_INDEX={_NUMBER}", f"LWS_GROUP_SIZE={_MANY}"),
+        (f"JOB_COMPLETION_INDEX={NUMBER}", f"LWS_GROUP_SIZE={MANY}"),
         hint="Each of its pods starts this command.",
     ),
 )
 
-STARTERS = (
-    Starter("mpirun", (f"OMPI_COMM_WORLD_SIZE={_MANY}", f"OMPI_COMM_WORLD_RANK={_LATER}")),
-    Starter(
-        "srun",
-        (
-            *(f"SLURM_STEP_NUM_TASKS={_MANY}", f"SLURM_PROCID={_LATER}"),
-            f"SLURM_NTASKS={_MANY} SLURM_STEP_ID=.+ SLURM_PROCID=.+",
-        ),
-        unless=("SLURM_STEP_NUM_TASKS=1",),
-        once="srun -n1 compare run",
-    ),
-    Starter(
-        "mpiexec of MPICH or Intel MPI",
-        (f"PMI_SIZE={_MANY}", f"PMI_RANK={_LATER}", f"MPI_LOCALNRANKS={_MANY}"),
-    ),
-    Starter("mpirun of MVAPICH", (f"MV2_COMM_WORLD_SIZE={_MANY}", f"MV2_COMM_WORLD_RANK={_LATER}")),
-    Starter("horovodrun", (f"HOROVOD_SIZE={_MANY}", f"HOROVOD_RANK={_LATER}")),
-    Starter(
-        "torchrun, or a launcher like it,",
-        (
-            *(f"WORLD_SIZE={_MANY} LOCAL_RANK=.+", f"WORLD_SIZE={_MANY} TORCHELASTIC_RUN_ID=.+"),
-            *(f"LOCAL_WORLD_SIZE={_MANY}", f"LOCAL_RANK={_LATER}"),
-        ),
-    ),
-    Starter("flux run", (f"FLUX_JOB_SIZE={_MANY} FLUX_TASK_RANK=.+", f"FLUX_TASK_RANK={_LATER}")),
-    Starter("jsrun", (f"JSM_NAMESPACE_SIZE={_MANY}", f"JSM_NAMESPACE_RANK={_LATER}")),
-    Starter("aprun", (f"PALS_RANKID={_LATER}", f"PALS_LOCAL_SIZE={_MANY}", f"ALPS_APP_PE={_LATER}")),
-    Starter("poe", (f"MP_PROCS={_MANY} MP_CHILD=.+", f"MP_CHILD={_LATER}")),
-    Starter(
-        "a launcher with PMIx",
-        ("PMIX_RANK=.+",),
-        unless=("OMPI_COMM_WORLD_SIZE=1", "PMI_SIZE=1", "SLURM_STEP_NUM_TASKS=1"),
-    ),
-)
+
+def detect(environ: Mapping[str, str]) -> Allocation | None:
+    """Return the hosts of the scheduler's job that the environment shows; None outside any job.
+
+    If it shows several jobs, one whose hosts are known is preferred. A job of one host takes this machine.
+
+    Raises:
+        UsageError: the job's hosts are not known or cannot be read, or the first may take no ranks.
+    """
+    if Path(_OF_MPIJOB).exists():
+        environ = {**environ, _OF_MPIJOB: _OF_MPIJOB}
+    schedulers = [scheduler for scheduler in SCHEDULERS if signs_of(scheduler.signs, environ)]
+    for scheduler in schedulers:
+        for variable, form in (*((file, None) for file in scheduler.files), *scheduler.lists):
+            if value := environ.get(variable):
+                job = scheduler.job(environ)
+                hosts = _read(value, variable, form, job)
+                if scheduler.launch_node:
+                    _require_no_launch_node(hosts, variable, job)
+                return Allocation(hosts, Ssh(), f"{job}, from {variable}")
+    if not schedulers:
+        return None
+    job, first = schedulers[0].job(environ), schedulers[0]
+    if one := signs_of(first.one, environ):
+        source = f"this machine, the only host of {job} ({written(one)})"
+        return Allocation((local_host(1),), Carrier(), source)
+    raise UsageError(
+        f"This is {job}, and Ringside does not know its hosts.",
+        found=f"{written(signs_of(first.signs, environ))}. {first.hint}".strip(),
+        remedy=ELSEWHERE,
+    )
+
+
+def signs_of(signs: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the first sign that matches, with their values; empty if none does."""
+    for sign in signs:
+        parts = [part.partition("=")[::2] for part in re.split(r" (?=[A-Z_]+=)", sign)]
+        if all(re.fullmatch(value, environ.get(name, ""), re.DOTALL) for name, value in parts):
+            return {name: environ[name] for name, _ in parts}
+    return {}
+
+
+def written(signs: Mapping[str, str]) -> str:
+    """Return variables with their values as text for messages."""
+    return ", ".join(f"{name}={shown(value)}" for name, value in signs.items())
+
+
+def _read(value: str, variable: str, form: Callable[[str], str] | None, job: str) -> tuple[Host, ...]:
+    """Return the hosts in the file at the path ``value``, or in ``value`` itself if it has a form."""
+    try:
+        return parse_hostfile(form(value), variable) if form else read_hostfile(value)
+    except (UsageError, ValueError) as error:
+        found = str(error) if isinstance(error, UsageError) else shown(value)
+        what = f"{variable} does not name the hosts of {job} in a form that Ringside knows."
+        raise UsageError(what, found="\n".join(found.split("\n")[:2]), remedy=ELSEWHERE) from None
+
+
+def _require_no_launch_node(hosts: tuple[Host, ...], variable: str, job: str) -> None:
+    """Require that the first host does not look like a launch node, which takes no ranks.
+
+    It does if its name alone begins with batch, launch or login, or if it alone has a single slot.
+    """
+    first, others = hosts[0], hosts[1:]
+    named = _LAUNCH_NODE.match(first.name) and not any(_LAUNCH_NODE.match(host.name) for host in others)
+    if others and (named or (first.slots == 1 and all(host.slots > 1 for host in others))):
+        raise UsageError(
+            f"The first host of {job}, {first.name}, may be its launch node, which takes no ranks.",
+            found=f"{variable} gives it {first.slots}, and {others[0].name} {others[0].slots}.",
+            remedy=f"Without it: -H {format_hosts(others)}; with it: -H {format_hosts(hosts)}; or {LOCAL}",
+        )

@@ -1,4 +1,7 @@
-"""Reach the nodes of a Slurm job with srun, without sshd.
+"""Take the nodes of a Slurm job, and reach them with srun, without sshd.
+
+The environment names the job and often the tasks of each node. Slurm's controller knows the rest, and why a
+job ended.
 
 Each process is a job step of its own, which shares the job's resources with all others (``--overlap``).
 srun would read dozens of variables of the job and of an outer step. So all are removed except the path of its
@@ -8,20 +11,30 @@ it gets a list of the names that a launch may inherit, and no value is an argume
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import shlex
 import shutil
+import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from compare.errors import AllocationError, HostError, UnavailableError
-from compare.launch.engines import Answer, named
-from compare.launch.engines.local import Local
+from compare.errors import AllocationError, HostError, UnavailableError, UsageError
+from compare.launch.engines import ELSEWHERE, LOCAL, Allocation, Answer, Carrier, named, ssh_stand_in
 from compare.schema.environment import inherited
-from compare.schema.hosts import Host, is_local
+from compare.schema.hostfile import parse_hosts
+from compare.schema.hosts import Host, shown
+from compare.system.clock import unix_time
+from compare.system.scontrol import UNSET, fields_of, show_job
+from compare.text import counted
 
+_KEPT_BACK_SECONDS = 60.0
+"""Time at the end of a job in which nothing is measured."""
 _STEP = (
     # A step that waited for others to end would wait for ever.
     *("--overlap", "--immediate=10", "--nodes=1", "--ntasks=1"),
@@ -31,32 +44,12 @@ _STEP = (
     # One task would be bound to one CPU. The step itself is confined to the job's CPUs.
     "--cpu-bind=none",
 )
-
-_WRAPPER = """\
-#!/bin/sh
-# Starts a job step where mpirun and horovodrun call ssh. Options of ssh, on either side of the host, are
-# dropped: a step needs neither port nor key.
-host=
-while [ $# -gt 0 ]; do
-  case $1 in
-    -[BbcDEeFIiJLlmOopQRSWw]) shift 2 ;;
-    -*) shift ;;
-    *) [ -z "$host" ] || break; host=$1; shift ;;
-  esac
-done
-exec {srun} --nodelist="$host" -- sh -c "$*"
-"""
-
 # What srun prints, what that means, what to do. The first that fits counts.
 _TROUBLES = (
     (
         (
-            "Node failure",
-            "NODE FAIL",
-            "JOB REQUEUE",
-            "ommunication connection failure",
-            "Unable to contact",
-            "timed out",
+            *("Node failure", "NODE FAIL", "JOB REQUEUE", "ommunication connection failure"),
+            *("Unable to contact", "timed out"),
         ),
         "cannot be reached",
         "Is it down? `sinfo -R` gives Slurm's reason. Ask for another node.",
@@ -69,21 +62,108 @@ _TROUBLES = (
     (("not found in", "Invalid node name"), "is no node of {job}", "Name nodes of the job."),
     (("CANCELLED AT",), "lost its step in {job}", "Was it cancelled by hand, as with scancel JOB.STEP?"),
 )
-ENDINGS = (
-    ("DUE TO TIME LIMIT", "reached its time limit"),
-    ("DUE TO PREEMPTION", "was preempted"),
-)
-"""What Slurm prints as it ends a job, and what that means."""
-ENDED = "was ended by Slurm"
 _OWN_LINES = ("srun:", "slurmstepd")
 _OF_THE_COMMAND = "task "
 """Part of those errors of srun that only report how the command ended."""
+_COMPLETING_SECONDS = 5.0
+"""Maximum time to wait until a job that is completing has ended on its nodes."""
+_POLL_SECONDS = 0.3
+_TAIL_BYTES = 1 << 16
+_NUMBERS = ("SLURM_JOB_ID", "SLURM_JOBID")
+_USER = re.compile(r"(.*)\((\d+)\)")
+_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_NODES = re.compile(r"Nodes=(\S+) CPU_IDs=(\S+) Mem=\S+ GRES=(\S*)")
+_GPUS = re.compile(r"gpu(?::[^,:()]+)?:(\d+)")
+_DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
-class Slurm(msgspec.Struct, frozen=True, kw_only=True):
+class _Ending(NamedTuple):
+    """A way in which Slurm ends a job."""
+
+    what: str
+    """A phrase that follows the job's name."""
+    remedy: str
+    states: tuple[str, ...] = ()
+    """The controller's states of such a job, and its reasons while the job is completing."""
+    printed: str = ""
+    """What Slurm prints on the job's nodes, and into its output."""
+
+    def error(self, job: str, found: str = "") -> AllocationError:
+        """Return the error of a job that ended in this way."""
+        return AllocationError(f"{job} {self.what}.", found=found, remedy=self.remedy)
+
+
+_TIME_OVER = _Ending(
+    "reached its time limit",
+    "Ask for a longer --time, or give a smaller --budget.",
+    ("TIMEOUT", "DEADLINE", "TimeLimit"),
+    "DUE TO TIME LIMIT",
+)
+_PREEMPTED = _Ending(
+    "was preempted",
+    "A job of higher priority took its nodes. Run again, or in another partition.",
+    ("PREEMPTED", "Preempted"),
+    "DUE TO PREEMPTION",
+)
+# Slurm prints its mark for any ending, so the others come first.
+_CANCELLED = _Ending(
+    "was cancelled",
+    "scancel, or an administrator, ended it. Start another job.",
+    ("CANCELLED",),
+    " CANCELLED AT ",
+)
+_ENDED = _Ending(
+    "was ended by Slurm", "It was cancelled or preempted: `sacct` gives the reason. Start another job."
+)
+
+
+def detect(environ: Mapping[str, str]) -> Allocation | None:
+    """Return the nodes of the Slurm job that the environment names; None without a job's number.
+
+    The slots of a node are its tasks, or else its GPUs, or 1.
+
+    Raises:
+        UnavailableError: Slurm's controller does not answer, or the job's tasks cannot be read.
+        UsageError: it is not a running job of this user. Or it is a part of an array, or has several
+            components, or it is unknown how many tasks each node has.
+    """
+    name = next((name for name in _NUMBERS if name in environ), None)
+    if name is None:
+        return None
+    number = environ[name]
+    if not re.fullmatch(r"[1-9][0-9]*", number):
+        raise UsageError(
+            f"{name} is '{shown(number)}', which is not a number of a job.",
+            found="Slurm sets it within a job.",
+            remedy=f"Unset it. {ELSEWHERE}",
+        )
+    _require_simple(number, environ)
+    described = show_job(number, otherwise=ELSEWHERE)
+    fields = fields_of(described)
+    _require_own(number, fields)
+    cpus, gpus = {}, {}
+    for nodes, ids, gres in _NODES.findall(described):
+        for host in parse_hosts(nodes):
+            cpus[host.name] = len(parse_hosts(f"n[{ids}]"))
+            gpus[host.name] = sum(map(int, _GPUS.findall(gres)))
+    nodes = [host.name for host in parse_hosts(fields.get("NodeList", ""))]
+    try:
+        slots = _slots(nodes, environ, fields, cpus, gpus)
+    except (KeyError, ValueError) as error:
+        raise UnavailableError(
+            f"The tasks of Slurm job {number} cannot be read.",
+            found=f"{type(error).__name__}: {error}",
+            remedy=f"Unset SLURM_ variables that your shell sets itself. {ELSEWHERE}",
+        ) from None
+    job = SlurmJob(number, cpus, gpus, unix_time() + _seconds_left(fields) - _KEPT_BACK_SECONDS)
+    hosts = tuple(Host(node, count, source=job.name) for node, count in zip(nodes, slots, strict=True))
+    names = tuple(sorted(inherited(environ)))
+    carrier = Slurm(job=number, names=names, config=environ.get("SLURM_CONF", ""))
+    return Allocation(hosts, carrier, job.name, job)
+
+
+class Slurm(Carrier, frozen=True, kw_only=True):
     """The carrier that starts job steps.
-
-    The node on which this program runs is reached without srun.
 
     Attributes:
         job: number of the job.
@@ -95,29 +175,20 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
     config: str = ""
 
-    def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
-        """Return the srun command line that executes ``argv`` on a host; on this machine, ``argv`` itself."""
-        if is_local(host):
-            return tuple(argv)
+    def _argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
         return (*self._srun(), f"--nodelist={host.name}", "--", *argv)
 
-    def by_hand(self, host: Host) -> str:
-        """Return an srun command that only prints the name of a host; empty for this machine."""
-        if is_local(host):
-            return ""
+    def _by_hand(self, host: Host) -> str:
         return f"srun --overlap --jobid={self.job} -N1 -n1 -w {host.name} hostname"
 
-    def explain(self, answer: Answer) -> HostError | None:
-        """Return the error of an srun that failed itself, or of a job that ended; None without either."""
-        if answer.here:
-            return Local().explain(answer)
+    def _explain(self, answer: Answer) -> HostError | None:
         # The command's own output may hold any words.
         lines = answer.stderr.decode(errors="replace").splitlines()
         own = [line for line in lines if line.startswith(_OWN_LINES)]
         printed, job = "\n".join(own), f"Slurm job {self.job}"
-        for mark, what in ENDINGS:
-            if mark in printed:
-                return job_ended(job, what, found=answer.last_lines)
+        for ending in (_TIME_OVER, _PREEMPTED):
+            if ending.printed in printed:
+                return ending.error(job, answer.last_lines)
         name, by_hand = named(answer.host), self.by_hand(answer.host)
         for marks, trouble, remedy in _TROUBLES:
             if any(mark in printed for mark in marks):
@@ -127,12 +198,9 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
             return HostError(f"{name}: srun failed.", found=answer.last_lines, remedy=f"Try `{by_hand}`.")
         return None
 
-    def remote_shell(self, folder: Path, hosts: Sequence[Host]) -> dict[str, str]:
-        """Return a program ``ssh`` that starts a job step; nothing if every host is this machine."""
-        del folder
-        if all(map(is_local, hosts)):
-            return {}
-        return {"bin/ssh": _WRAPPER.format(srun=shlex.join(self._srun()))}
+    def _remote_shell(self, folder: Path, hosts: Sequence[Host]) -> dict[str, str]:
+        del folder, hosts
+        return {"bin/ssh": ssh_stand_in(f'{shlex.join(self._srun())} --nodelist="$host" --')}
 
     def _srun(self) -> tuple[str, ...]:
         program = shutil.which("srun")
@@ -140,8 +208,7 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
             raise UnavailableError(
                 "srun is not installed, and the nodes of a Slurm job are reached with it.",
                 found=f"This process belongs to Slurm job {self.job}.",
-                remedy="Add Slurm's programs to PATH, name hosts with -H, or take this machine alone: "
-                "--engine local",
+                remedy=f"Add Slurm's programs to PATH. {ELSEWHERE}",
             )
         dropped = (f"-u{name}" for name in sorted(os.environ) if name.startswith(("SLURM_", "SRUN_")))
         config = (f"SLURM_CONF={self.config}",) if self.config else ()
@@ -149,17 +216,171 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
         return ("env", *dropped, *config, program, f"--jobid={self.job}", *_STEP, exported)
 
 
-def carrier_of(job: str, environ: Mapping[str, str]) -> Slurm:
-    """Return the carrier of a job, whose steps receive those of these variables that a launch may inherit."""
-    return Slurm(job=job, names=tuple(sorted(inherited(environ))), config=environ.get("SLURM_CONF", ""))
+class SlurmJob(msgspec.Struct, frozen=True):
+    """A running job that this process belongs to."""
+
+    number: str
+    cpus: dict[str, int]
+    """Number of CPUs that the job has on each node, by the node's name."""
+    gpus: dict[str, int]
+    """Number of GPUs that the job has on each node, by the node's name."""
+    ends_at: float = math.inf
+
+    @property
+    def name(self) -> str:
+        return f"Slurm job {self.number}"
+
+    def require_share(self, host: Host, cpus: int, gpus: int) -> None:
+        for kind, sees, has, option in (
+            ("CPU", cpus, self.cpus.get(host.name, 0), "--cpu-bind=none --cpus-per-task"),
+            ("GPU", gpus, self.gpus.get(host.name, 0), "--gpus-per-task"),
+        ):
+            if sees < has:
+                raise HostError(
+                    f"Host {host.name}: Ringside sees {counted(sees, kind)} of the {has} that "
+                    f"{self.name} has there.",
+                    found="It runs in a step of its own, whose srun gave it fewer, or bound it to some.",
+                    remedy=f"Start it in the job itself, or give its step all: srun -n1 {option}={has}",
+                )
+
+    def share(self, host: Host, cpus: int) -> int:
+        # Some clusters do not confine a job to its CPUs.
+        return min(cpus, self.cpus.get(host.name, cpus))
+
+    def why_it_ended(self) -> AllocationError | None:
+        """Return the error of a job that Slurm ended; None if it did not, or if that is unknown.
+
+        It waits up to 5 s for a job that is completing, because the reason may come late.
+        """
+        deadline = time.monotonic() + _COMPLETING_SECONDS
+        while True:
+            try:
+                fields = fields_of(show_job(self.number))
+            except (UnavailableError, UsageError):
+                return None
+            ending, is_completing = _ending_of(self.number, fields), fields.get("JobState") == "COMPLETING"
+            if not is_completing or ending or time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+        # A job that this program is the script of completes only when it exits.
+        ending = ending or (_ENDED if is_completing else None)
+        return ending.error(self.name) if ending else None
 
 
-def job_ended(job: str, what: str, *, found: str = "") -> AllocationError:
-    """Return the error of a job that Slurm ended; ``what`` is a phrase such as ``ENDED``."""
-    remedies = {
-        "was cancelled": "scancel, or an administrator, ended it. Start another job.",
-        "was preempted": "A job of higher priority took its nodes. Run again, or in another partition.",
-        ENDED: "It was cancelled or preempted: `sacct` gives the reason. Start another job.",
-        "reached its time limit": "Ask for a longer --time, or give a smaller --budget.",
-    }
-    return AllocationError(f"{job} {what}.", found=found, remedy=remedies[what])
+def _require_own(number: str, fields: Mapping[str, str]) -> None:
+    """Require that a job is this user's, and runs.
+
+    Raises:
+        UsageError: it is another user's, or does not run now.
+    """
+    owner = _USER.fullmatch(fields.get("UserId", ""))
+    if owner and int(owner[2]) not in _own_numbers():
+        raise UsageError(
+            f"Slurm job {number} is not yours.",
+            found=f"It belongs to {shown(owner[1])}, and SLURM_JOB_ID names it.",
+            remedy=f"Unset SLURM_JOB_ID. {ELSEWHERE}",
+        )
+    if (state := fields.get("JobState", "RUNNING")) != "RUNNING":
+        raise UsageError(
+            f"Slurm job {number} does not run.",
+            found=f"Its state is {shown(state)}, and SLURM_JOB_ID names it.",
+            remedy=f"Start another job, or {UNSET}. {ELSEWHERE}",
+        )
+
+
+def _own_numbers() -> set[int]:
+    """Return the ids of this user, in this process and outside its container."""
+    numbers = {os.getuid()}
+    try:
+        for line in Path("/proc/self/uid_map").read_text().splitlines():
+            inside, outside, count = map(int, line.split())
+            if 0 <= os.getuid() - inside < count:
+                numbers.add(outside + os.getuid() - inside)
+    except (OSError, ValueError):
+        pass
+    return numbers
+
+
+def _require_simple(number: str, environ: Mapping[str, str]) -> None:
+    if "SLURM_ARRAY_TASK_ID" in environ:
+        raise UsageError(
+            f"Slurm job {number} is a part of a job array.",
+            found="Every part would measure beside the others.",
+            remedy=f"Submit it without --array, or {LOCAL}",
+        )
+    components = environ.get("SLURM_HET_SIZE", "1")
+    if components != "1":
+        raise UsageError(
+            f"Slurm job {number} is heterogeneous.",
+            found=f"It has {components} components, and srun reaches one of them.",
+            remedy=f"Ask for all nodes in one component. {ELSEWHERE}",
+        )
+
+
+def _slots(
+    nodes: Sequence[str],
+    environ: Mapping[str, str],
+    fields: Mapping[str, str],
+    cpus: Mapping[str, int],
+    gpus: Mapping[str, int],
+) -> list[int]:
+    """Return the slots of every node, in order: its tasks, or else its GPUs, or 1."""
+    in_a_step = "SLURM_STEP_ID" in environ
+    if not in_a_step and not {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"}.isdisjoint(environ):
+        counts = _expand(environ["SLURM_TASKS_PER_NODE"], len(nodes) + 1)
+        if len(counts) == len(nodes):
+            return counts
+    tasks = int(fields.get("NumTasks", "0"))
+    if tasks > len(nodes):
+        # The variables of a step hide those of its job, or none are there: the CPUs show where tasks are.
+        each = max(1, int(fields.get("CPUs/Task", "1")))
+        by_cpus = [cpus.get(name, 0) // each for name in nodes]
+        if sum(by_cpus) == tasks and min(by_cpus):
+            return by_cpus
+        if tasks % len(nodes) == 0:
+            return [tasks // len(nodes)] * len(nodes)
+        raise UsageError(
+            "It is not known which node has how many tasks of the job.",
+            found=f"Its variables do not say it: {tasks} tasks on {len(nodes)} nodes.",
+            remedy=f"Name them: --engine slurm -H {','.join(f'{name}:N' for name in nodes)}; or {LOCAL}",
+        )
+    return [gpus.get(name, 0) or 1 for name in nodes]
+
+
+def _expand(counts: str, most: int) -> list[int]:
+    """Expand ``2(x2),1`` to ``[2, 2, 1]``, but to no more than ``most`` numbers."""
+    written = _REPEATED.findall(counts)
+    return list(islice((int(count) for count, times in written for _ in range(int(times or 1))), most))
+
+
+def _seconds_left(fields: Mapping[str, str]) -> float:
+    limit, used = (_DURATION.fullmatch(fields.get(name, "")) for name in ("TimeLimit", "RunTime"))
+    return _seconds(limit) - (_seconds(used) if used else 0.0) if limit else math.inf
+
+
+def _seconds(duration: re.Match[str]) -> float:
+    days, hours, minutes, seconds = (int(part or 0) for part in duration.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _ending_of(number: str, fields: Mapping[str, str]) -> _Ending | None:
+    """Return how Slurm ended a job; None if it did not, or if that is unknown."""
+    state, endings = fields.get("JobState", ""), (_TIME_OVER, _PREEMPTED, _CANCELLED)
+    if state == "RUNNING":
+        # The controller ends it some seconds later, and starts no further step before.
+        return _TIME_OVER if _seconds_left(fields) <= 0 else None
+    is_completing = state == "COMPLETING"
+    known = fields.get("Reason", "") if is_completing else state
+    printed = _last_lines(number, fields.get("StdErr", "")) if is_completing else ""
+    return next((each for each in endings if known in each.states or each.printed in printed), None)
+
+
+def _last_lines(number: str, output: str) -> str:
+    """Return what Slurm wrote about a job's end into its output; empty if the file cannot be read."""
+    try:
+        with Path(output).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(line for line in lines if f"*** JOB {number} ON " in line)

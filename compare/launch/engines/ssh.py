@@ -16,12 +16,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from compare.errors import HostError, UnavailableError
-from compare.launch.engines import AbsentHostError, Answer, named
-from compare.launch.engines.local import Local
-from compare.schema.hosts import Host, is_local
+from compare.launch.engines import AbsentHostError, Answer, Carrier, named
+from compare.schema.hosts import Host
 
 _FAILED = 255
 """The status of an ssh that failed itself.
@@ -45,32 +42,34 @@ done
 exec {ssh} -F {config} "$@"
 """
 
-# What ssh prints, what that means, what to do. The first that fits counts.
-_REFUSALS = (
+# Which error is raised, what ssh prints, what that means, what to do. The first that fits counts.
+_TROUBLES = (
     (
+        HostError,
         ("Host key verification failed", "REMOTE HOST IDENTIFICATION HAS CHANGED", "No matching host key"),
         "is not known to ssh, or its host key has changed",
         "Compare its key and accept it with {by_hand}; or add it to ~/.ssh/known_hosts.",
     ),
     (
+        HostError,
         ("Permission denied", "Too many authentication failures", "no mutual signature"),
         "does not let you log in without a password",
         "Set up a key with ssh-copy-id until {by_hand} asks nothing; or name user and key.",
     ),
-)
-# The same for a host that may be starting.
-_ABSENCES = (
     (
+        AbsentHostError,
         ("Could not resolve hostname", "Name or service not known"),
         "has a name that does not resolve",
         "Correct it in the hostfile or in DNS, or let a run wait for it: --wait-for-hosts 120.",
     ),
     (
+        AbsentHostError,
         ("Connection refused",),
         "runs no sshd at this port",
         "Start sshd there, or name the right port; or let a run wait for it: --wait-for-hosts 120.",
     ),
     (
+        AbsentHostError,
         (
             *("timed out", "No route to host", "Network is unreachable", "Connection closed"),
             *("Connection reset", "not responding", "Broken pipe", "kex_exchange_identification"),
@@ -81,10 +80,10 @@ _ABSENCES = (
 )
 
 
-class Ssh(msgspec.Struct, frozen=True, kw_only=True):
+class Ssh(Carrier, frozen=True, kw_only=True):
     """The carrier that logs in to hosts.
 
-    Where an attribute is empty, the user's ssh configuration decides. This machine is reached without ssh.
+    Where an attribute is empty, the user's ssh configuration decides.
 
     Attributes:
         user: login name for hosts that have none of their own, or empty.
@@ -98,51 +97,47 @@ class Ssh(msgspec.Struct, frozen=True, kw_only=True):
     identity: str = ""
     connect_timeout_seconds: int = 10
 
-    def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
-        """Return the ssh command line that executes ``argv`` on a host; for this machine, ``argv`` itself.
-
-        ssh joins the words and a shell on the host splits them again, so ``argv`` is quoted once.
-        """
-        if is_local(host):
-            return tuple(argv)
+    def _argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
         _program()
-        options = [f"-oConnectTimeout={self.connect_timeout_seconds}"]
-        options += [f"-oServerAliveInterval={_KEEPALIVE_SECONDS}", "-oServerAliveCountMax=2"]
-        never = ("-oBatchMode=yes", "-oForwardAgent=no", "-oForwardX11=no", "-oEscapeChar=none")
+        options = [f"-o{name}={value}" for name, value in self._settings().items()]
         flags = self._flags(host.user or self.user)
-        return ("ssh", "-T", *never, *options, *flags, "--", host.name, shlex.join(argv))
+        # ssh joins the words and a shell on the host splits them again, so they are quoted once.
+        return ("ssh", "-T", *options, *flags, "--", host.name, shlex.join(argv))
 
-    def by_hand(self, host: Host) -> str:
-        """Return an ssh command with the user's own flags only; empty for this machine."""
-        if is_local(host):
-            return ""
+    def _by_hand(self, host: Host) -> str:
+        """Return an ssh command with the user's own flags only."""
         return shlex.join(["ssh", *self._flags("" if host.user else self.user), host.destination])
 
-    def explain(self, answer: Answer) -> HostError | None:
-        """Return the error of an ssh that failed itself; None if it did not."""
-        if answer.here:
-            return Local().explain(answer)
+    def _explain(self, answer: Answer) -> HostError | None:
         if answer.status != _FAILED:
             return None
         name, by_hand = named(answer.host), f"`{self.by_hand(answer.host)}`"
         printed, found = answer.stderr.decode(errors="replace"), answer.last_lines
-        for kind, troubles in ((HostError, _REFUSALS), (AbsentHostError, _ABSENCES)):
-            for marks, what, remedy in troubles:
-                if any(mark in printed for mark in marks):
-                    return kind(f"{name} {what}.", found=found, remedy=remedy.format(by_hand=by_hand))
+        for kind, marks, what, remedy in _TROUBLES:
+            if any(mark in printed for mark in marks):
+                return kind(f"{name} {what}.", found=found, remedy=remedy.format(by_hand=by_hand))
         return HostError(f"{name}: ssh failed.", found=found, remedy=f"Try {by_hand}.")
 
-    def remote_shell(self, folder: Path, hosts: Sequence[Host]) -> dict[str, str]:
-        """Return a program ``ssh`` that logs in as ``argv`` does, and its configuration file.
+    def _remote_shell(self, folder: Path, hosts: Sequence[Host]) -> dict[str, str]:
+        """Return a program ``ssh`` that logs in as ``_argv`` does, and its configuration file.
 
         Launchers cannot pass on users and time-outs, and each spells ports and keys in its own way.
         """
-        if all(map(is_local, hosts)):
-            return {}
         config = shlex.quote(str(folder / "ssh_config"))
         return {
             "bin/ssh": _WRAPPER.format(ssh=shlex.quote(_program()), config=config),
             "ssh_config": self._config(hosts),
+        }
+
+    def _settings(self) -> dict[str, str | int]:
+        return {
+            "BatchMode": "yes",
+            "ForwardAgent": "no",
+            "ForwardX11": "no",
+            "EscapeChar": "none",
+            "ConnectTimeout": self.connect_timeout_seconds,
+            "ServerAliveInterval": _KEEPALIVE_SECONDS,
+            "ServerAliveCountMax": 2,
         }
 
     def _flags(self, user: str) -> list[str]:
@@ -152,9 +147,7 @@ class Ssh(msgspec.Struct, frozen=True, kw_only=True):
 
     def _config(self, hosts: Sequence[Host]) -> str:
         lines = [f"Host {host.name}\n  User {host.user}" for host in hosts if host.user]
-        lines += ["Host *", "  BatchMode yes", f"  ConnectTimeout {self.connect_timeout_seconds}"]
-        lines += [f"  ServerAliveInterval {_KEEPALIVE_SECONDS}", "  ServerAliveCountMax 2"]
-        lines += ["  ForwardAgent no", "  ForwardX11 no"]
+        lines += ["Host *", *(f"  {name} {value}" for name, value in self._settings().items())]
         lines += [f"  User {self.user}"] if self.user else []
         lines += [f"  Port {self.port}"] if self.port else []
         lines += [f'  IdentityFile "{self.identity}"'] if self.identity else []

@@ -9,8 +9,7 @@ from compare.cli.main import app
 from compare.cli.rehearsed import REHEARSED
 from compare.errors import UsageError
 from compare.experiment import run
-from compare.launch.engines import Allocation, rehearsal
-from compare.launch.engines.local import Local
+from compare.launch.engines import Allocation, Carrier, rehearsal
 from compare.schema.hosts import Host
 
 
@@ -22,7 +21,7 @@ def made(monkeypatch):
     @contextmanager
     def open_rehearsal(hosts, slots, link):
         asked.append((hosts, slots, str(link)))
-        yield Allocation(tuple(Host(f"rehearsal-{n}", slots) for n in (1, 2)), Local(), rehearsed=link)
+        yield Allocation(tuple(Host(f"rehearsal-{n}", slots) for n in (1, 2)), Carrier(), rehearsed=link)
 
     monkeypatch.setattr(rehearsal, "open_rehearsal", open_rehearsal)
     return asked

@@ -10,7 +10,7 @@ import pytest
 
 from compare.doctor import check_beforehand, checkup
 from compare.doctor.facts import Disk
-from compare.launch.engines.local import Local
+from compare.launch.engines import Carrier
 from compare.schema.hosts import local_host
 
 
@@ -29,7 +29,7 @@ def small(monkeypatch):
 
 @pytest.mark.usefixtures("small")
 def test_failure_has_all_findings_and_the_start_those_that_no_table_has():
-    found = check_beforehand([local_host(2)], carrier=Local())
+    found = check_beforehand([local_host(2)], carrier=Carrier())
     assert {each.topic for each in found(failed=True)} == {"disk", "slots"}
     assert [each.topic for each in found(failed=False)] == ["disk"]
 
@@ -39,7 +39,7 @@ def test_dead_name_server_does_not_delay_the_start(monkeypatch):
     monkeypatch.setattr(checkup, "_NAMES_SECONDS", 3.0)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: (never.wait(20), [])[1])
     began = time.monotonic()
-    found = check_beforehand([local_host(1)], carrier=Local())
+    found = check_beforehand([local_host(1)], carrier=Carrier())
     assert found(failed=False) == []
     assert time.monotonic() - began < 2.0
     slow = [each for each in found(failed=True) if each.topic == "hostname"]
@@ -48,5 +48,5 @@ def test_dead_name_server_does_not_delay_the_start(monkeypatch):
 
 
 def test_machine_without_defects_has_no_finding_of_its_libraries():
-    found = check_beforehand([local_host(1)], carrier=Local())(failed=True)
+    found = check_beforehand([local_host(1)], carrier=Carrier())(failed=True)
     assert not {"torch", "horovod", "mpi", "ringside", "python"} & {each.topic for each in found}

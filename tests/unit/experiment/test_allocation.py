@@ -7,24 +7,26 @@ from types import SimpleNamespace
 import pytest
 
 from compare.errors import AllocationError, BudgetError, HostError, UsageError
-from compare.experiment import allocation, collectives, run, verify
+from compare.experiment import collectives, run, verify
 from compare.experiment.allocation import choose_allocation, endings_named, require_time
-from compare.launch.engines.local import Local
+from compare.launch.engines import Carrier, slurm
 from compare.launch.engines.slurm import Slurm
-from compare.launch.engines.slurm_job import SlurmJob
 from compare.launch.engines.ssh import Ssh
 from compare.schema.hosts import Host
 from tests.unit.collectives import a_sweep_config
 from tests.unit.factories import a_run
 
 HOSTS = (Host("n1", 2, source="Slurm job 17"), Host("n2", 1, source="Slurm job 17"))
-JOB = SlurmJob("17", HOSTS, {"n1": 2, "n2": 1}, {}, math.inf)
+JOB = (
+    "JobState=RUNNING NodeList=n[1-2] NumTasks=3 CPUs/Task=1 "
+    "Nodes=n1 CPU_IDs=0-1 Mem=0 GRES= Nodes=n2 CPU_IDs=0 Mem=0 GRES="
+)
 OF_SLURM = {"SLURM_JOB_ID": "17"}
 
 
 @pytest.fixture(autouse=True)
 def job(monkeypatch):
-    monkeypatch.setattr(allocation, "read_job", lambda _environ: JOB)
+    monkeypatch.setattr(slurm, "show_job", lambda *_, **__: JOB)
 
 
 def choose(environ, engine="auto", named=None, hostfile=None, ranks=None):
@@ -57,7 +59,7 @@ def test_hosts_come_from_the_first_source_that_there_is(tmp_path):
         ("2 of the MPIJob, from OMPI_MCA_orte_default_hostfile", ["pod1", "pod2"], Ssh),
         ("2 of PBS job 9, from PBS_NODEFILE", ["p1", "p2"], Ssh),
         ("1 of a job of LSF, from LSB_DJOB_HOSTFILE", ["l1"], Ssh),
-        ("this machine, as none are named and no scheduler's job was found", ["localhost"], Local),
+        ("this machine, as none are named and no scheduler's job was found", ["localhost"], Carrier),
     ]
     assert choose(OF_SLURM, named="mine:2").source == "1 of -H"
 
@@ -67,8 +69,7 @@ def test_engine_may_be_named():
     assert choose(OF_SLURM, "ssh").hosts == HOSTS
     alone = choose(OF_SLURM, "local")
     assert names(alone) == ["localhost"]
-    assert alone.source == "this machine alone (--engine local), within a job of Slurm"
-    assert choose({"PBS_JOBID": "9"}, "local").source.endswith("within PBS job 9")
+    assert alone.source == "this machine alone (--engine local)"
     assert names(choose(OF_SLURM, "slurm", named="n2:4")) == ["n2"]
     assert [host.slots for host in choose(OF_SLURM, ranks=1).hosts] == [1]
 
@@ -78,7 +79,7 @@ def test_engine_may_be_named():
     [
         ({}, {"engine": "slurm"}, "needs a job of Slurm"),
         ({}, {"engine": "ssh"}, "needs hosts"),
-        ({}, {"engine": "ray"}, "cannot be 'ray'"),
+        ({"AWS_BATCH_JOB_ID": "j"}, {"engine": "ssh"}, "needs hosts"),
         ({}, {"engine": "local", "named": "n1"}, "contradict each other"),
         (OF_SLURM, {"engine": "slurm", "named": "n9"}, "n9 is no node of Slurm job 17"),
         ({"PBS_JOBID": "9"}, {}, "This is PBS job 9, and Ringside does not know its hosts"),

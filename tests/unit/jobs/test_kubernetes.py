@@ -64,7 +64,10 @@ MISTAKES = {
         "emptyDir:\n              medium: Memory",
         "medium: Memory\n            emptyDir:",
     ),
-    "a shell string": ('["/usr/sbin/sshd", "-De", "-oStrictModes=no", "-p22"]', "/usr/sbin/sshd -De"),
+    "a shell string": (
+        "command:\n            - /usr/sbin/sshd\n            - -De",
+        "command: /usr/sbin/sshd\n            args:",
+    ),
 }
 
 

@@ -27,10 +27,7 @@ def test_script_asks_for_resources_and_executes_the_command(tmp_path):
         ([], "--exclusive", "nothing to submit"),
         (["report"], "--exclusive", "no command to submit"),
         (["run", "-x", "MY_TOKEN=hunter2"], "--exclusive", "value of -x"),
-        *(
-            (["run"], own, "names this file")
-            for own in ("--output=mine", "--out=mine", "--ou=mine", "-omine")
-        ),
+        *((["run"], own, "names the file") for own in ("--output=mine", "--out=mine", "--ou=mine", "-omine")),
         *((["run"], array, "job array") for array in ("--array=1-3", "--arr=1-3", "-a1-3")),
         *((["run"], several, "heterogeneous") for several in ("hetjob", "packjob", "--het-group=0")),
         (["run"], "--comment=a\ncurl evil", "control character"),

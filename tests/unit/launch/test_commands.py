@@ -1,4 +1,4 @@
-"""Commands on hosts: their input, their answers, and folders put there."""
+"""Commands on hosts: their input, their answers, folders put there, and hosts that are starting."""
 
 import shlex
 import stat
@@ -9,9 +9,15 @@ import psutil
 import pytest
 
 from compare.errors import HostError
-from compare.launch.engines import STREAM_BYTES, Answer
-from compare.launch.engines.commands import host_error, put, require_success, run_everywhere, run_script
-from compare.launch.engines.local import Local
+from compare.launch.engines import STREAM_BYTES, AbsentHostError, Answer, Carrier, commands
+from compare.launch.engines.commands import (
+    host_error,
+    put,
+    require_success,
+    run_everywhere,
+    run_script,
+    wait_for_hosts,
+)
 from compare.launch.engines.ssh import Ssh
 from compare.schema.hosts import Host
 from tests.waiting import wait_until
@@ -25,7 +31,7 @@ def an_answer(status, stderr=b"", host=THERE, **more):
 
 
 def run_here(argv, stdin=b""):
-    (answer,) = run_everywhere([HERE], argv, carrier=Local(), timeout_seconds=20, stdin=stdin)
+    (answer,) = run_everywhere([HERE], argv, carrier=Carrier(), timeout_seconds=20, stdin=stdin)
     return answer
 
 
@@ -86,10 +92,6 @@ def command_lines():
     return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
 
 
-def test_command_on_no_hosts_gives_no_answers():
-    assert run_everywhere([], ["true"], carrier=Ssh(), timeout_seconds=1) == []
-
-
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
@@ -105,7 +107,7 @@ def test_command_on_no_hosts_gives_no_answers():
 def test_host_error_says_what_failed_and_what_to_do(answer, says):
     error = str(host_error(answer, Ssh(port=2222)))
     assert [part for part in says if part not in error] == []
-    assert "`" not in host_error(an_answer(None, host=HERE), Local()).remedy
+    assert "`" not in host_error(an_answer(None, host=HERE), Carrier()).remedy
 
 
 def test_require_success_names_many_hosts_in_one_error():
@@ -124,8 +126,8 @@ def test_require_success_names_many_hosts_in_one_error():
 def test_put_makes_a_folder_for_its_owner_alone_and_leaves_one_that_exists(tmp_path):
     files = {"job.json": b"{}", "secret": bytes(range(256))}
     folder = tmp_path / "a 'folder'"
-    require_success(put([HERE], str(folder), files, carrier=Local(), timeout_seconds=20), Local())
-    (answer,) = put([HERE], str(folder), {"x": b""}, carrier=Local(), timeout_seconds=20)
+    require_success(put([HERE], str(folder), files, carrier=Carrier(), timeout_seconds=20), Carrier())
+    (answer,) = put([HERE], str(folder), {"x": b""}, carrier=Carrier(), timeout_seconds=20)
     assert answer.status != 0
     assert list(tmp_path.iterdir()) == [folder]
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
@@ -137,3 +139,85 @@ def test_put_shows_no_content_in_arguments(fake_ssh, tmp_path):
     fake_ssh(f'echo "$@" >>{shlex.quote(str(tmp_path / "seen"))}; cat >/dev/null')
     require_success(put([THERE], "/x", {"key": b"hunter2"}, carrier=Ssh(), timeout_seconds=20), Ssh())
     assert "hunter2" not in (tmp_path / "seen").read_text()
+
+
+# ---- hosts that are starting ----
+
+STARTING = [Host(f"w{number}", 1, source=f"hostfile:{number}") for number in range(3)]
+# It answers as ssh does: by a file for each host, which may be missing, or has what is printed.
+SSH = """\
+for word do case $word in w[0-9]) host=$word ;; esac; done
+[ -e {folder}/$host ] || { echo "ssh: Could not resolve hostname $host: unknown" >&2; exit 255; }
+read -r line <{folder}/$host || exit 0
+echo "$line" >&2; exit 255
+"""
+
+
+@pytest.fixture
+def answers(programs, tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "_PAUSE_SECONDS", 0.02)
+    programs("ssh", SSH.replace("{folder}", str(tmp_path)))
+
+    def write(name, line=""):
+        (tmp_path / name).write_text(line and f"{line}\n")
+
+    return write
+
+
+def wait(seconds, say=lambda _: None, hosts=STARTING):
+    wait_for_hosts(hosts, carrier=Ssh(), seconds=seconds, say=say)
+
+
+def test_hosts_that_come_one_by_one_are_named_while_missing(answers):
+    lines = []
+
+    def say(line):
+        lines.append(line)
+        if len(lines) == 1:
+            answers("w2", "ssh: connect to host w2 port 22: Connection refused")
+        else:
+            answers("w1")
+            answers("w2")
+
+    answers("w0")
+    wait(60, say)
+    assert lines[0].startswith("Waiting for 2 of 3 hosts, at most ")
+    assert "Host w1 (hostfile:1) has a name that does not resolve. Host w2 (hostfile:2) has" in lines[0]
+    assert "Host w2 (hostfile:2) runs no sshd" in lines[1]
+    assert lines[2:] == ["All 3 hosts are there"]
+
+
+def test_hosts_that_are_there_need_no_word(answers):
+    for host in STARTING:
+        answers(host.name)
+    wait(60, pytest.fail)
+
+
+def test_hosts_that_never_come_are_named_with_what_to_do(answers):
+    answers("w1")
+    with pytest.raises(AbsentHostError, match=r"^2 of 3 hosts did not come within 0 s\.") as caught:
+        wait(0.1)
+    assert "Host w0 (hostfile:0) has a name that does not resolve. ssh: Could not" in caught.value.found
+    assert "--exclude w0,w2" in caught.value.remedy
+    assert caught.value.exit_code == 9
+    many = [Host(f"w{number}", 1) for number in range(9)]
+    with pytest.raises(AbsentHostError) as caught:
+        wait(0.1, hosts=many)
+    assert caught.value.found.endswith("And 4 more.")
+
+
+def test_launcher_whose_name_begins_to_resolve_is_awaited(answers, monkeypatch):
+    """The name is there after ssh failed for want of it."""
+    resolved = iter([False])
+    monkeypatch.setattr("compare.launch.engines.is_local", lambda _host: next(resolved, True))
+    lines = []
+    wait(60, lines.append, STARTING[:1])
+    assert "Host w0 (hostfile:0) has a name that does not resolve." in lines[0]
+    assert lines[1:] == ["All 1 hosts are there"]
+
+
+def test_host_that_refuses_the_login_is_not_awaited(answers):
+    answers("w0", "root@w0: Permission denied (publickey).")
+    with pytest.raises(HostError, match=r"Host w0 .* does not let you log in") as caught:
+        wait(60)
+    assert not isinstance(caught.value, AbsentHostError)

@@ -12,9 +12,8 @@ import psutil
 import pytest
 
 from compare.errors import HostError
-from compare.launch.engines import STREAM_BYTES
+from compare.launch.engines import STREAM_BYTES, Carrier
 from compare.launch.engines.commands import require_success, run_everywhere
-from compare.launch.engines.local import Local
 from compare.launch.engines.ssh import Ssh
 from compare.launch.lookup import addresses_of
 from compare.schema.hostfile import parse_hostfile
@@ -100,7 +99,7 @@ def test_fanout_ends_a_host_that_floods_and_names_it(fake_ssh, stream, name):
 def test_fanout_copies_no_large_input_per_host():
     argv = ["sh", "-c", "sleep 1; wc -c"]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    answers = run_everywhere([HERE] * 20, argv, carrier=Local(), timeout_seconds=60, stdin=bytes(16 << 20))
+    answers = run_everywhere([HERE] * 20, argv, carrier=Carrier(), timeout_seconds=60, stdin=bytes(16 << 20))
     assert {int(answer.stdout) for answer in answers} == {16 << 20}
     # In KiB; 20 copies are 320 MiB.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
@@ -109,7 +108,7 @@ def test_fanout_copies_no_large_input_per_host():
 def test_fanout_does_not_wait_for_a_background_process():
     """A shared ssh connection stays in the background with the pipes open."""
     argv = ["sh", "-c", "sleep 20 & echo $!"]
-    (answer,) = run_everywhere([HERE], argv, carrier=Local(), timeout_seconds=15)
+    (answer,) = run_everywhere([HERE], argv, carrier=Carrier(), timeout_seconds=15)
     os.kill(int(answer.stdout), signal.SIGKILL)
     assert answer.status == 0
     assert answer.seconds < 10
@@ -117,7 +116,7 @@ def test_fanout_does_not_wait_for_a_background_process():
 
 def test_fanout_time_out_ends_the_children_too(tmp_path):
     argv = ["sh", "-c", f"sleep 60 & echo $! >{tmp_path}/child; wait"]
-    (answer,) = run_everywhere([HERE], argv, carrier=Local(), timeout_seconds=1)
+    (answer,) = run_everywhere([HERE], argv, carrier=Carrier(), timeout_seconds=1)
     assert answer.status is None
     child = int((tmp_path / "child").read_text())
     wait_until(

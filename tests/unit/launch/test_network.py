@@ -82,7 +82,7 @@ def test_network_of_one_machine_without_the_interface_is_refused():
 
 def ready(hostname="node", **addresses):
     written = {"lo": ["127.0.0.1/8"]} | {name: [address] for name, address in addresses.items()}
-    return Ready(hostname=hostname, python="3.11", version="1", addresses=written, memory_left_bytes=1 << 30)
+    return Ready(hostname=hostname, version="1", addresses=written, memory_left_bytes=1 << 30)
 
 
 def test_one_machine_under_two_names_is_refused_by_both():

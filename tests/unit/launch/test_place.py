@@ -19,7 +19,7 @@ from compare.errors import HostError, InterleaveError, LaunchError, OutputError
 from compare.launch.agent.protocol import Exited
 from compare.launch.alive import AliveLaunches
 from compare.launch.cluster import Cluster
-from compare.launch.engines.local import Local
+from compare.launch.engines import Carrier
 from compare.launch.engines.ssh import Ssh
 from compare.launch.place import LaunchPlace
 from compare.schema.hosts import Host, Network, local_host
@@ -50,7 +50,7 @@ def hosts(monkeypatch):
 
 
 def of(agents, here, **exported):
-    settings = {"network": Network(), "exported": {}, "carrier": Local()} | exported
+    settings = {"network": Network(), "exported": {}, "carrier": Carrier()} | exported
     return Cluster(agents, here, **settings)
 
 

@@ -3,8 +3,6 @@
 Real hosts are in tests/lab.
 """
 
-import subprocess
-
 import pytest
 
 from compare.errors import UnavailableError
@@ -39,24 +37,8 @@ def test_rehearsal_enters_the_room_and_then_a_host():
     own = Rehearsal(7, as_user=True).argv(local_host(1), ["a"])
     assert own[:5] == ("nsenter", "-t", "7", "-U", "--preserve-credentials")
     assert carrier.by_hand(HOST).endswith("sh /run/rehearsal/rehearsal-2 sh")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["-x", "rehearsal-2", "PATH=/x", "orted", "-mca", "a", "b"],
-        ["-o", "BatchMode=yes", "-o", "A=no", "rehearsal-2", "-p", "22", "PATH=/x orted -mca a b"],
-    ],
-    ids=["mpirun", "horovodrun"],
-)
-def test_remote_shell_takes_the_words_of_launchers(tmp_path, words):
-    ssh, shell = tmp_path / "ssh", tmp_path / "sh"
-    ssh.write_text(Rehearsal(7).remote_shell(tmp_path, [HOST])["bin/ssh"])
-    shell.write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
-    for program in (ssh, shell):
-        program.chmod(0o700)
-    done = subprocess.check_output([ssh, *words], env={"PATH": str(tmp_path)}, text=True)
-    assert done == "/run/rehearsal/rehearsal-2|sh|-c|PATH=/x orted -mca a b|"
+    stand_in = carrier.remote_shell("/folder", [HOST])["bin/ssh"]
+    assert stand_in.endswith('exec sh "/run/rehearsal/$host" sh -c "$*"\n')
 
 
 def test_rehearsal_without_a_program_names_its_package(monkeypatch):

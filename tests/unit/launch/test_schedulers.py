@@ -38,6 +38,7 @@ TAKEN = [
     ),
     ({"LSB_MCPU_HOSTS": "a 4 b 4 ", "LSB_JOBID": "8", "LSB_HOSTS": "x"}, "", {"a": 4, "b": 4}, "LSF job 8"),
     ({"LSB_HOSTS": "a a b b", "LSB_JOBID": "8"}, "", {"a": 2, "b": 2}, "LSF job 8"),
+    ({"LSB_MCPU_HOSTS": "a:22,b:22"}, "", {"a": 22, "b": 22}, "a job of LSF"),
     (
         {"PE_HOSTFILE": "FILE", "JOB_ID": "7", "NSLOTS": "6", "NHOSTS": "2", "SGE_ROOT": "/opt/sge"},
         *(PE_HOSTFILE, {"a.example": 4, "b.example": 2}, "Grid Engine job 7"),
@@ -69,9 +70,7 @@ def test_job_that_names_its_hosts_is_taken_with_them(tmp_path, environ, written,
     found = allocated(environ)
     assert found.source == f"2 of {job}, from {next(iter(environ))}"
     assert (hosts(found), type(found.carrier)) == (expected, Ssh)
-    alone = allocated(environ, "local")
-    assert hosts(alone) == {"localhost": 2}
-    assert "(--engine local), within " in alone.source
+    assert hosts(allocated(environ, "local")) == {"localhost": 2}
 
 
 TORCH = {"MASTER_ADDR": "pod-0", "MASTER_PORT": "23456"}
@@ -113,7 +112,7 @@ def test_job_without_known_hosts_is_refused_by_its_name(environ, says):
     with pytest.raises(UsageError) as caught:
         allocated(environ)
     assert says in caught.value.what
-    shown, value = next(iter(find_job(environ).signs.split(", "))).split("=", 1)
+    shown, value = caught.value.found.split(", ")[0].split(". ")[0].split("=", 1)
     assert environ[shown].startswith(value.rstrip("."))
     assert "-H" in caught.value.remedy
     assert "--engine local" in caught.value.remedy

@@ -12,11 +12,11 @@ import time
 import pytest
 
 from compare.errors import AllocationError, HostError, UnavailableError, UsageError
-from compare.launch.engines import Answer, slurm_job
+from compare.launch.engines import Answer, slurm
 from compare.launch.engines.commands import host_error, join_errors
-from compare.launch.engines.slurm import Slurm, carrier_of
-from compare.launch.engines.slurm_job import read_job
+from compare.launch.engines.slurm import Slurm, detect
 from compare.schema.hosts import Host, local_host
+from compare.system import scontrol
 
 THERE = Host("n2", 1, source="Slurm job 17")
 SHOWN = (
@@ -41,15 +41,17 @@ def controller(programs):
     return write
 
 
-def slots(job):
-    return {host.name: host.slots for host in job.hosts}
+def slots(allocation):
+    return {host.name: host.slots for host in allocation.hosts}
 
 
-def test_srun_gets_no_variable_of_the_job_and_hands_on_names_alone(programs, monkeypatch):
+def test_srun_gets_no_variable_of_the_job_and_hands_on_names_alone(programs, controller, monkeypatch):
+    controller()
     programs("srun", "")
     monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")
     monkeypatch.setenv("SLURM_NTASKS", "8")
-    carrier = carrier_of("17", {"PATH": "/bin", "MY_TOKEN": "hunter2", "SLURM_CONF": "/etc/its.conf"})
+    environ = JOB | {"PATH": "/bin", "MY_TOKEN": "hunter2", "SLURM_CONF": "/etc/its.conf"}
+    carrier = detect(environ).carrier
     argv = carrier.argv(THERE, ["python", "a b"])
     assert argv[0] == "env"
     assert {"-uSLURM_EXPORT_ENV", "-uSLURM_NTASKS", "SLURM_CONF=/etc/its.conf", "--export=PATH"} < set(argv)
@@ -95,8 +97,9 @@ def test_failed_step_is_explained(printed, kind, says):
 
 def test_job_has_tasks_cpus_and_time(controller):
     controller()
-    job = read_job(JOB | {"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"})
-    assert slots(job) == {"n1": 2, "n2": 1}
+    found = detect(JOB | {"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"})
+    job = found.job
+    assert slots(found) == {"n1": 2, "n2": 1}
     assert job.cpus == {"n1": 2, "n2": 1}
     assert job.ends_at - time.time() == pytest.approx(3600 - 60 - 60, abs=5)
     job.require_share(Host("n1", 2), 2, 0)
@@ -123,12 +126,12 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}
 )
 def test_job_has_the_tasks_of_all_its_steps_or_a_rank_for_each_gpu(controller, environ, described, expected):
     controller(**described)
-    assert slots(read_job(environ)) == dict(zip(("n1", "n2"), expected, strict=True))
+    assert slots(detect(environ)) == dict(zip(("n1", "n2"), expected, strict=True))
 
 
 def test_job_without_a_time_limit_has_no_end(controller):
     controller(limit="UNLIMITED")
-    assert read_job(JOB).ends_at == math.inf
+    assert detect(JOB).job.ends_at == math.inf
 
 
 NUMBERS = ("", "0", "-1", "17_3", "seventeen", "017")
@@ -138,7 +141,7 @@ NUMBERS = ("", "0", "-1", "17_3", "seventeen", "017")
     ("environ", "described", "says"),
     [
         *(
-            ({"SLURM_JOB_ID": number}, {}, f"SLURM_JOB_ID is '{number}', which is no number")
+            ({"SLURM_JOB_ID": number}, {}, f"SLURM_JOB_ID is '{number}', which is not a number")
             for number in NUMBERS
         ),
         (JOB, {"user": f"alice({os.getuid() + 1})"}, "Slurm job 17 is not yours.\nIt belongs to alice"),
@@ -152,22 +155,24 @@ NUMBERS = ("", "0", "-1", "17_3", "seventeen", "017")
 def test_job_that_is_no_simple_running_one_of_this_user_is_refused(controller, environ, described, says):
     controller(**described)
     with pytest.raises(UsageError) as caught:
-        read_job(environ)
+        detect(environ)
     assert says in str(caught.value)
     assert "--engine local" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
-    ("printed", "error", "says"),
+    ("answers", "error", "says"),
     [
-        ("slurm_load_jobs error: Invalid job id specified", UsageError, "Slurm knows no job 17"),
-        ("no controller", UnavailableError, "what job 17 has.\nno controller\n"),
+        ("echo 'error: Invalid job id specified' >&2; exit 1", UsageError, "Slurm knows no job 17"),
+        ("echo 'no controller' >&2; exit 1", UnavailableError, "what job 17 has.\nno controller\n"),
+        ("exec sleep 20", UnavailableError, "No answer within 0.5 s.\n"),
     ],
 )
-def test_job_that_the_controller_does_not_describe_is_refused(programs, printed, error, says):
-    programs("scontrol", f"echo '{printed}' >&2; exit 1")
+def test_job_that_the_controller_does_not_describe_is_refused(programs, monkeypatch, answers, error, says):
+    monkeypatch.setattr(scontrol, "_ANSWER_SECONDS", 0.5)
+    programs("scontrol", answers)
     with pytest.raises(error) as caught:
-        read_job(JOB)
+        detect(JOB)
     assert says in str(caught.value)
     assert "--engine local" in caught.value.remedy
 
@@ -193,11 +198,18 @@ CANCELLED = "CANCELLED AT 2026-11-25T16:51:00"
     ],
 )
 def test_job_tells_why_it_ended(controller, monkeypatch, tmp_path, described, printed, says):
-    monkeypatch.setattr(slurm_job, "_COMPLETING_SECONDS", 0.0)
+    monkeypatch.setattr(slurm, "_COMPLETING_SECONDS", 0.0)
     output = tmp_path / "out"
     output.write_text(f"round 1\nslurmstepd: error: *** {printed} ***\n")
     controller()
-    job = read_job(JOB)
+    job = detect(JOB).job
     controller(**described, output=output if printed else "")
     ended = job.why_it_ended()
     assert ended is None if says is None else says in ended.what
+
+
+def test_job_that_the_controller_has_forgotten_tells_no_ending(controller, programs):
+    controller()
+    job = detect(JOB).job
+    programs("scontrol", "echo 'error: Invalid job id specified' >&2; exit 1")
+    assert job.why_it_ended() is None

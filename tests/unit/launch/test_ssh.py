@@ -8,8 +8,7 @@ import subprocess
 import pytest
 
 from compare.errors import UnavailableError
-from compare.launch.engines import Answer
-from compare.launch.engines.local import Local
+from compare.launch.engines import Answer, Carrier
 from compare.launch.engines.ssh import Ssh
 from compare.schema.hosts import Host
 
@@ -21,7 +20,7 @@ def an_answer(status, stderr=b"", host=THERE):
     return Answer(host, status, b"", stderr, 1.0, here=host is HERE)
 
 
-@pytest.mark.parametrize("carrier", [Local(), Ssh(user="alice", port=22022)])
+@pytest.mark.parametrize("carrier", [Carrier(), Ssh(user="alice", port=22022)])
 def test_carrier_on_this_machine_is_the_command_itself(carrier):
     assert carrier.argv(HERE, ["a", "b c"]) == ("a", "b c")
     assert carrier.by_hand(HERE) == ""
