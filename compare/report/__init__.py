@@ -6,17 +6,15 @@ knowing which command made it.
 
 from __future__ import annotations
 
-from typing import Any
-
 from compare.analysis import Analysis, analyse
 from compare.report.document import Document, View
 from compare.report.formats import FORMATS, write
 from compare.schema.collectives import CollectivesRun
-from compare.schema.results import Run, Verification
+from compare.schema.results import Verification
 from compare.schema.saved import Result
 from compare.schema.scale import Scale
 
-__all__ = ["FORMATS", "Result", "View", "document_of", "render", "write"]
+__all__ = ["FORMATS", "Result", "View", "document_of", "write"]
 
 _USUAL = View()
 
@@ -43,14 +41,3 @@ def document_of(
     if form == "table" and not view.wide and not view.detail:
         return of_run.brief(result, analysis, view)
     return of_run.document_of(result, analysis, view)
-
-
-def render(run: Run, analysis: Analysis, form: str, **view: Any) -> str:
-    """Return a run as text in one format, without a newline at the end.
-
-    ``view`` has the fields of a ``View``.
-
-    Raises:
-        KeyError: there is no such format.
-    """
-    return write(document_of(run, form, View(**view), analysis=analysis), form)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 
 from rich.cells import cell_len, set_cell_size
 
@@ -68,16 +69,10 @@ def _line(title: str, entry: RunEntry) -> str:
     return cut_in_the_middle(f"{line}{_MORE}", _WIDTH)
 
 
-def _wrapped(line: str) -> Iterator[str]:
-    """Yield the parts of a line that is broken between words, each at most 80 cells wide."""
-    kept = ""
-    for word in (cut_in_the_middle(word, _WIDTH - 4) for word in line.split(" ")):
-        if kept and cell_len(f"{kept} {word}") > _WIDTH:
-            yield kept
-            kept = f"    {word}"
-        else:
-            kept = f"{kept} {word}" if kept else word
-    yield kept
+def _wrapped(line: str) -> list[str]:
+    """Return the parts of a line that is broken between words, each at most 80 cells wide."""
+    wide = cell_len(line) - len(line)  # textwrap counts characters, and some take two cells
+    return wrap(line, _WIDTH - wide, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _trends(trends: Sequence[Trend]) -> Iterator[str]:
@@ -91,12 +86,12 @@ def _trends(trends: Sequence[Trend]) -> Iterator[str]:
             yield from ("", *(line.replace(_TIE, " ") for line in _wrapped(" · ".join(tied))))
         arm = set_cell_size(cut_in_the_middle(_one_line(trend.arm), _ARM_CELLS), _ARM_CELLS)
         first, last = trend.step_seconds[0] * 1e3, trend.step_seconds[-1] * 1e3
-        bars = set_cell_size(bars_of(trend.step_seconds[-_NEWEST:]), _NEWEST)
+        bars = set_cell_size(_bars(trend.step_seconds[-_NEWEST:]), _NEWEST)
         noisy = f", {trend.noisy} of {len(trend.step_seconds)} noisy" if trend.noisy else ""
         yield f"  {arm} {bars} {first:.2f} → {last:.2f}{noisy}"
 
 
-def bars_of(values: Sequence[float]) -> str:
+def _bars(values: Sequence[float]) -> str:
     """Return a bar for each value, scaled between the minimum and the maximum of all."""
     low, high = min(values), max(values)
     span = (high - low) or 1.0

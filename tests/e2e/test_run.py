@@ -9,10 +9,10 @@ import pytest
 from backends.launchers.request import MARKER
 from compare.analysis import analyse
 from compare.analysis.summary import Detail, summarise
-from compare.report import render
 from compare.schema.arms import parse_arm
 from compare.schema.store import read_run
 from tests.comparing import RUN, compare
+from tests.unit.pages import render
 
 ARMS = ("ddp", "manual:mode=per_parameter", "horovod", "horovod:controller=mpi", "mpi")
 

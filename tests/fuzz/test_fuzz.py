@@ -36,7 +36,7 @@ from compare.launch.engines import Answer, slurm
 from compare.launch.engines.detect import STARTERS
 from compare.launch.engines.schedulers import SCHEDULERS
 from compare.launch.engines.ssh import Ssh
-from compare.report import FORMATS, render
+from compare.report import FORMATS
 from compare.schema.arms import parse_arms
 from compare.schema.collectives import read_bytes
 from compare.schema.environment import read_exports
@@ -49,6 +49,7 @@ from compare.schema.scale import read_counts
 from compare.schema.store import read_run
 from compare.system.files import read_json
 from tests.unit.factories import a_run
+from tests.unit.pages import render
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "50"))
 fuzz = settings(

@@ -1,4 +1,4 @@
-"""Read pages as their reader sees them."""
+"""Write runs in every format, and read pages as their reader sees them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from html.parser import HTMLParser
 
 import pytest
 
+from compare.report import View, document_of, write
+
 NOT_SHOWN = {"head", "title", "desc", "style"}
 LINES = {"tr", "p", "li", "text", "h1", "h2", "h3", "dd", "figcaption", "summary"}
+
+
+def render(run, analysis, form, **view):
+    """Return a run as text in one format; ``view`` has the fields of a ``View``."""
+    return write(document_of(run, form, View(**view), analysis=analysis), form)
 
 
 class Page(HTMLParser):

@@ -11,10 +11,10 @@ from compare.analysis import analyse
 from compare.analysis.causes import find_causes
 from compare.analysis.cost_model import Curve, split_collectives
 from compare.analysis.summary import summarise
-from compare.report import render
 from compare.schema.hosts import Host
 from compare.schema.results import Sweep
 from tests.unit.factories import a_block, a_launch, a_rank, a_run, noisy
+from tests.unit.pages import render
 
 JITTER = (0.99, 1.0, 1.02)
 ROUNDS = (1, 2, 3)

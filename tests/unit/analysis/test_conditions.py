@@ -10,11 +10,11 @@ import pytest
 
 from compare.analysis import analyse
 from compare.analysis.conditions import compare_conditions
-from compare.report import render
 from compare.schema.arms import Arm
 from compare.schema.environment import library_settings
 from compare.schema.hosts import Host
 from tests.unit.factories import a_launch, a_rank, a_run
+from tests.unit.pages import render
 
 SHARED = {
     "device": "cpu",

@@ -12,13 +12,13 @@ from compare.analysis import analyse
 from compare.analysis.conditions import compare_conditions
 from compare.analysis.parity import check_gates
 from compare.analysis.summary import summarise
-from compare.report import render
 from compare.report.of_verification import _cell, _verdict
 from compare.schema.arms import Arm, parse_arm
 from compare.schema.parity import WrongStep
 from compare.schema.results import ArmVerification, Evaluation
 from tests.unit.analysis.test_conditions import a_run_of, attested, attests
 from tests.unit.factories import INITIAL, a_launch, a_pass, a_phased_block, a_rank, a_run
+from tests.unit.pages import render
 
 
 def markdown(run):

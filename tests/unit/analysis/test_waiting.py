@@ -12,10 +12,10 @@ from compare.analysis import analyse
 from compare.analysis.ranking import log_ratios
 from compare.analysis.step_times import step_seconds
 from compare.analysis.waiting import summarise_turns
-from compare.report import render
 from compare.report.sentences import conclusion
 from compare.schema.results import Interleaved
 from tests.unit.factories import a_block, a_launch, a_rank, a_run
+from tests.unit.pages import render
 
 
 def a_rank_of(turns, **changes):

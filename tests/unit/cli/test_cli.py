@@ -31,7 +31,7 @@ from compare.experiment import scale as scaling
 from compare.experiment import verify as verification
 from compare.launch import arm as launching
 from compare.launch.engines.ssh import Ssh
-from compare.report import FORMATS, render
+from compare.report import FORMATS
 from compare.schema.collectives import COLLECTIVES_FILE
 from compare.schema.job import Job
 from compare.schema.results import ArmVerification, Failure, Gate, Verification
@@ -39,6 +39,7 @@ from compare.schema.store import RESULTS_FILE
 from compare.system.files import read_json, write_json
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 from tests.unit.factories import MNIST, a_run, a_survey
+from tests.unit.pages import render
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = {"torch", "horovod", "mpi4py", "numpy", "scipy", "sklearn", "matplotlib"}

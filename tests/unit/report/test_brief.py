@@ -15,12 +15,13 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from compare.analysis import analyse
-from compare.report import View, document_of, render
+from compare.report import View, document_of
 from compare.report.cells import cut_in_the_middle
 from compare.report.formats.terminal import Shown
 from compare.report.of_run import arrange
 from compare.schema.results import Interleaved
 from tests.unit.factories import a_launch, a_pass, a_rank, a_run, noisy
+from tests.unit.pages import render
 
 EXAMPLES = Path(__file__).parent / "examples"
 IN_TURNS = {"interleaved": Interleaved(mode="blocks")}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from compare.analysis import analyse
 from compare.analysis.predict import forecast
 from compare.errors import UnavailableError
-from compare.report import document_of, of_prediction, render
+from compare.report import document_of, of_prediction
 from compare.report.cells import in_units
 from compare.report.formats.html import page_of, pictures_of
 from compare.report.formats.png import png_of
@@ -24,7 +24,7 @@ from compare.schema.hosts import Host
 from tests.comparing import ROOT
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 from tests.unit.factories import a_launch, a_rank, a_run
-from tests.unit.pages import Page, opened, text_of
+from tests.unit.pages import Page, opened, render, text_of
 from tests.unit.predictions import a_measured_run
 from tests.unit.runs import EVIL, RUNS, measured
 from tests.unit.scales import BENDING, a_scale

@@ -19,7 +19,6 @@ import pytest
 
 from compare.analysis import analyse
 from compare.errors import OutputError
-from compare.report import render
 from compare.schema.arms import Arm
 from compare.schema.parity import Fingerprint
 from compare.schema.results import (
@@ -34,6 +33,7 @@ from compare.schema.results import (
 from compare.schema.store import RESULTS_FILE, read_run
 from compare.system.files import temporary_root, write_json, write_text
 from tests.unit.factories import DIGITS, INITIAL, a_block, a_launch, a_phased_block, a_rank, a_run
+from tests.unit.pages import render
 
 
 def refusal(path):
