@@ -1,12 +1,10 @@
 """Find, download and verify MNIST, make its stand-in of the same size, and identify a user's own workload."""
 
 from compare.data.catalogue import DatasetChoice, DatasetName, DatasetSource
-from compare.data.delivery import files_of, is_copied, is_in, key_of
-from compare.data.files import FileStatus, files_in, holds, status
-from compare.data.idx import load_split
+from compare.data.files import FileStatus, files_in, holds, load_split, status
 from compare.data.mnist import fetch_mnist
 from compare.data.own import MOST_BYTES, changed_files, code_digest, own_source, size_bytes
-from compare.data.source import default_root, expect, resolve
+from compare.data.source import default_root, expect, files_of, is_copied, is_in, key_of, resolve
 
 __all__ = [
     "MOST_BYTES",

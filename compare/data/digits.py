@@ -20,8 +20,7 @@ from compare.data.catalogue import (
     TRAIN_LABELS,
     Bytes,
 )
-from compare.data.files import digits_directory, examine, holds, locked, refuse_damaged, writing
-from compare.data.idx import encode
+from compare.data.files import encode, examine, folder_of, holds, locked, refuse_damaged, writing
 from compare.errors import DataError
 
 if TYPE_CHECKING:
@@ -48,33 +47,20 @@ def prepare_digits(root: Path) -> Path:
         DataError: the folder is damaged, or scikit-learn yields other digits than expected.
         OutputError: the folder cannot be written.
     """
-    directory = digits_directory(root)
-    if _complete(directory):
-        return directory
+    directory = folder_of("digits", root)
     with writing(directory.parent):
-        directory.parent.mkdir(parents=True, exist_ok=True)
-    with locked(directory.parent), writing(directory.parent):
-        if not _complete(directory):
-            _write(directory)
-    return directory
-
-
-def _complete(directory: Path) -> bool:
-    """Return whether the folder exists, and refuse it if it is damaged.
-
-    A rename puts the whole folder in place at once, so a missing file is damage.
-
-    Raises:
-        DataError: a file is damaged or missing.
-    """
-    if not os.path.lexists(directory):
-        return False
+        if not os.path.lexists(directory):
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            with locked(directory.parent):
+                if not os.path.lexists(directory):
+                    _write(directory)
+    # A rename puts the whole folder in place at once, so a missing file is damage.
     files = [
         msgspec.structs.replace(file, problem="It is missing.") if file.form == "missing" else file
         for file in examine("digits", directory)
     ]
     refuse_damaged(files, directory)
-    return True
+    return directory
 
 
 def _write(directory: Path) -> None:

@@ -1,4 +1,9 @@
-"""Find, verify, lock and write the files of a data folder."""
+"""Find, verify, read, lock and write the files of a data folder.
+
+They are in IDX, the file format of MNIST. An IDX file starts with two zero bytes, a type code and the number
+of dimensions. The dimensions follow as big-endian 32-bit integers, then the elements in C order
+(http://yann.lecun.com/exdb/mnist/).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import gzip
 import hashlib
 import os
 import shlex
+import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +22,16 @@ from typing import Final, Literal
 import msgspec
 
 from compare.data import catalogue
-from compare.data.catalogue import CONTENT_BYTES, DIGITS_VERSION, FILES, DatasetName
+from compare.data.catalogue import (
+    CONTENT_BYTES,
+    DIGITS_VERSION,
+    FILES,
+    SPLITS,
+    Bytes,
+    DatasetName,
+    DatasetSource,
+    Split,
+)
 from compare.errors import DataError, OutputError, system_reason
 from compare.text import counted
 
@@ -27,6 +42,7 @@ _NO_FLOCK_ERRNOS: Final = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUP
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 _CHUNK_BYTES: Final = 1 << 20
 _GZIP_MAGIC: Final = b"\x1f\x8b"
+_UINT8: Final = 0x08
 
 
 class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,14 +62,9 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong with the file, or why it cannot be looked for; empty if it is only missing."""
 
 
-def mnist_directory(root: Path) -> Path:
-    """Return the folder of MNIST below the data folder ``root``, where torchvision has it too."""
-    return root / "MNIST" / "raw"
-
-
-def digits_directory(root: Path) -> Path:
-    """Return the folder of the digits below the data folder ``root``."""
-    return root / "digits" / DIGITS_VERSION
+def folder_of(dataset: DatasetName, root: Path) -> Path:
+    """Return the folder of a data set below the data folder ``root``; torchvision has MNIST there too."""
+    return root / "MNIST" / "raw" if dataset == "mnist" else root / "digits" / DIGITS_VERSION
 
 
 def fetch_command(root: Path) -> str:
@@ -66,8 +77,8 @@ def status(root: Path) -> tuple[FileStatus, ...]:
 
     The four files of MNIST come first, then those of the digits if their folder exists.
     """
-    found = examine("mnist", mnist_directory(root))
-    digits = digits_directory(root)
+    found = examine("mnist", folder_of("mnist", root))
+    digits = folder_of("digits", root)
     return (*found, *examine("digits", digits)) if os.path.isdir(digits) else found  # noqa: PTH112 -- never raises
 
 
@@ -131,16 +142,14 @@ def _why_unseen(path: Path) -> str:
     return ""
 
 
-def read_content(dataset: DatasetName, name: str, path: Path, into: memoryview | None = None) -> int:
-    """Read a file, verify its uncompressed content, and return the size of the content in bytes.
-
-    The file may be plain or compressed. If ``into`` is given, it receives the content, so it must have room
-    for ``CONTENT_BYTES[name] + 1`` bytes.
+def read_content(dataset: DatasetName, name: str, path: Path) -> memoryview:
+    """Read a file, plain or compressed, and return its uncompressed content after verifying it.
 
     Raises:
         DataError: the file cannot be read, or its content is wrong.
     """
-    digest, size_bytes, limit_bytes = hashlib.sha256(), 0, CONTENT_BYTES[name] + 1
+    digest, size_bytes = hashlib.sha256(), 0
+    content = memoryview(bytearray(CONTENT_BYTES[name] + 1))
     try:
         with path.open("rb") as file:
             compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
@@ -148,10 +157,9 @@ def read_content(dataset: DatasetName, name: str, path: Path, into: memoryview |
             stream = gzip.GzipFile(fileobj=file) if compressed else file
             # Chunks are small enough for the processor's cache. All together are limited, because a small
             # compressed file may expand without end.
-            while chunk := stream.read(min(_CHUNK_BYTES, limit_bytes - size_bytes)):
+            while chunk := stream.read(min(_CHUNK_BYTES, len(content) - size_bytes)):
                 digest.update(chunk)
-                if into is not None:
-                    into[size_bytes : size_bytes + len(chunk)] = chunk
+                content[size_bytes : size_bytes + len(chunk)] = chunk
                 size_bytes += len(chunk)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _unusable(path, f"Its gzip stream is truncated or damaged: {error}.") from error
@@ -160,7 +168,43 @@ def read_content(dataset: DatasetName, name: str, path: Path, into: memoryview |
     expected, found = catalogue.SHA256[dataset][name], digest.hexdigest()
     if found != expected:
         raise _unusable(path, f"Its content has SHA-256 {found}; for {dataset} it must be {expected}.")
-    return size_bytes
+    return content[:size_bytes]
+
+
+def load_split(source: DatasetSource, split: Split) -> tuple[Bytes, Bytes]:
+    """Read and verify the training set or the test set of a built-in model.
+
+    Returns:
+        The images, shape (n, 28, 28), and the labels, shape (n,), as new writable arrays of unsigned bytes.
+        Pixels go from 0 (paper) to 255 (ink), labels from 0 to 9.
+
+    Raises:
+        DataError: a file is missing or damaged, or belongs to another data set.
+    """
+    images, labels = (_load(source, name) for name in SPLITS[split])
+    return images, labels
+
+
+def _load(source: DatasetSource, name: str) -> Bytes:
+    import numpy as np
+
+    directory = Path(source.directory)
+    path = find(directory, name)
+    if path is None:
+        raise DataError(
+            f"{name} is not in {directory}",
+            found="Neither the plain file nor the one with .gz is there.",
+            remedy=replace_remedy(directory, []),
+        )
+    content = read_content(source.name, name, path)
+    dimensions = content[3]
+    shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+
+
+def encode(array: Bytes) -> bytes:
+    """Return the content of the IDX file for an array of unsigned bytes."""
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, _UINT8, array.ndim, *array.shape) + array.tobytes()
 
 
 def _unusable(path: Path, found: str) -> DataError:
@@ -187,7 +231,7 @@ def refuse_damaged(files: Sequence[FileStatus], directory: Path) -> None:
 def replace_remedy(directory: Path, paths: Sequence[str]) -> str:
     """Return a sentence with the commands that remove ``paths`` and write the files of a folder anew."""
     root = directory.parent.parent
-    if directory != mnist_directory(root):  # the digits, or a copy that Ringside sent to this host
+    if directory != folder_of("mnist", root):  # the digits, or a copy that Ringside sent to this host
         return f"Run `rm -r {shlex.quote(str(directory))}`; the next run writes it again."
     remove = f"`rm {' '.join(shlex.quote(path) for path in paths)}`, then " if paths else ""
     return f"Run {remove}{fetch_command(root)}."

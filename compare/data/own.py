@@ -47,7 +47,7 @@ def own_source(written: str) -> DatasetSource:
             f"--workload names {file}, which is no file.", remedy="Name your Python file: path/train.py:make."
         )
     _require_own_names(file.parent)
-    code = _code(file.parent)
+    code = contents(file.parent, ".py")
     return DatasetSource(
         name="own",
         requested="own",
@@ -87,7 +87,7 @@ def changed_files(source: DatasetSource) -> str:
 
     It names at most three. If there are too many files to keep their hashes, it names none.
     """
-    before, now = source.code, _marks(_code(Path(source.directory)))
+    before, now = source.code, _marks(contents(Path(source.directory), ".py"))
     if not (before and now):
         return f"one of more than {_MOST_NAMED} Python files was changed"
     what = {name: "was changed" if name in now else "was removed" for name in before}
@@ -96,12 +96,14 @@ def changed_files(source: DatasetSource) -> str:
     return ", ".join(named) + (f", and {len(differ) - _QUOTED} more" if len(differ) > _QUOTED else "")
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder: Path, suffix: str = "") -> dict[str, bytes]:
     """Return the contents of the files below a workload's folder, by their paths relative to the folder.
 
-    Hidden files are left out, as are ``__pycache__``, ``node_modules``, ``runs`` and virtual environments.
+    Hidden files are left out, as are ``__pycache__``, ``node_modules``, ``runs`` and virtual environments,
+    and files whose names do not end with ``suffix``.
     """
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in _files(folder)}
+    files = (path for path in _files(folder) if path.name.endswith(suffix))
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def size_bytes(folder: Path) -> int:
@@ -127,12 +129,7 @@ def code_digest(folder: Path) -> str:
 
     Other files do not count, because some change during a run, such as logs.
     """
-    return digest(_code(folder))
-
-
-def _code(folder: Path) -> dict[str, bytes]:
-    code = (path for path in _files(folder) if path.suffix == ".py")
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in code}
+    return digest(contents(folder, ".py"))
 
 
 def _marks(code: dict[str, bytes]) -> dict[str, str]:

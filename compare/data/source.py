@@ -1,17 +1,22 @@
-"""Choose the data set of a run, and find, download or make it."""
+"""Choose the data set of a run, find or make it, and identify it for other hosts."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from compare.data.catalogue import DatasetChoice, DatasetName, DatasetSource
+from compare.data.catalogue import SHA256, DatasetChoice, DatasetName, DatasetSource
 from compare.data.digits import prepare_digits
-from compare.data.files import digits_directory, holds, mnist_directory
+from compare.data.files import files_in, folder_of, holds
 from compare.data.mnist import MnistNotFoundError, fetch_mnist
+from compare.data.own import code_digest, contents, digest, is_small
 from compare.errors import OutputError
+
+_BY_CODE = "code-"
+"""Prefix of the key of a workload that is too large to copy."""
 
 
 def default_root() -> Path:
@@ -69,22 +74,15 @@ def expect(dataset: DatasetChoice, root: Path) -> DatasetSource:
     For ``auto`` it is MNIST, unless ``root`` holds only the digits. If the data is not in ``root`` yet, the
     note states how to get it.
     """
-    there = [name for name, folder in _folders(root).items() if holds(name, folder)]
     choices: list[DatasetName] = ["mnist", "digits"] if dataset == "auto" else [dataset]
-    name = next((name for name in choices if name in there), choices[0])
-    note = "" if name in there else f"The data is not in {root} yet. {_first_step(name, root)}"
-    return DatasetSource(name=name, requested=dataset, directory=str(_folders(root)[name]), note=note)
-
-
-def _first_step(name: DatasetName, root: Path) -> str:
-    """Return a sentence that tells a user how to get the data before starting ranks by hand."""
-    if name == "mnist":
-        return f"Get it first: compare data fetch --data-dir {shlex.quote(str(root))}"
-    return "Run the same once without --dry-run, which makes it."
-
-
-def _folders(root: Path) -> dict[DatasetName, Path]:
-    return {"mnist": mnist_directory(root), "digits": digits_directory(root)}
+    held = [name for name in choices if holds(name, folder_of(name, root))]
+    name, note = (*held, *choices)[0], ""
+    if not held:
+        first_step = f"Get it first: compare data fetch --data-dir {shlex.quote(str(root))}"
+        if name == "digits":
+            first_step = "Run the same once without --dry-run, which makes it."
+        note = f"The data is not in {root} yet. {first_step}"
+    return DatasetSource(name=name, requested=dataset, directory=str(folder_of(name, root)), note=note)
 
 
 def _prepare_digits_somewhere(root: Path) -> Path:
@@ -100,3 +98,37 @@ def _prepare_digits_somewhere(root: Path) -> Path:
         if root == default_root():
             raise
         return prepare_digits(default_root())
+
+
+def key_of(source: DatasetSource) -> str:
+    """Return the key of a data set or own workload: a SHA-256 that depends on all its files.
+
+    For a folder that is too large to be copied, it is ``code-`` and the SHA-256 over its Python files.
+    """
+    if not is_copied(source):
+        return f"{_BY_CODE}{source.sha256}"
+    if source.name == "own":
+        return digest(contents(Path(source.directory)))
+    return hashlib.sha256("".join(SHA256[source.name].values()).encode()).hexdigest()
+
+
+def is_copied(source: DatasetSource) -> bool:
+    """Return whether hosts that lack the data get a copy: always, except for a large own workload."""
+    return source.name != "own" or is_small(Path(source.directory))
+
+
+def is_in(folder: Path, name: DatasetName, key: str) -> bool:
+    """Return whether a folder holds the whole data set or workload that ``key`` identifies, undamaged."""
+    if name != "own":
+        return holds(name, folder)
+    if key.startswith(_BY_CODE):
+        return folder.is_dir() and code_digest(folder) == key.removeprefix(_BY_CODE)
+    return folder.is_dir() and is_small(folder) and digest(contents(folder)) == key
+
+
+def files_of(source: DatasetSource) -> dict[str, bytes]:
+    """Return the contents of the files that a host needs, by their paths relative to the folder."""
+    folder = Path(source.directory)
+    if source.name == "own":
+        return contents(folder)
+    return {path.name: path.read_bytes() for path in files_in(folder)}

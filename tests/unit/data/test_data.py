@@ -7,18 +7,14 @@ real files are tested if ``../shared/data`` beside the repository holds them.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import gzip
 import hashlib
-import os
 import shlex
 import shutil
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -246,17 +242,7 @@ def test_load_split_reads_only_its_own_plain_files(small, tmp_path):
         assert catalogue.SHA256[name][TEST_IMAGES] in caught.value.found
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"<html>404</html>",
-        b"\0\0\x08\x40" + bytes(256),
-        b"\0\0\x08\x03" + b"\xff" * 12 + bytes(9),
-        idx_file(np.zeros(5, np.uint8)) + b"x",
-        idx_file(np.full(10, 10, np.uint8)),
-    ],
-)
+@pytest.mark.parametrize("content", [b"", idx_file(np.full(10, 10, np.uint8))])
 def test_load_split_names_the_bad_file_and_the_remedy(small, tmp_path, content):
     directory = put(tmp_path, small | {TEST_LABELS: content})
     with pytest.raises(DataError) as caught:
@@ -266,6 +252,14 @@ def test_load_split_names_the_bad_file_and_the_remedy(small, tmp_path, content):
     assert sums_of(small)[TEST_LABELS] in caught.value.found
     assert f"rm {shlex.quote(str(directory / TEST_LABELS))}" in caught.value.remedy
     assert f"compare data fetch --data-dir {shlex.quote(str(tmp_path))}" in caught.value.remedy
+
+
+def test_load_split_refuses_a_byte_too_many(digits_root, tmp_path):
+    directory = Path(shutil.copytree(digits_root / "digits" / "v1", tmp_path / "v1"))
+    with (directory / TEST_LABELS).open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(DataError, match=f"{TEST_LABELS} cannot be used"):
+        data.load_split(source(directory, "digits"), "test")
 
 
 def test_load_split_names_the_missing_file(small, tmp_path):
@@ -318,33 +312,6 @@ def test_status_of_files_that_cannot_be_looked_for_says_why(tmp_path):
     found = data.status(tmp_path)
     assert {file.form for file in found} == {"missing"}
     assert {file.problem for file in found} == {"cannot be looked for: Too many levels of symbolic links"}
-
-
-def test_status_of_a_folder_without_rights_does_not_call_it_empty(small, tmp_path):
-    directory = put(tmp_path, {TRAIN_IMAGES: small[TRAIN_IMAGES]})
-    libc, user = ctypes.CDLL(None), os.geteuid()
-    directory.chmod(0)
-    libc.setfsuid(65534 if user == 0 else user)  # root may search every folder
-    try:
-        found = data.status(tmp_path)
-    finally:
-        libc.setfsuid(user)
-        directory.chmod(0o700)
-    assert {file.problem for file in found} == {"cannot be looked for: Permission denied"}
-
-
-def test_status_imports_no_heavy_library(tmp_path):
-    script = (
-        "import sys, pathlib; from compare import data; data.status(pathlib.Path(sys.argv[1]));"
-        "print({'torch', 'numpy', 'scipy', 'sklearn', 'pooch', 'requests', 'filelock'} & sys.modules.keys())"
-    )
-    assert run_python(script, str(tmp_path)).strip() == "set()"
-
-
-def run_python(script, *arguments):
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 
 
 # ---- fetching --------------------------------------------------------------------------------------------
@@ -431,15 +398,6 @@ def test_fetch_retries_after_a_broken_connection(tmp_path, mirror, monkeypatch):
     assert all(file.verified for file in data.status(tmp_path))
 
 
-def test_fetch_uses_a_proxy_for_names_that_do_not_resolve(small, tmp_path, serve, monkeypatch):
-    proxy = serve(small)
-    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.server.server_port}")
-    monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    use_mirrors(monkeypatch, "http://mirror.invalid/mnist/")
-    assert data.holds("mnist", data.fetch_mnist(tmp_path))
-
-
 @pytest.mark.parametrize("requested", ["auto", "mnist"])
 def test_resolve_never_overwrites_or_replaces_damaged_files(tmp_path, mirror, requested):
     directory = put(tmp_path / "a b", {TRAIN_IMAGES: b"precious", f"{TEST_LABELS}.gz": b"mine"})
@@ -500,17 +458,17 @@ def test_fetch_offline_fails_within_seconds(tmp_path):
 @pytest.mark.parametrize("hangs", ["name server", "server"])
 def test_fetch_does_not_wait_for_a_server_that_hangs(tmp_path, monkeypatch, hangs):
     released = threading.Event()
-    monkeypatch.setattr(mnist, "PROBE_SECONDS", 0.4)
+    monkeypatch.setattr(mnist, "ANSWER_SECONDS", 0.4)
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        use_mirrors(monkeypatch, *[f"http://127.0.0.1:{mute.getsockname()[1]}/"] * 3)
+        use_mirrors(monkeypatch, f"http://127.0.0.1:{mute.getsockname()[1]}/")
         if hangs == "name server":
             monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [released.wait(30)][1:])
             use_mirrors(monkeypatch, "http://one.invalid/", "https://two.invalid/", "http://three.invalid/")
         started = time.monotonic()
         with pytest.raises(DataError, match="offline") as caught:
             data.fetch_mnist(tmp_path)
-        assert time.monotonic() - started < 2  # all three together, not one after another
-    assert hangs == "server" or caught.value.found.count("no answer within 0.4 s") == 3
+        assert time.monotonic() - started < 2
+    assert caught.value.found.count("no answer within 0.4 s") == (3 if hangs == "name server" else 1)
     released.set()
 
 
@@ -532,12 +490,6 @@ def test_fetch_shows_no_password(tmp_path, monkeypatch, serve):
     with pytest.raises(DataError) as caught:
         data.fetch_mnist(tmp_path, progress=lines.append)
     assert "hunter2" not in str(caught.value) + " ".join(lines)
-
-
-def test_mirrors_default_to_those_of_torchvision(monkeypatch):
-    monkeypatch.setenv(mnist.MIRRORS_VARIABLE, "")
-    assert mnist._mirrors() == list(mnist.MIRRORS)
-    assert "ossci-datasets" in mnist.MIRRORS[0]
 
 
 # ---- resolving -------------------------------------------------------------------------------------------
@@ -564,12 +516,6 @@ def test_resolve_uses_mnist_on_the_disk_without_a_network(small, tmp_path, reque
     assert found == data.DatasetSource(name="mnist", requested=requested, directory=str(directory))
     assert visible(directory) == sorted(FILES)
     assert not (directory / ".ringside.lock").exists()  # the folder may be read-only
-
-
-def test_resolve_auto_downloads_into_its_root(mirror, tmp_path):
-    found = data.resolve("auto", tmp_path / "new")
-    assert (found.name, found.note) == ("mnist", "")
-    assert found.directory == str(tmp_path / "new" / "MNIST" / "raw")
 
 
 def test_resolve_auto_falls_back_with_a_note(digits_root):
