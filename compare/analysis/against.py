@@ -8,7 +8,7 @@ from compare.analysis.estimate import Estimate
 from compare.analysis.predict import forecast
 from compare.analysis.step_times import step_seconds
 from compare.errors import OutputError
-from compare.schema.link import Link
+from compare.schema.hosts import Link
 from compare.schema.results import Run
 
 _ALIKE = ("model", "batch_size_per_rank", "accumulate", "precision", "compile", "threads_per_rank")

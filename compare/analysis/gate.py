@@ -20,8 +20,7 @@ from compare.analysis.step_times import noisy_rounds, step_seconds
 from compare.analysis.uneven import withhold
 from compare.analysis.verdict import Verdict, judge
 from compare.errors import ConditionsError
-from compare.schema.arms import Arm
-from compare.schema.interpreter import Interpreter
+from compare.schema.arms import Arm, Interpreter
 from compare.schema.results import RankResult, Run
 
 

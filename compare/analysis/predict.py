@@ -29,7 +29,7 @@ from compare.analysis.validated import (
 )
 from compare.errors import OutputError
 from compare.schema.arms import Arm
-from compare.schema.link import Link
+from compare.schema.hosts import Link
 from compare.schema.results import Run
 
 Limit: TypeAlias = Literal["computing", "bandwidth", "latency", "skew", "copies"]

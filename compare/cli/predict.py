@@ -50,7 +50,7 @@ def predict(
     from compare.analysis.against import compare_with
     from compare.analysis.predict import forecast, with_measured_link
     from compare.report.of_prediction import document_against, document_of
-    from compare.schema.link import parse_link
+    from compare.schema.hosts import parse_link
     from compare.schema.store import RESULTS_FILE, find_run, read_run
 
     run = read_run(find_run(run_directory, [RESULTS_FILE]))

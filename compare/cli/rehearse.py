@@ -37,8 +37,7 @@ def rehearse(
     from compare.launch.engines.detect import require_started_once
     from compare.launch.engines.rehearsal import MOST_HOSTS, open_rehearsal
     from compare.schema.config import require
-    from compare.schema.hosts import MAX_SLOTS
-    from compare.schema.link import Link, parse_link
+    from compare.schema.hosts import MAX_SLOTS, Link, parse_link
 
     require_started_once(os.environ)
     require(command[0] in REHEARSABLE, "The command of a rehearsal", command[0], " or ".join(REHEARSABLE))

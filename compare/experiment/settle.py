@@ -22,11 +22,10 @@ from compare.doctor.availability import Survey
 from compare.errors import UnavailableError, UsageError
 from compare.launch.cluster import Cluster
 from compare.launch.engines import Allocation
-from compare.schema.arms import CONTROL, Arm, parse_arm
+from compare.schema.arms import CONTROL, Arm, Interpreter, parse_arm
 from compare.schema.config import MOST_ROUNDS, OPTIMIZERS, LaunchFields, Length, RunConfig, RunFields
 from compare.schema.hostfile import parse_hosts, read_hostfile, select
 from compare.schema.hosts import Host, is_local, local_host, place
-from compare.schema.interpreter import Interpreter
 from compare.text import counted
 
 SETTLE_SECONDS = 300.0

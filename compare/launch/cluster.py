@@ -29,9 +29,8 @@ from compare.launch.engines.commands import enough_files, join_errors
 from compare.launch.lookup import addresses_of
 from compare.launch.network import choose_network, in_network, network_of_one, require_distinct
 from compare.launch.staging import stage
-from compare.schema.hosts import Network, is_local, local_host
+from compare.schema.hosts import Link, Network, is_local, local_host
 from compare.schema.job import Job, LaunchJob
-from compare.schema.link import Link
 from compare.text import counted
 
 

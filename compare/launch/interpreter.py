@@ -12,8 +12,8 @@ from backends.launchers.request import Command
 from compare import PACKAGE_ROOT, PROTOCOL, __version__
 from compare.errors import UnavailableError, UsageError, system_reason
 from compare.launch.processes import answer_of
+from compare.schema.arms import Interpreter
 from compare.schema.environment import inherited
-from compare.schema.interpreter import Interpreter
 
 _ANSWER_SECONDS = 30.0
 """Maximum time for an interpreter to start and to answer."""

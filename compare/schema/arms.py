@@ -22,7 +22,6 @@ import msgspec
 from backends import BACKENDS, Backend, Option, Runtime
 from compare.errors import UsageError
 from compare.schema.environment import refusal_of
-from compare.schema.interpreter import Interpreter
 
 OptionValue: TypeAlias = bool | float | str
 
@@ -57,6 +56,25 @@ The names are in lower case, without dashes, underscores and blanks.
 _COUNT = re.compile(r"[0-9]{1,9}")
 
 _SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
+    """A Python interpreter and its libraries, as the interpreter itself reported them."""
+
+    executable: str
+    """Path of the interpreter. Symbolic links are kept, because they choose the virtual environment."""
+    prefix: str
+    """Its ``sys.prefix``, which every rank must attest."""
+    python: str
+    """Version of Python."""
+    torch: str
+    """Version of torch."""
+    ringside: str
+    """Version of the worker's code."""
+    sources: str
+    """Folder of the worker's code, which every rank must attest."""
+    own_sources: bool
+    """Whether ``sources`` is the package installed in that environment, not the one that runs the command."""
 
 
 class Arm(msgspec.Struct, frozen=True):

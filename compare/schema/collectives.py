@@ -11,11 +11,11 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from backends import GROUPS
-from compare.errors import LaunchError, ParityError, StalledError, UsageError
+from compare.errors import ParityError, UsageError
 from compare.schema.arms import Arm
 from compare.schema.config import LaunchConfig, LaunchFields, require, require_count
 from compare.schema.hosts import Host, Network
-from compare.schema.results import Count, Failure, LaunchRecord, Positive
+from compare.schema.results import Count, Failure, LaunchRecord, Positive, exit_code_of
 
 COLLECTIVES_FILE = "collectives.json"
 SWEEP_SCHEMA_VERSION = 1
@@ -320,7 +320,4 @@ class CollectivesRun(msgspec.Struct, frozen=True, kw_only=True):
         ranks = [rank for launch in self.launches for rank in launch.ranks]
         if any(timing.wrong for rank in ranks for timing in rank.timings):
             return ParityError.exit_code
-        kinds = {failure.kind for failure in self.failures}
-        if not kinds:
-            return 0
-        return StalledError.exit_code if StalledError.__name__ in kinds else LaunchError.exit_code
+        return exit_code_of(self.failures)

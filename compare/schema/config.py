@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self, TypeAlias, TypedDict, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypedDict
 
 import msgspec
 
@@ -16,7 +16,6 @@ OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
 """The optimizers, each with its default learning rate."""
 MOST_ROUNDS = 1000
 """Maximum number of rounds in a run that ends by time."""
-DEVICES = ("auto", "cpu", "cuda")
 _SEEDS = 2**32
 # Far above any real run; JSON, the watchdog and torch's generators can hold it.
 LARGEST_NUMBER = 10**9
@@ -27,8 +26,6 @@ Interleave: TypeAlias = Literal["auto", "blocks", "launches"]
 ``blocks``: in turns, side by side. ``launches``: one launch after another. ``auto``: in turns if possible.
 """
 Precision: TypeAlias = Literal["float32", "bf16-autocast"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-INTERLEAVES: tuple[Interleave, ...] = get_args(Interleave)
 
 
 class LaunchFields(TypedDict, total=False):
@@ -87,7 +84,6 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
             require_count(flag, value)
         for flag, seconds in (("--timeout", self.launch_timeout_seconds), ("--stall", self.stall_seconds)):
             _require_seconds(flag, seconds)
-        require(self.device in DEVICES, "--device", self.device, " or ".join(DEVICES))
 
     def as_run_by(self, arm: Arm, slots: int) -> Self:
         """Return the config that the ranks of an arm read: this one, unless a subclass changes it.
@@ -180,12 +176,6 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
         require(0 <= self.seed < _SEEDS, "--seed", self.seed, f"a whole number from 0 to {_SEEDS - 1}")
         _require_seconds("--budget", 1.0 if self.limit_seconds is None else self.limit_seconds)
         require(0 < self.learning_rate < float("inf"), "--lr", self.learning_rate, "a number above 0")
-        for flag, name, known in (
-            ("--optimizer", self.optimizer, tuple(OPTIMIZERS)),
-            ("--interleave", self.interleave, INTERLEAVES),
-            ("--precision", self.precision, PRECISIONS),
-        ):
-            require(name in known, flag, name, " or ".join(known))
         if not self.is_own:
             right = right_names(self.model)
             require(not right, "--model", self.model, right)
@@ -193,11 +183,11 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
                 self.global_batch_size <= TRAIN_COUNT,
                 "--batch-size",
                 self.batch_size_per_rank,
-                f"a batch so that {self.ranks} ranks with {self._batches()} need at most {TRAIN_COUNT} "
+                f"a batch so that {self.ranks} ranks with {self.accumulate} each need at most {TRAIN_COUNT} "
                 "samples",
             )
-        self._require_arms_that_fit()
-        self._require_arms_that_compile()
+        for arm in self.arms:
+            self._require_fit(arm)
         if self.total_steps <= self.untimed_steps:
             raise UsageError(
                 "No training step is left to time.",
@@ -217,54 +207,38 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
         """
         return bool(_OWN.fullmatch(self.model))
 
-    def _batches(self) -> str:
-        return "one each" if self.accumulate == 1 else f"{self.accumulate} each"
-
-    def _require_arms_that_fit(self) -> None:
-        for arm in self.arms:
-            if arm.traits.own_step and not self.is_own:
-                raise UsageError(
-                    f"{arm.label} trains by a step of your own.",
-                    remedy="Hand it over: --workload train.py:make, whose Workload has own_step.",
-                )
-            if self.accumulate > 1 and arm.traits.own_step:
-                raise UsageError(
-                    f"{arm.label} cannot take --accumulate {self.accumulate}.",
-                    found="Its step is your own, and takes one batch.",
-                    remedy="Leave out --accumulate, and accumulate inside your step.",
-                )
-            if self.accumulate > 1 and arm.never_accumulates:
-                raise UsageError(
-                    f"{arm.label} cannot accumulate gradients.",
-                    found=f"--accumulate {self.accumulate} needs passes that do not communicate. "
-                    f"With {' and '.join(arm.never_accumulates)} every pass communicates.",
-                    remedy="Leave out one of the two.",
-                )
-
-    def _require_arms_that_compile(self) -> None:
-        for arm in self.arms:
-            if arm.traits.own_step and self.precision != "float32":
-                raise UsageError(
-                    f"{arm.label} cannot take --precision {self.precision}.",
-                    found="Its step is your own.",
-                    remedy="Leave out --precision, and use torch.autocast inside your step and your loss.",
-                )
-            if self.compile and (arm.traits.in_layers or arm.traits.own_step):
-                raise UsageError(
-                    f"{arm.label} cannot be compiled from outside.",
-                    found="Its step is your own." if arm.traits.own_step else "Its ranks hold layers alone.",
-                    remedy="Leave out --compile, or compile in a step of your own.",
-                )
-            if self.compile and arm.never_compiles:
-                raise UsageError(
-                    f"{arm.label} cannot be compiled.",
-                    found=f"torch.compile fails with {' and '.join(arm.never_compiles)}.",
-                    remedy="Use a larger number, or leave out --compile.",
-                )
-
-    def ranks_of(self, arm: Arm) -> int:
-        """Return the number of processes that train in an arm."""
-        return 1 if arm.traits.one_process else self.ranks
+    def _require_fit(self, arm: Arm) -> None:
+        if arm.traits.own_step and not self.is_own:
+            raise UsageError(
+                f"{arm.label} trains by a step of your own.",
+                remedy="Hand it over: --workload train.py:make, whose Workload has own_step.",
+            )
+        asked = {
+            f"--accumulate {self.accumulate}": self.accumulate > 1,
+            f"--precision {self.precision}": self.precision != "float32",
+            "--compile": self.compile,
+        }
+        flags = " ".join(flag for flag, given in asked.items() if given)
+        if flags and arm.traits.own_step:
+            raise UsageError(
+                f"{arm.label} cannot take {flags}.",
+                found="Its step is your own.",
+                remedy=f"Leave out {flags}, and do the same inside your step.",
+            )
+        if self.accumulate > 1 and arm.never_accumulates:
+            raise UsageError(
+                f"{arm.label} cannot accumulate gradients.",
+                found=f"--accumulate {self.accumulate} needs passes that do not communicate. "
+                f"With {' and '.join(arm.never_accumulates)} every pass communicates.",
+                remedy="Leave out one of the two.",
+            )
+        if self.compile and (arm.traits.in_layers or arm.never_compiles):
+            problem = f"torch.compile fails with {' and '.join(arm.never_compiles)}."
+            raise UsageError(
+                f"{arm.label} cannot be compiled.",
+                found="Its ranks hold layers alone." if arm.traits.in_layers else problem,
+                remedy="Leave out --compile, or this arm or setting.",
+            )
 
     def as_run_by(self, arm: Arm, slots: int) -> Self:
         """Return the config that the ranks of an arm read.
@@ -302,14 +276,12 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
         return self.ranks * self.batch_size_per_rank * self.accumulate
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Return the number of whole global batches in an epoch of a built-in model's training set."""
-        return TRAIN_COUNT // self.global_batch_size
-
-    @property
     def total_steps(self) -> int:
-        """Return the number of training steps of a launch, including the warm-up."""
-        return self.steps or self.epochs * self.steps_per_epoch
+        """Return the number of training steps of a launch, including the warm-up.
+
+        An epoch has as many as there are whole global batches in a built-in model's training set.
+        """
+        return self.steps or self.epochs * (TRAIN_COUNT // self.global_batch_size)
 
     @property
     def untimed_steps(self) -> int:

@@ -25,13 +25,12 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from compare.errors import UsageError, system_reason
 from compare.schema.hostfile_forms import may_be_a_port, plain, recognised, which_of_both
-from compare.schema.hosts import MAX_SLOTS, NAME, Host, HostFaultError, listed, shown
+from compare.schema.hosts import KEYS, MAX_SLOTS, NAME, Host, HostFaultError, listed, shown, with_slots
 from compare.system.files import read_bytes
 
 MAX_HOSTS = 16_384
@@ -54,7 +53,6 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _BLANKS = " \t\v\f"
 _GAP = re.compile(r"[ \t\v\f]+")
-_KEYS = {"slots": "slots", "max_slots": "max_slots", "max-slots": "max_slots"}
 _COUNT = re.compile(r"[0-9]{1,9}")
 _BRACKETED_IPV6 = re.compile(r"\[([^\[\]]*:[^\[\]]*)\](?::(.*))?")
 # 18 digits: beyond any host number, and int() stays cheap.
@@ -81,9 +79,6 @@ def read_hostfile(path: str | PathLike[str]) -> tuple[Host, ...]:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UsageError(f"{path}:{line}: this is not UTF-8 text", found=str(error), remedy=remedy) from None
-    if "\0" in text:
-        found = "It has bytes of zero, as in UTF-16 or a binary file."
-        raise UsageError(f"{path}:1: this is not UTF-8 text", found=found, remedy=remedy)
     return parse_hostfile(text, str(path))
 
 
@@ -115,7 +110,7 @@ def parse_hosts(spec: str) -> tuple[Host, ...]:
     try:
         _refuse_unclear_slots(items, spec)
     except HostFaultError as fault:
-        raise _Line("-H", 1, spec, _LIST_FORM).named(fault) from None
+        raise _Line("-H", 1, spec, _LIST_FORM).error(fault) from None
     return _collect(_Line("-H", number, item, _LIST_FORM) for number, item in enumerate(items, 1))
 
 
@@ -151,13 +146,8 @@ def format_hostfile(hosts: Sequence[Host]) -> str:
 
 def format_hosts(hosts: Sequence[Host]) -> str:
     """Return hosts as ``-H`` takes them, quoted for a shell."""
-    return shlex.quote(",".join(map(_written, hosts)))
-
-
-def _written(host: Host) -> str:
-    name = f"[{host.name}]" if ":" in host.name else host.name
-    login = f"{host.user}@" if host.user else ""
-    return f"{login}{name}{' slots=' if may_be_a_port(str(host.slots)) else ':'}{host.slots}"
+    joints = (" slots=" if may_be_a_port(str(host.slots)) else ":" for host in hosts)
+    return shlex.quote(",".join(map(with_slots, hosts, joints)))
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -173,17 +163,11 @@ class _Line(msgspec.Struct, frozen=True):
         return f"{self.source}:{self.number}"
 
     def error(self, fault: HostFaultError) -> UsageError:
-        return UsageError(f"{self.where}: {fault}", found=shown(self.text), remedy=fault.remedy or self.form)
-
-    def named(self, fault: HostFaultError) -> UsageError:
-        """Return the error of a fault, or of its form."""
-        form = None if fault.remedy else recognised(self.text)
-        if form is None:
-            return self.error(fault)
-        what, write = form
-        return UsageError(
-            f"{self.where}: {what}", found=shown(self.text), remedy=f"{write} {self.form}".strip()
-        )
+        """Return the error of a fault, or of the other program's form that the line has."""
+        what, remedy = str(fault), fault.remedy or self.form
+        if not fault.remedy and (form := recognised(self.text)):
+            what, remedy = form[0], f"{form[1]} {self.form}".strip()
+        return UsageError(f"{self.where}: {what}", found=shown(self.text), remedy=remedy)
 
 
 def _collect(lines: Iterable[_Line]) -> tuple[Host, ...]:
@@ -192,18 +176,13 @@ def _collect(lines: Iterable[_Line]) -> tuple[Host, ...]:
     for line in lines:
         try:
             text, adds = plain(line.text)
-            for entry in _split_line(text):
+            entries = list(_split_list(text))
+            _refuse_unclear_slots(entries, text)
+            for entry in entries:
                 _enter(hosts, counted, line, entry, adds=adds)
         except HostFaultError as fault:
-            raise line.named(fault) from None
+            raise line.error(fault) from None
     return tuple(hosts.values())
-
-
-def _split_line(text: str) -> list[str]:
-    """Split a line at its commas."""
-    entries = list(_split_list(text))
-    _refuse_unclear_slots(entries, text)
-    return entries
 
 
 def _refuse_unclear_slots(entries: Sequence[str], text: str) -> None:
@@ -255,9 +234,9 @@ def _parse_entry(text: str) -> tuple[str, str, int | None, int | None]:
     numbers: dict[str, int] = {} if count is None else {"slots": _number("slots", count)}
     for word in words:
         written, equals, value = word.rpartition("=")
-        if equals and written not in _KEYS:
+        if equals and written not in KEYS:
             raise HostFaultError(written, "is not a key: hosts have slots and max_slots")
-        key = _KEYS[written] if equals else "slots"  # LSF writes a bare number of slots
+        key = written.replace("-", "_") if equals else "slots"  # LSF writes a bare number of slots
         if key in numbers:
             raise HostFaultError(word, f"gives {key} a second time")
         numbers[key] = _number(key, value)
@@ -292,37 +271,30 @@ def _expand(pattern: str) -> Sequence[str]:
     if not NAME.fullmatch(_RANGE.sub("0", pattern)):
         raise HostFaultError(pattern, _RANGE_FORM)
     parts = _RANGE.split(pattern)  # fixed, range, fixed, range, …, fixed
-    spans = [[_Span.parse(span) for span in part.split(",")] for part in parts[1::2]]
-    size = math.prod(sum(len(span.numbers) for span in its) for its in spans)
+    ranges = [[_span(span) for span in part.split(",")] for part in parts[1::2]]
+    size = math.prod(sum(len(numbers) for numbers, _ in spans) for spans in ranges)
     if size > MAX_HOSTS:
         raise HostFaultError(pattern, f"names {size:,} hosts: the limit is {MAX_HOSTS:,}")
     choices = [[part] for part in parts]
-    choices[1::2] = [[name for span in its for name in span.names()] for its in spans]
+    choices[1::2] = [
+        [f"{number:0{width}d}" for numbers, width in spans for number in numbers] for spans in ranges
+    ]
     names = ["".join(choice) for choice in itertools.product(*choices)]
     if len(set(names)) < len(names):
         raise HostFaultError(pattern, "names a host twice")
     return names
 
 
-class _Span(NamedTuple):
-    """One part of a range: ``4``, ``1-4``, ``01-10`` or ``0-8/2``."""
-
-    numbers: range
-    width: int
-
-    @classmethod
-    def parse(cls, text: str) -> _Span:
-        first, _, rest = text.partition("-")
-        last, _, step = rest.partition("/")
-        ends, each = (first, last or first), int(step or 1)
-        padded = any(len(end) > 1 and end.startswith("0") for end in ends)
-        numbers = range(int(ends[0]), int(ends[1]) + 1, each) if each else range(0)
-        if not numbers or (padded and len(ends[0]) != len(ends[1])):
-            raise HostFaultError(f"[{text}]", "is not a range: write [1-4], [01-10] or [0-8/2]")
-        return cls(numbers, len(first) if padded else 0)
-
-    def names(self) -> list[str]:
-        return [f"{number:0{self.width}d}" if self.width else f"{number}" for number in self.numbers]
+def _span(text: str) -> tuple[range, int]:
+    """Return the numbers of ``4``, ``1-4``, ``01-10`` or ``0-8/2``, and the width of padded ones, else 0."""
+    first, _, rest = text.partition("-")
+    last, _, step = rest.partition("/")
+    ends, each = (first, last or first), int(step or 1)
+    padded = any(len(end) > 1 and end.startswith("0") for end in ends)
+    numbers = range(int(ends[0]), int(ends[1]) + 1, each) if each else range(0)
+    if not numbers or (padded and len(ends[0]) != len(ends[1])):
+        raise HostFaultError(f"[{text}]", "is not a range: write [1-4], [01-10] or [0-8/2]")
+    return numbers, len(first) if padded else 0
 
 
 def _split_list(spec: str) -> Iterator[str]:

@@ -47,188 +47,168 @@ def plain(text: str) -> Plain:
     return Plain(text, adds)
 
 
-class Form(NamedTuple):
-    """A form that is recognised in order to refuse it by its name."""
-
-    what: str
-    """A clause that names the form; ``{0}`` stands for the first matched group of the pattern."""
-    pattern: re.Pattern[str]
-    write: str = ""
-    """A sentence that states what to write, with the same groups; empty if there is no hint."""
-
-    @classmethod
-    def of(cls, what: str, pattern: str, write: str = "") -> Form:
-        """Return a form whose pattern is compiled for ASCII."""
-        return cls(what, re.compile(pattern, re.ASCII), write)
-
-
 _FORMS = (
-    Form.of("this is JSON, or a list of a program", r'^[{\[]\s*(?:$|["\'{\[])|^"[^"]*"\s*:\s|^[}\]],?$'),
-    Form.of("this is XML", r"^<"),
-    Form.of(
-        "this is YAML",
-        r"^---$|^[\w.-]+:\s*$|^[\w.-]+:\s+[^\d\s]|^-\s+[A-Za-z_]+:\s",
-    ),
-    Form.of(
+    ("this is JSON, or a list of a program", r'^[{\[]\s*(?:$|["\'{\[])|^"[^"]*"\s*:\s|^[}\]],?$', ""),
+    ("this is XML", r"^<", ""),
+    ("this is YAML", r"^---$|^[\w.-]+:\s*$|^[\w.-]+:\s+[^\d\s]|^-\s+[A-Za-z_]+:\s", ""),
+    (
         "this is an inventory of Ansible",
         r"^\[[A-Za-z_][\w.-]*(?::\w+)?\]$|\bansible_\w+\s*=",
         "Write its names or addresses.",
     ),
-    Form.of(
+    (
         "this is ssh's configuration",
         r"^(?i:Host|HostName|User|Port|IdentityFile|ProxyJump|ProxyCommand|Match|Include)[\s=]+\S",
         "Leave it in ~/.ssh/config, which holds here too, and name its hosts alone.",
     ),
-    Form.of(
-        "this is a list of ssh's host keys", r"^\S+\s+(?:ssh-|ecdsa-|sk-)\S+", "Name its first column alone."
-    ),
-    Form.of("this is a command of ssh", r"^ssh\s", "Write 'alice@n1' for a user."),
-    Form.of("this is a URL", r"://", "Write its host alone."),
-    Form.of(
+    ("this is a list of ssh's host keys", r"^\S+\s+(?:ssh-|ecdsa-|sk-)\S+", "Name its first column alone."),
+    ("this is a command of ssh", r"^ssh\s", "Write 'alice@n1' for a user."),
+    ("this is a URL", r"://", "Write its host alone."),
+    (
         "this is Slurm's configuration",
         r"^(?i:NodeName|PartitionName)=",
         "Write the names of its nodes alone.",
     ),
-    Form.of("this is Open MPI's rankfile", r"^rank\s+\d+\s*=", "Count the ranks of each host."),
-    Form.of(
+    ("this is Open MPI's rankfile", r"^rank\s+\d+\s*=", "Count the ranks of each host."),
+    (
         "this is a request to PBS or Torque",
         r"^(?:-l\s*)?(?:nodes|select)=|:(?:ppn|ncpus|mpiprocs)=",
         "Its hosts are in $PBS_NODEFILE, which is read within the job.",
     ),
-    Form.of(
-        "this is an address with the size of its network", rf"^{_ADDRESS}/\d+", "Leave out what follows '/'."
-    ),
-    Form.of(
+    ("this is an address with the size of its network", rf"^{_ADDRESS}/\d+", "Leave out what follows '/'."),
+    (
         "this is PBS's exec_host",
         rf"^{_NAME}/\d+(?:\*\d+)?(?:\+|$)",
         "Its hosts are in $PBS_NODEFILE, which is read within the job.",
     ),
-    Form.of(
+    (
         "'slots={0}' leaves the number to a launcher",
         r"(?i:slots)\s*=\s*(\*|auto|all|max)(?:\s|,|$)",
         "Write the number of ranks that the host takes.",
     ),
-    Form.of(
+    (
         "'{0}=' is an option of a machinefile of MPICH or Intel MPI",
         r"\s(user|ifhn|binding|map|netmask|ib)\s*=",
         "Write 'alice@n1 slots=2' for a user, and --interface for a network.",
     ),
-    Form.of(
+    (
         "'{0}' is another program's word for slots",
         rf"(?<![\w-])(?!slots\b)(?i:({_NUMBER_OF_SLOTS}))\s*=\s*([1-9]\d*)",
         "Write 'slots={1}'.",
     ),
-    Form.of("'port=' is no key of a hostfile", r"\sport\s*=", "Use --ssh-port, or Port in ~/.ssh/config."),
-    Form.of("'slots' takes '=', not ':'", r"(?i:slots)\s*:\s*(\d+)", "Write 'slots={0}'."),
-    Form.of(
+    ("'port=' is no key of a hostfile", r"\sport\s*=", "Use --ssh-port, or Port in ~/.ssh/config."),
+    ("'slots' takes '=', not ':'", r"(?i:slots)\s*:\s*(\d+)", "Write 'slots={0}'."),
+    (
         "this is a range of a shell, with braces",
         r"\w\{[^{}]*(?:\.\.|,)[^{}]*\}",
         "Write 'node[1-4]' or 'node[1,3]'.",
     ),
-    Form.of("this is one of Open MPI's relative nodes", r"^\+[nNeE]\d*", "Write its name."),
-    Form.of(
+    ("this is one of Open MPI's relative nodes", r"^\+[nNeE]\d*", "Write its name."),
+    (
         "this is a list with bullets or numbers",
         r"^(?:[-*+\u2022\u00b7\u2013]|\d+[.)])\s+\S",
         "Leave them out.",
     ),
-    Form.of("this is a table for people", r"^\|.*\|?$|^\+[-+=]+\+?$"),
-    Form.of("a comment begins with '#' alone", r"^(?://|;|!|%|--\s|REM\s)", "Begin it with '#'."),
-    Form.of(
+    ("this is a table for people", r"^\|.*\|?$|^\+[-+=]+\+?$", ""),
+    ("a comment begins with '#' alone", r"^(?://|;|!|%|--\s|REM\s)", "Begin it with '#'."),
+    (
         "this has a dash of a word processor ({0}), not '-'",
         r"([\u2010-\u2015\u2212\uff0d])",
         "Write '-' in its place.",
     ),
-    Form.of("this has quotes of a word processor", r"[\u2018-\u201f\u00ab\u00bb]", "Leave them out."),
-    Form.of(
+    ("this has quotes of a word processor", r"[\u2018-\u201f\u00ab\u00bb]", "Leave them out."),
+    (
         "this has a blank that is not a plain one ({0})",
         r"([\u00a0\u1680\u2000-\u200d\u202f\u205f\u2060\u3000\ufeff])",
         "Write a plain blank in its place.",
     ),
-    Form.of(
+    (
         "this is a line of /etc/hosts",
         rf"^{_ADDRESS}\s+([A-Za-z][\w.-]*)(?:\s+[A-Za-z][\w.-]*)*$(?<!slots)",
         "Write '{0}' alone, or its address alone.",
     ),
-    Form.of(
+    (
         "this is a name and its address",
         rf"^([A-Za-z][\w.-]*)\s+{_ADDRESS}(?:\s|$)",
         "Write '{0}' alone, or its address alone.",
     ),
-    Form.of(
+    (
         "this is a table that a command printed",
         r"^\S+\s+\d+\s+\S+\s+(?:idle|mix|alloc|down|drain|comp)|^(?:NODELIST|HOSTNAMES?|NODE|NAME|PARTITION)\s+[A-Z]",
         "Keep the names of the hosts.",
     ),
-    Form.of("this is LSF's LSB_MCPU_HOSTS", rf"^{_NAME}\s+\d+\s+[A-Za-z][\w.-]*\s+\d+", _ONE_LINE),
-    Form.of(
+    ("this is LSF's LSB_MCPU_HOSTS", rf"^{_NAME}\s+\d+\s+[A-Za-z][\w.-]*\s+\d+", _ONE_LINE),
+    (
         "this is DeepSpeed's way to choose slots of a host",
         rf"^(?:{_NAME}(?::[\d,]+)?@)*{_NAME}:\d+(?:,\d+)+(?:@|$)",
         "Slots are counted here: two of them are 'slots=2'.",
     ),
-    Form.of(
+    (
         "this gives a host the numbers of its GPUs",
         rf"^{_NAME}\s+\d+(?:,\s*\d+)+$",
         "Give their count, as slots=4.",
     ),
-    Form.of(
+    (
         "this is a table of columns with '{0}' (CSV)",
         rf"^{_NAME}\s*([,;])\s*\d+\s*(?:[,;].*)?$|^(?i:host\w*|node\w*|name|ip)\s*([,;])\s*(?i:{_NUMBER_OF_SLOTS})",
+        "",
     ),
-    Form.of(
+    (
         "this is a list with '{0}' between its hosts",
         r"\w\s*([;&|])\s*\w|^[A-Za-z][\w.-]*([+])[A-Za-z]",
         _ONE_LINE,
     ),
-    Form.of(
+    (
         "these are several names with one number of slots",
         rf"^{_HOST}(?:\s*,\s*{_HOST})+\s+(?:max[_-])?slots\s*=",
         "Does each have it, or the last alone?",
     ),
-    Form.of(
-        "this is a number of times and a host", r"^\d+\s*[*x]?\s*([A-Za-z][\w.-]*)$", "Write '{0} slots=N'."
-    ),
-    Form.of(
+    ("this is a number of times and a host", r"^\d+\s*[*x]?\s*([A-Za-z][\w.-]*)$", "Write '{0} slots=N'."),
+    (
         "this is a host and a number of times",
         rf"^({_NAME})\s*(?:[*x]|\(x?)\s*(\d+)\)?$",
         "Write '{0} slots={1}'.",
     ),
-    Form.of(
+    (
         "this is a host and its number with '='",
         rf"^(?!slots|max)({_NAME})\s*=\s*(\d+)$",
         "Write '{0} slots={1}'.",
     ),
-    Form.of(
+    (
         "this is a line of a shell's script",
         r"^(?:export\s+)?[A-Z][A-Z0-9_]+=\S|^(?:export|mpirun|mpiexec|srun|-H|--hosts?|-host|-machinefile)\s",
         "Write the hosts alone.",
     ),
-    Form.of(
+    (
         "this has a word for slots without '='",
         rf"^({_NAME})\s+(?i:{_NUMBER_OF_SLOTS})\s+(\d+)$",
         "Write '{0} slots={1}'.",
     ),
-    Form.of(
+    (
         "this is a host, a number and a word",
         rf"^({_NAME})\s+(\d+)\s+(?i:{_NUMBER_OF_SLOTS})$",
         "Write '{0} slots={1}'.",
     ),
-    Form.of(
-        "this is a list of hosts on one line", r"slots\s*=\s*\d+\s+[A-Za-z0-9][\w.-]*\s+slots\s*=", _ONE_LINE
-    ),
-    Form.of(
+    ("this is a list of hosts on one line", r"slots\s*=\s*\d+\s+[A-Za-z0-9][\w.-]*\s+slots\s*=", _ONE_LINE),
+    (
         "this is a list of hosts on one line",
         rf"^(?!.*\bslots\b){_HOST}(?:\s+(?=[A-Za-z]|\d+\.\d){_HOST})+$",
         _ONE_LINE,
     ),
 )
+"""Forms that are recognised in order to refuse them by their names.
+
+Each has a clause that names the form, the pattern of its lines, and a sentence that states what to write, or
+an empty text. ``{0}`` stands for the first matched group of the pattern.
+"""
 
 
 def recognised(line: str) -> tuple[str, str] | None:
     """Return the clause that names a line's form, and what to write instead; None for an unknown form."""
-    for form in _FORMS:
-        if match := form.pattern.search(line):
+    for what, pattern, write in _FORMS:
+        if match := re.search(pattern, line, re.ASCII):
             groups = [_spelled(group) for group in match.groups() if group is not None]
-            return form.what.format(*groups), form.write.format(*groups)
+            return what.format(*groups), write.format(*groups)
     return None
 
 

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from compare.errors import UsageError
-from compare.schema.link import Link
 from compare.text import counted
 
 MAX_SLOTS = 65_536
 """Maximum number of slots of a host, far above any real one."""
-RESERVED_NAMES = ("slots", "max_slots", "max-slots")
+KEYS = ("slots", "max_slots", "max-slots")
 """Keys of a hostfile, which cannot be names of hosts."""
 THIS_MACHINE = "this machine"
 """The ``source`` of a host that no hostfile or flag names: the machine that runs the command."""
@@ -28,6 +27,55 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 LOOPBACK = "lo"
 """The network interface that all arms use on one machine, so that no port is open to other machines."""
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit")
+_LATENCY = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
+_RATES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_SLOWEST = 10**5
+_FASTEST = 10**12
+_LONGEST_SECONDS = 10.0
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of each host's network interface in a rehearsal."""
+
+    bits_per_second: int | None = None
+    """Maximum rate in each direction; None for no limit."""
+    latency_seconds: float = 0.0
+    """Time that is added to each packet from one host to another."""
+
+    def __str__(self) -> str:
+        """Return rate and latency for people: ``1 gbit/s, 2 ms``, or ``no rate limit``."""
+        if self.bits_per_second is None:
+            return "no rate limit"
+        rate = next(
+            f"{self.bits_per_second / size:g} {prefix}bit/s"
+            for prefix, size in reversed(_RATES.items())
+            if self.bits_per_second >= size
+        )
+        return f"{rate}, {self.latency_seconds * 1e3:g} ms" if self.latency_seconds else rate
+
+
+def parse_link(written: str) -> Link:
+    """Read RATE[,LATENCY], each with a unit as in the tool ``tc``: ``1gbit,2ms``.
+
+    Raises:
+        UsageError: the text has another form, or a value is out of range.
+    """
+    rate_text, comma, latency_text = written.lower().partition(",")
+    rate, latency = _RATE.fullmatch(rate_text.strip()), _LATENCY.fullmatch(latency_text.strip())
+    if rate is None or (comma and latency is None):
+        raise UsageError(
+            f"--link cannot be {written!r}.", remedy="Use RATE or RATE,LATENCY: 100mbit, or 1gbit,2ms."
+        )
+    bits = float(rate[1]) * _RATES[rate[2]]
+    seconds = float(latency[1]) * _TIMES[latency[2]] if latency else 0.0
+    if not _SLOWEST <= bits <= _FASTEST or seconds > _LONGEST_SECONDS:
+        raise UsageError(
+            f"--link {written} is out of range.", remedy="Use a rate from 100kbit to 1tbit, and at most 10s."
+        )
+    return Link(bits_per_second=round(bits), latency_seconds=seconds)
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +234,7 @@ def place(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
 
 def listed(hosts: Iterable[Host]) -> str:
     """Return the hosts with their slots, as an error shows them: ``hosts: a:2,me@b:2``."""
-    return f"hosts: {shown(','.join(map(_counted, hosts))) or 'none'}"
+    return f"hosts: {shown(','.join(map(with_slots, hosts))) or 'none'}"
 
 
 def shown(text: str) -> str:
@@ -197,16 +245,16 @@ def shown(text: str) -> str:
     return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..."
 
 
-def _counted(host: Host) -> str:
-    login = f"{host.user}@" if host.user else ""
+def with_slots(host: Host, joint: str = ":") -> str:
+    """Return a host with its user and its slots: ``me@b:2``, or with another ``joint`` before the slots."""
     name = f"[{host.name}]" if ":" in host.name else host.name
-    return f"{login}{name}:{host.slots}"
+    return f"{host.user}@{name}{joint}{host.slots}" if host.user else f"{name}{joint}{host.slots}"
 
 
 def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise HostFaultError(name, "is not a host name: letters, digits, '.', '-' and '_'")
-    if name in RESERVED_NAMES:
+    if name in KEYS:
         raise HostFaultError(name, "is a key, not a host name")
     if name.replace(".", "").isdigit():
         # ssh would take 10.1 for 10.0.0.1, and a lone number for an address as well.

@@ -7,6 +7,7 @@ field of ``results.json``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -30,6 +31,8 @@ it has counted.
 """
 Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 """A number of things, bytes or nanoseconds, from 1 to ``LARGEST``; a file with any other is refused."""
+
+
 PHASES = {"forward", "backward", "sync", "step"}
 """Names of the phases of a step; strategies that do not separate the forward pass have no ``forward``."""
 
@@ -57,7 +60,10 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     cpu_ns: Count
     """CPU time of the rank during the block, summed over its threads."""
     phases: dict[str, list[Count]] = {}
-    """Nanoseconds in every step, by the name of the phase; empty unless the block was timed by phases."""
+    """Nanoseconds of forward, backward, sync and step in every step, by these names of the phases.
+
+    Strategies that do not separate the forward pass have no ``forward``. Empty unless timed by phases.
+    """
     turn: Count = 0
     """Number of the turn, from 1; 0 in a launch without turns."""
 
@@ -217,6 +223,14 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
+def exit_code_of(failures: Iterable[Failure]) -> int:
+    """Return the exit code for launches that failed: that of a stalled one first, and 0 without any."""
+    kinds = {failure.kind for failure in failures}
+    if not kinds:
+        return 0
+    return StalledError.exit_code if StalledError.__name__ in kinds else LaunchError.exit_code
+
+
 class Interleaved(msgspec.Struct, frozen=True, kw_only=True):
     """How the arms of a round ran, and why."""
 
@@ -329,7 +343,5 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
         """Return the exit code for a failed gate, else a failed launch, else an unproven arm, else 0."""
         if any(gate.outcome == "failed" for arm in self.arms for gate in arm.gates):
             return ParityError.exit_code
-        kinds = [arm.failure.kind for arm in self.arms if arm.failure]
-        if not kinds:
-            return UnprovenError.exit_code if any(arm.unproven for arm in self.arms) else 0
-        return StalledError.exit_code if StalledError.__name__ in kinds else LaunchError.exit_code
+        unproven = UnprovenError.exit_code if any(arm.unproven for arm in self.arms) else 0
+        return exit_code_of(arm.failure for arm in self.arms if arm.failure) or unproven

@@ -20,7 +20,7 @@ import msgspec
 from compare.analysis.measured import Measured, measure, why_not
 from compare.analysis.predict import Target, predict_all_reduce, predict_step
 from compare.analysis.timeline import Schedule
-from compare.schema.link import Link
+from compare.schema.hosts import Link
 from compare.schema.store import read_run
 from tests.comparing import ROOT
 

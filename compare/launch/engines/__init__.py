@@ -15,8 +15,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from compare.errors import AllocationError, HostError
-from compare.schema.hosts import Host, is_local
-from compare.schema.link import Link
+from compare.schema.hosts import Host, Link, is_local
 from compare.text import printable
 
 STREAM_BYTES = 1 << 20

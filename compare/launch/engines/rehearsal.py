@@ -25,8 +25,7 @@ import psutil
 from compare import PACKAGE_ROOT
 from compare.errors import UnavailableError
 from compare.launch.engines import Allocation, Carrier, ssh_stand_in
-from compare.schema.hosts import Host, is_local
-from compare.schema.link import Link
+from compare.schema.hosts import Host, Link, is_local
 
 MOST_HOSTS = 200
 """Maximum number of hosts: they share a network of 254 addresses."""

@@ -20,8 +20,7 @@ from compare.analysis.budget import (
     seconds_left,
 )
 from compare.analysis.looks import FIRST_LOOK, Look, levels, look_rounds, planned_looks
-from compare.schema.hosts import Host, Network
-from compare.schema.link import Link
+from compare.schema.hosts import Host, Link, Network
 from tests.unit.factories import a_launch, a_run
 
 LIMITS = st.sampled_from(["budget_seconds", "settle_seconds"])

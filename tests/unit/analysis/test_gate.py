@@ -10,8 +10,7 @@ from compare.analysis.conditions import compare_conditions
 from compare.analysis.gate import check_interpreter, doubled, judge_gate
 from compare.errors import ConditionsError
 from compare.experiment.schedule import is_settled
-from compare.schema.arms import parse_arm
-from compare.schema.interpreter import Interpreter
+from compare.schema.arms import Interpreter, parse_arm
 from tests.unit.factories import a_config, a_launch, a_rank, a_run
 
 OTHER = Interpreter(

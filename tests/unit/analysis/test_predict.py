@@ -17,8 +17,7 @@ from compare.errors import OutputError
 from compare.report import FORMATS, write
 from compare.report.of_prediction import document_against, document_of
 from compare.schema.arms import parse_arm
-from compare.schema.hosts import Host
-from compare.schema.link import parse_link
+from compare.schema.hosts import Host, parse_link
 from compare.system.files import read_json
 from tests.bench.predictions import RECORD, Record, interval_error, is_covered, judge, model_errors
 from tests.unit.factories import a_block

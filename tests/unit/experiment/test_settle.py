@@ -21,8 +21,7 @@ from compare.experiment.run import new_run
 from compare.schema import environment, store
 from compare.schema.arms import Arm, parse_arms
 from compare.schema.config import RunConfig
-from compare.schema.hosts import Host, Network
-from compare.schema.link import Link
+from compare.schema.hosts import Host, Link, Network
 from compare.schema.store import create_directory
 from tests.unit.factories import DIGITS, a_cluster, a_config, a_survey
 

@@ -22,10 +22,9 @@ from compare.launch.cluster import Cluster
 from compare.launch.engines import Carrier
 from compare.launch.engines.ssh import Ssh
 from compare.launch.place import LaunchPlace
-from compare.schema.hosts import Host, Network, local_host
+from compare.schema.hosts import Host, Link, Network, local_host
 from compare.schema.job import Job, SweepJob
 from compare.schema.launch_files import LaunchFiles
-from compare.schema.link import Link
 from compare.schema.turns import Arrival, Memory
 from tests.unit.collectives import a_sweep_config
 from tests.unit.factories import DIGITS, AnAgent, a_cluster, a_config

@@ -8,8 +8,7 @@ import pytest
 from compare.errors import UnavailableError
 from compare.launch.engines import rehearsal
 from compare.launch.engines.rehearsal import Rehearsal, open_rehearsal, shape
-from compare.schema.hosts import Host, local_host
-from compare.schema.link import Link, parse_link
+from compare.schema.hosts import Host, Link, local_host, parse_link
 
 ENTER = ("nsenter", "-t", "7", "-n", "-u", "-m", "-i", "-p", "--")
 HOST = Host("rehearsal-2", 1)

@@ -9,8 +9,7 @@ import pytest
 
 from compare.analysis.scale import Growth, summarise_scale
 from compare.report import document_of, of_scale, write
-from compare.schema.hosts import Host, Network
-from compare.schema.link import Link
+from compare.schema.hosts import Host, Link, Network
 from compare.schema.results import Failure
 from tests.unit.factories import noisy
 from tests.unit.scales import BENDING, a_scale

@@ -3,7 +3,7 @@
 import pytest
 
 from compare.errors import UsageError
-from compare.schema.link import Link, parse_link
+from compare.schema.hosts import Link, parse_link
 
 
 @pytest.mark.parametrize(
