@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-untimed test-timed test-faults test-long test-hosts test-gpu matrix fuzz lint bench false-differences false-alarms other-programs schema reference docs clean
+.PHONY: help setup demo test test-untimed test-timed test-faults test-long test-hosts test-gpu matrix fuzz lint bench false-differences false-alarms other-programs reference docs clean
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -91,10 +91,7 @@ false-alarms: setup ## gate this environment against itself, and add that to a r
 other-programs: setup ## time MPI's collectives beside IMB and OSU, which it fetches into build/
 	$(PY) -m tests.bench.other_programs build/other-programs $(BENCH_ARGS)
 
-schema: setup ## write the JSON Schema of results.json into docs/
-	$(PY) -m compare.schema.published > docs/results.schema.json
-
-reference: setup ## write the pages of all commands, flags, arms and options into docs/reference
+reference: setup ## write all commands, flags and options, and the schema of results.json, into docs/
 	$(PY) -m tests.reference
 
 docs: setup ## build the documentation's web pages into build/web

@@ -1,7 +1,8 @@
-"""Write the reference pages from the code: ``make reference``.
+"""Write the reference from the code: ``make reference``.
 
 ``docs/reference/cli.md`` has every command with its flags, ``docs/reference/options.md`` every arm with its
-options. A test compares the committed pages with what the code states.
+options, and ``docs/results.schema.json`` the JSON Schema of ``results.json``. A test compares the committed
+files with what the code states.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import typer.main
 
 from backends import BACKENDS, GROUPS, Backend, Option
 from compare.cli.help import EXAMPLES
 from compare.cli.main import app
 from compare.data.models import MLPS
+from compare.schema.results import SCHEMA_VERSION, Run
+from compare.system.files import json_text
 from tests.comparing import ROOT
 
 FOLDER = ROOT / "docs" / "reference"
@@ -344,11 +348,24 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
 
 
-PAGES = {"cli.md": cli_page, "options.md": options_page}
+def results_schema() -> str:
+    """Return the JSON Schema of ``results.json``, in which class docstrings are descriptions.
+
+    Unknown fields are allowed, because readers ignore them.
+    """
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"results.json of Ringside, schema version {SCHEMA_VERSION}",
+        **msgspec.json.schema(Run),
+    }
+    return json_text(schema) + "\n"
+
+
+PAGES = {"cli.md": cli_page, "options.md": options_page, "../results.schema.json": results_schema}
 
 
 def main() -> None:
-    """Write all pages."""
+    """Write all files."""
     FOLDER.mkdir(exist_ok=True)
     for name, page in PAGES.items():
         (FOLDER / name).write_text(page())
