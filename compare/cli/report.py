@@ -40,8 +40,7 @@ def report(
     """Show a run again in any format, also one that was stopped."""
     from compare.report import View, document_of
     from compare.report.formats.html import page_of
-    from compare.schema.saved import OF_RESULTS, read_result
-    from compare.schema.store import find_run
+    from compare.schema.store import OF_RESULTS, find_run, read_result
     from compare.system.files import write_text
 
     paths = [find_run(path, OF_RESULTS) for path in runs]
@@ -87,7 +86,7 @@ def _require_one(paths: Sequence[Path], form: Format) -> None:
 
 
 def _require_another_file(output: Path, paths: Sequence[Path]) -> None:
-    from compare.schema.saved import file_of
+    from compare.schema.store import file_of
 
     for holding in map(file_of, paths):
         if output.exists() and holding.exists() and output.samefile(holding):

@@ -11,8 +11,8 @@ from compare.report.document import Document, View
 from compare.report.formats import FORMATS, write
 from compare.schema.collectives import CollectivesRun
 from compare.schema.results import Verification
-from compare.schema.saved import Result
 from compare.schema.scale import Scale
+from compare.schema.store import Result
 
 __all__ = ["FORMATS", "Result", "View", "document_of", "write"]
 

@@ -33,10 +33,6 @@ Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 """A number of things, bytes or nanoseconds, from 1 to ``LARGEST``; a file with any other is refused."""
 
 
-PHASES = {"forward", "backward", "sync", "step"}
-"""Names of the phases of a step; strategies that do not separate the forward pass have no ``forward``."""
-
-
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """The final model's result on one rank's share of the test set."""
 

@@ -1,4 +1,4 @@
-"""Define the schema of a scaling series, and read a saved one."""
+"""Define the schema of a scaling series."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import msgspec
 from compare.errors import UsageError
 from compare.schema.config import require_count
 from compare.schema.results import Run
-from compare.schema.store import SCALE_FILE, read_run
-from compare.system.files import read_json
 
 SCALE_SCHEMA_VERSION = 1
 Mode: TypeAlias = Literal["weak", "strong"]
@@ -42,28 +40,6 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 def folder_of(directory: Path, count: int) -> Path:
     """Return the folder of the run with ``count`` ranks in the folder of a series."""
     return directory / f"np{count}"
-
-
-def scale_file(path: Path) -> Path:
-    """Return the file of a series, given the file or its folder."""
-    return path / SCALE_FILE if path.is_dir() else path
-
-
-def read_scale(path: Path) -> Scale | None:
-    """Read a scaling series and its runs, given the file ``scale.json`` or its folder.
-
-    Returns:
-        None if there is no such file.
-
-    Raises:
-        OutputError: a file is missing, damaged or of another version.
-    """
-    file = scale_file(path)
-    if file.name != SCALE_FILE or not file.exists():
-        return None
-    series = read_json(file, Series)
-    runs = {count: read_run(folder_of(file.parent, count)) for count in series.counts}
-    return Scale(series=series, runs=runs)
 
 
 def read_counts(written: str) -> tuple[int, ...]:

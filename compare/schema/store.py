@@ -1,23 +1,25 @@
-"""Save runs in folders, and read them back."""
+"""Save results in folders, and read them back."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
-from compare.errors import OutputError, UsageError, system_reason
+from compare.errors import OutputError, UsageError
 from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun
 from compare.schema.config import RunConfig
 from compare.schema.hostfile import format_hostfile
-from compare.schema.results import PHASES, SCHEMA_VERSION, Launch, Mode, RankResult, Run
+from compare.schema.results import SCHEMA_VERSION, Launch, Run, Verification
+from compare.schema.scale import Scale, Series, folder_of
 from compare.system.files import STANDARD_OUTPUT, read_json, write_json, write_text
 
 RESULTS_FILE = "results.json"
@@ -32,29 +34,15 @@ _LONGEST_NAME = 100
 """Maximum number of characters of a model's name in the name of a folder."""
 OF_RUNS = (RESULTS_FILE, COLLECTIVES_FILE, SCALE_FILE)
 """Names of the files that hold what a command measured."""
+OF_RESULTS = (*OF_RUNS, VERIFICATION_FILE)
+"""Names of the files that hold a result."""
+Result: TypeAlias = Run | Scale | CollectivesRun | Verification
+"""The results that ``compare report`` can show."""
 _RENAMED = {2: {"set_aside": "discarded"}, SCHEMA_VERSION: {}}
 """The schema versions that are read, each with its renamed fields: the old name and the present one."""
 
 
-def collectives_file(path: Path) -> Path:
-    """Return the file of collectives, given the file or its folder."""
-    return path / COLLECTIVES_FILE if path.is_dir() else path
-
-
-def read_collectives(path: Path) -> CollectivesRun | None:
-    """Read what ``compare collectives`` saved, given the file ``collectives.json`` or its folder.
-
-    Returns:
-        None if there is no such file.
-
-    Raises:
-        OutputError: the file is damaged, or of another version.
-    """
-    file = collectives_file(path)
-    return read_json(file, CollectivesRun) if file.name == COLLECTIVES_FILE and file.exists() else None
-
-
-def find_run(path: Path, names: Sequence[str] = OF_RUNS) -> Path:
+def find_run(path: Path, names: Sequence[str]) -> Path:
     """Return ``path`` unchanged, or for ``last`` the folder of the newest run in ``runs``.
 
     The newest run has the latest file with one of ``names``. A file or folder called ``last`` comes first.
@@ -85,9 +73,40 @@ def name_of_run(directory: Path) -> str:
     return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
-def results_file(path: Path) -> Path:
-    """Return the file of a run, given the file or its folder."""
-    return path / RESULTS_FILE if path.is_dir() else path
+def file_of(path: Path) -> Path:
+    """Return the file of a result, given the file or its folder.
+
+    For a folder without any result, it is the path of ``results.json``, which does not exist.
+    """
+    if not path.is_dir():
+        return path
+    return next((path / name for name in _READERS if (path / name).exists()), path / RESULTS_FILE)
+
+
+def read_result(path: Path) -> Result:
+    """Read the result of any command that measures or verifies, given its folder or its file.
+
+    Raises:
+        OutputError: there is no result, or it is damaged or of another version.
+    """
+    file = file_of(path)
+    read = _READERS.get(file.name) if file.exists() else None
+    return read(file) if read else read_run(path)
+
+
+def _read_scale(file: Path) -> Scale:
+    series = read_json(file, Series)
+    return Scale(
+        series=series, runs={count: read_run(folder_of(file.parent, count)) for count in series.counts}
+    )
+
+
+_READERS: dict[str, Callable[[Path], Result]] = {
+    COLLECTIVES_FILE: partial(read_json, kind=CollectivesRun),
+    SCALE_FILE: _read_scale,
+    VERIFICATION_FILE: partial(read_json, kind=Verification),
+}
+"""The functions that read the results of commands other than ``compare run``, by the name of the file."""
 
 
 def read_run(path: Path) -> Run:
@@ -97,7 +116,7 @@ def read_run(path: Path) -> Run:
         OutputError: there is no run, or it is a verification, is damaged, has an unknown schema version, or
             contradicts itself.
     """
-    file = results_file(path)
+    file = path / RESULTS_FILE if path.is_dir() else path
     if not file.exists():
         if path.is_dir() and (path / VERIFICATION_FILE).exists():
             raise _verification(path / VERIFICATION_FILE)
@@ -107,14 +126,37 @@ def read_run(path: Path) -> Run:
             remedy="Give the folder that `compare run` printed, or its results.json.",
         )
     run = read_json(file, Run, adapt=lambda content: _fields(file, content))
-    wrong = next(_contradictions(run), None)
-    if wrong:
-        raise OutputError(
-            f"{file} does not hold a run as Ringside writes it.",
-            found=wrong,
-            remedy="Was it edited? Restore it, or run the comparison again.",
-        )
+    for launch in run.launches:
+        if wrong := _contradiction(run, launch):
+            raise OutputError(
+                f"{file} does not hold a run as Ringside writes it.",
+                found=f"Launch {launch.number} ({launch.arm}, round {launch.round}): {wrong}.",
+                remedy="Was it edited? Restore it, or run the comparison again.",
+            )
     return run
+
+
+def _contradiction(run: Run, launch: Launch) -> str:
+    """Return a clause that says what contradicts itself in a launch; empty if nothing does."""
+    arm = next((arm for arm in run.config.arms if arm.label == launch.arm), None)
+    if arm is None:
+        return "the config has no such arm"
+    count = 1 if arm.traits.one_process else run.config.ranks
+    numbers = [rank.rank for rank in launch.ranks]
+    if len(numbers) != count or numbers != list(range(count)):
+        return f"it has ranks {', '.join(map(str, numbers)) or 'none'}, not 0 to {count - 1}"
+    tested = [rank.evaluation for rank in launch.ranks]
+    if run.dataset.name != "own" and any(not 0 <= (its.correct or 0) <= its.samples for its in tested):
+        return "a rank has more right answers than samples, or fewer than none"
+    timed = [
+        (
+            [(block.mode, block.steps, sorted(block.phases), block.turn) for block in rank.blocks],
+            len(rank.collective_ns),
+            [(sweep.message_bytes, len(sweep.ns)) for sweep in rank.sweep],
+        )
+        for rank in launch.ranks
+    ]
+    return "" if timed == timed[:1] * count else "its ranks timed different blocks or collectives"
 
 
 def _fields(file: Path, content: Any) -> dict[str, Any]:
@@ -145,88 +187,6 @@ def _verification(file: Path) -> OutputError:
         found="`compare verify` proves that arms train alike. It measures no speed.",
         remedy="Read the gates in the file, or measure the arms with `compare run`.",
     )
-
-
-def _contradictions(run: Run) -> Iterator[str]:
-    """Yield each contradiction in a run as a sentence, because the analysis relies on a run without any."""
-    labels = [arm.label for arm in run.config.arms]
-    yield from _contradictions_of_config(run.config, labels)
-    if len(run.cores_by_host) not in (0, len(run.hosts)):
-        yield f"It has {len(run.hosts)} hosts, but the cores of {len(run.cores_by_host)}."
-    seen: set[tuple[str, int]] = set()
-    for launch in run.launches:
-        where = f"Launch {launch.number} ({launch.arm}, round {launch.round})"
-        arm = next((arm for arm in run.config.arms if arm.label == launch.arm), None)
-        if arm is None:
-            yield f"{where}: its arm is none of {', '.join(labels)}."
-            continue
-        if (launch.arm, launch.round) in seen:
-            yield f"{where}: it appears twice."
-        seen.add((launch.arm, launch.round))
-        count = run.config.ranks_of(arm)
-        yield from (f"{where}: {wrong}" for wrong in _contradictions_in(launch, count))
-        if run.dataset.name != "own":  # an own metric is any sum
-            yield from (f"{where}: {wrong}" for wrong in _wrong_accuracies(launch))
-
-
-def _contradictions_of_config(config: RunConfig, labels: list[str]) -> Iterator[str]:
-    if config.baseline not in labels:
-        yield f"The baseline {config.baseline!r} is none of the arms {', '.join(labels)}."
-    if len(set(labels)) < len(labels):
-        yield f"config has an arm twice: {', '.join(labels)}."
-    if config.comparisons is None:
-        return
-    if config.comparisons > config.rounds:
-        yield f"{config.rounds} rounds cannot make {config.comparisons} comparisons."
-    if len(labels) != 2:  # noqa: PLR2004 -- a comparison needs two
-        yield f"A run of comparisons has two arms; this one has {len(labels)}."
-
-
-def _contradictions_in(launch: Launch, count: int) -> Iterator[str]:
-    ranks = [rank.rank for rank in launch.ranks]
-    if len(ranks) != count or ranks != list(range(len(ranks))):
-        yield f"it has ranks {', '.join(map(str, ranks)) or 'none'}, not 0 to {count - 1}."
-        return
-    first = launch.ranks[0]
-    if sum(rank.evaluation.samples for rank in launch.ranks) < 1:
-        yield "its ranks tested no sample."
-    for rank in launch.ranks:
-        yield from (f"rank {rank.rank} {wrong}" for wrong in _contradictions_of(rank))
-        if _shape(rank) != _shape(first):
-            yield f"rank {rank.rank} timed other blocks than rank 0."
-        if _collectives(rank) != _collectives(first):
-            yield f"rank {rank.rank} timed other collectives than rank 0."
-
-
-def _wrong_accuracies(launch: Launch) -> Iterator[str]:
-    for rank in launch.ranks:
-        correct, samples = rank.evaluation.correct, rank.evaluation.samples
-        if correct is not None and not 0 <= correct <= samples:
-            yield f"rank {rank.rank} tested {samples} samples, and {correct:g} of them were right."
-
-
-def _contradictions_of(rank: RankResult) -> Iterator[str]:
-    if not any(block.mode == "training" and not block.phases for block in rank.blocks):
-        yield "has no timed block of training without phases."
-    for number, block in enumerate(rank.blocks):
-        where = f"has a block, number {number},"
-        if block.phases and set(block.phases) | {"forward"} != PHASES:
-            yield f"{where} with the phases {', '.join(block.phases)}."
-        if any(len(times) != block.steps for times in block.phases.values()):
-            yield f"{where} whose phases were not timed in each of its {block.steps} steps."
-    group = rank.attestation.get("group")
-    if not isinstance(group, dict) or not isinstance(group.get("transport"), str):
-        yield "attests no transport of its group (attestation.group.transport)."
-    if not isinstance(rank.attestation.get("replica", {}), dict):
-        yield "attests a replica that is no object (attestation.replica)."
-
-
-def _shape(rank: RankResult) -> list[tuple[Mode, int, list[str], int]]:
-    return [(block.mode, block.steps, sorted(block.phases), block.turn) for block in rank.blocks]
-
-
-def _collectives(rank: RankResult) -> tuple[int, list[tuple[int, int]]]:
-    return len(rank.collective_ns), [(sweep.message_bytes, len(sweep.ns)) for sweep in rank.sweep]
 
 
 def create_output(asked: Path | None, what: str, ranks: int, *, purpose: str = "") -> Path:
@@ -274,11 +234,7 @@ def _errors_of_output(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(
-            f"Results cannot be written to {path}.",
-            found=system_reason(error),
-            remedy="Choose another folder with --output.",
-        ) from None
+        raise OutputError.unwritten(path, error) from None
 
 
 def write_request(run: Run | CollectivesRun, directory: Path) -> None:
@@ -317,7 +273,7 @@ def require_writable(path: Path, *, to_be_made: Path | None) -> None:
         return
     folder = path.absolute().parent
     if to_be_made and folder == to_be_made.absolute():
-        if path.name in {*OF_RUNS, VERIFICATION_FILE, CONFIG_FILE, "hostfile"}:
+        if path.name in {*OF_RESULTS, CONFIG_FILE, "hostfile"}:
             raise UsageError(f"{path}: the run itself writes this file.", remedy="Choose another name.")
         return
     problem = (

@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from compare.analysis.scale import summarise_scale
-from compare.schema.scale import read_scale
-from compare.schema.store import read_run
+from compare.schema.store import read_result, read_run
 from tests.comparing import ROOT, compare
 from tests.lab.hosts import network_namespaces, why_no_rate_limit
 from tests.waiting import wait_until
@@ -116,7 +115,7 @@ def test_rehearsal_scale_loses_efficiency_to_the_link(tmp_path, mnist_dir, requi
     )
     assert done.returncode == 0, done.stderr
     assert "REHEARSED: 2 hosts on one machine, 100 mbit/s" in done.stdout
-    scale = read_scale(tmp_path / "series")
+    scale = read_result(tmp_path / "series")
     (launch,) = scale.runs[2].launches
     assert [rank.host for rank in launch.ranks] == ["rehearsal-1", "rehearsal-2"]
     of_one, of_two = summarise_scale(scale).points

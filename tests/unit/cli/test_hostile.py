@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from compare.cli.main import app
 from compare.errors import RingsideError
 from compare.schema.collectives import COLLECTIVES_FILE
-from compare.schema.store import RESULTS_FILE, read_collectives, read_run
+from compare.schema.store import RESULTS_FILE, read_result
 from compare.system.files import write_json
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 from tests.unit.predictions import a_measured_run
@@ -24,7 +24,7 @@ STEERING = "\x1b\x07\x9b\u202e\x7f\U000e0001\r"
 NAME = EVIL.replace("/", "").strip()
 
 
-def spoil(file, made, read, kept=()):
+def spoil(file, made, kept=()):
     """Save a file with evil text wherever its reader takes it.
 
     What lies below a key of ``kept`` stays as it is.
@@ -35,7 +35,7 @@ def spoil(file, made, read, kept=()):
         _spoil(changed, path)
         write_json(file, changed)
         with contextlib.suppress(RingsideError):
-            read(file)
+            read_result(file)
             content = changed
     write_json(file, content)
     assert str(content).count("<script>") > 20
@@ -82,11 +82,10 @@ def folders(tmp_path_factory):
     for name, content in made.items():
         folder = runs / f"{name}{NAME}"
         folder.mkdir()
-        swept = name == "collectives"
-        file = folder / (COLLECTIVES_FILE if swept else RESULTS_FILE)
+        file = folder / (COLLECTIVES_FILE if name == "collectives" else RESULTS_FILE)
         # Without the names in it, nothing is predicted.
         kept = ["attestation"] if name == "predicted" else []
-        spoil(file, content, read_collectives if swept else read_run, kept)
+        spoil(file, content, kept)
     return {name: runs / f"{name}{NAME}" for name in made} | {"all": runs}
 
 

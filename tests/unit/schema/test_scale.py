@@ -3,8 +3,8 @@
 import pytest
 
 from compare.errors import UsageError
-from compare.schema.scale import batch_of, folder_of, read_counts, read_scale
-from compare.schema.store import RESULTS_FILE, SCALE_FILE
+from compare.schema.scale import batch_of, folder_of, read_counts
+from compare.schema.store import RESULTS_FILE, SCALE_FILE, read_result
 from compare.system.files import write_json
 from tests.unit.scales import a_scale
 
@@ -36,7 +36,7 @@ def test_scale_is_read_from_its_folder_and_its_file(tmp_path):
     for count, run in scale.runs.items():
         folder_of(tmp_path, count).mkdir()
         write_json(folder_of(tmp_path, count) / RESULTS_FILE, run)
-    assert read_scale(folder_of(tmp_path, 1)) is None
-    found = read_scale(tmp_path)
-    assert found == read_scale(tmp_path / SCALE_FILE)
+    found = read_result(tmp_path)
+    assert found == read_result(tmp_path / SCALE_FILE)
     assert found.series == scale.series
+    assert found.runs[1] == read_result(folder_of(tmp_path, 1))
