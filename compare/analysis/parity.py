@@ -10,28 +10,33 @@ There are five gates:
 - ``samples``: every rank trains on samples of its own, which is checked if the loader is the user's
 
 The limits leave room only for rounding (``schema/parity.py``). A gate that a wrong step would pass as well
-proves nothing, and its outcome says so (``proof_gaps.py``).
+proves nothing, and its outcome says so (``gates.py``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
-from compare.analysis.end_gate import check_end
-from compare.analysis.failed_gate import GateName, failed_gate
-from compare.analysis.passes import pass_of, with_passes
-from compare.analysis.proof_gaps import left_open, nothing_proven, shortened
-from compare.analysis.samples_gate import check_samples
+from compare.analysis.gates import (
+    GateName,
+    check_end,
+    check_samples,
+    failed_gate,
+    left_open,
+    nothing_proven,
+    pass_of,
+    shortened,
+)
 from compare.analysis.wrong_steps import diagnose, why_incomparable
 from compare.errors import ParityError
 from compare.schema.arms import Arm
 from compare.schema.job import PASSES, Proof
 from compare.schema.parity import EPSILON, ParityPass, PassKind
-from compare.schema.results import Gate, RankResult, Run
+from compare.schema.results import Gate, Launch, RankResult, Run
 
 IN_SHARDS = "held in shards; proven by the reference alone"
 """Why the gate ``ranks`` does not compare the final hashes of an arm's ranks."""
@@ -64,7 +69,9 @@ def check_gates(arm: Arm, ranks: list[RankResult], proof: Proof = "brief") -> li
 
     Of the control, whose ranks never synchronise, only the common start and the training are checked.
     """
-    return [*check_samples(arm, ranks), *check_training(arm, ranks, proof), _check_ranks(arm, ranks)]
+    samples = check_samples(arm, ranks)
+    beside = check_training(arm, ranks, proof)
+    return [*([samples] if samples else []), *beside, _check_ranks(arm, ranks)]
 
 
 def check_training(arm: Arm, ranks: list[RankResult], proof: Proof = "brief") -> list[Gate]:
@@ -77,16 +84,38 @@ def check_training(arm: Arm, ranks: list[RankResult], proof: Proof = "brief") ->
     gates = [_check_pass(arm, ranks, kind) for kind in kinds]
     if any(gate.outcome in {"failed", "incomparable"} for gate in gates):
         return gates
-    ends = list(check_end(arm, ranks))
-    if any(end.outcome == "passed" for end in ends) and len(ranks) > 1:
-        gates = [_shown_at_the_end(gate) if gate.outcome == "nothing" else gate for gate in gates]
-    return [*gates, *ends]
+    end = check_end(arm, ranks)
+    if not end:
+        return gates
+    if end.outcome == "passed" and len(ranks) > 1:
+        # The step after the training is the proof of a pass that showed nothing.
+        gates = [
+            msgspec.structs.replace(gate, outcome="passed", what=f"{AT_THE_END}: {gate.what}", remedy="")
+            if gate.outcome == "nothing"
+            else gate
+            for gate in gates
+        ]
+    return [*gates, end]
 
 
-def _shown_at_the_end(gate: Gate) -> Gate:
-    """Return the gate of a pass that showed nothing as passed: the step after the training is its proof."""
-    what = f"{AT_THE_END}: {gate.what}"
-    return msgspec.structs.replace(gate, outcome="passed", what=what, remedy="")
+def with_passes(ranks: list[RankResult], launches: Iterable[Launch]) -> list[RankResult]:
+    """Return ranks with the passes of a launch that they repeat, unless they have passes of their own.
+
+    Ranks repeat a launch if each began and ended as the same rank of that launch did, bit for bit, because
+    then both computed the same. Ranks that have passes, or repeat none of ``launches``, are returned as they
+    are.
+    """
+    found = [rank.fingerprint for rank in ranks]
+    if None in found or any(rank.parity for rank in ranks):
+        return ranks
+    for launch in launches:
+        proven = launch.ranks
+        if all(rank.parity for rank in proven) and [rank.fingerprint for rank in proven] == found:
+            return [
+                msgspec.structs.replace(rank, parity=of.parity)
+                for rank, of in zip(ranks, proven, strict=True)
+            ]
+    return ranks
 
 
 def check_launches(launches: Sequence[tuple[Arm, list[RankResult]]], run: Run) -> None:
@@ -150,10 +179,11 @@ def _untrained(arm: Arm, rank: RankResult, ranks: int) -> Gate:
     what = f"{arm.label}: rank {rank.rank} on {rank.host} never trained."
     found = "Its parameters at the end are those of the start, bit for bit."
     proof = pass_of(rank, "float64")
-    if proof and proof.is_exact and (empty := nothing_proven(arm, ranks, proof)):
-        return Gate(name="ranks", outcome="nothing", what=empty.what, found=found, remedy=empty.remedy)
     if not (proof and proof.is_exact):
         return failed_gate(arm, "ranks", what, found, "its step does not change the parameters.")
+    if empty := nothing_proven(arm, ranks, proof):
+        what, remedy = empty
+        return Gate(name="ranks", outcome="nothing", what=what, found=found, remedy=remedy)
     found += f" In {proof.steps} steps of float64 it trained what a single process trains."
     remedy = "Is the learning rate too small for float32? Try a larger --lr."
     return Gate(name="ranks", outcome="failed", what=what, found=found, remedy=remedy)
@@ -202,7 +232,7 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
 def _check_wrong_steps(arm: Arm, passes: dict[int, ParityPass], name: GateName) -> Gate:
     """Return the gate of a pass with a wrong step: failed, or incomparable with a single process."""
     figure, limit = _worst(passes[0])
-    incomparable = why_incomparable(list(passes.items()), own_step=arm.traits.own_step)
+    incomparable = why_incomparable(passes, own_step=arm.traits.own_step)
     if incomparable:
         what, remedy = incomparable
         return Gate(name=name, outcome="incomparable", figure=figure, limit=limit, what=what, remedy=remedy)
@@ -212,7 +242,7 @@ def _check_wrong_steps(arm: Arm, passes: dict[int, ParityPass], name: GateName) 
         name,
         f"{arm.label} does not train what a single process trains on the same samples.",
         f"Largest relative difference of rank 0 in {passes[0].steps} {name} steps: {_size(figure)}. "
-        f"Allowed: {allowed}. " + diagnose(list(passes.items()), in_shards=arm.traits.in_shards),
+        f"Allowed: {allowed}. " + diagnose(passes, in_shards=arm.traits.in_shards),
         _WORTHLESS,
         figure=figure,
         limit=limit,
@@ -222,11 +252,9 @@ def _check_wrong_steps(arm: Arm, passes: dict[int, ParityPass], name: GateName) 
 def _check_what_shows(arm: Arm, ranks: int, first: ParityPass, name: GateName) -> Gate:
     """Return the gate of a pass without a wrong step: passed, or *nothing* if a wrong step would pass too."""
     figure, limit = _worst(first)
-    empty = nothing_proven(arm, ranks, first)
-    if empty:
-        return Gate(
-            name=name, outcome="nothing", figure=figure, limit=limit, what=empty.what, remedy=empty.remedy
-        )
+    if empty := nothing_proven(arm, ranks, first):
+        what, remedy = empty
+        return Gate(name=name, outcome="nothing", figure=figure, limit=limit, what=what, remedy=remedy)
     open_ = [] if arm.same_training else [AT_PERIOD_1]
     if first.diverged:
         open_.append(f"Proven by {first.steps} steps: the single process diverges after them.")

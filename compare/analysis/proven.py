@@ -1,21 +1,27 @@
-"""Sum up what is proven of an arm, over all its launches.
+"""Sum up what is proven of an arm over all its launches, and compare where arms ended.
 
 A launch without passes that repeats another launch bit for bit shares the proof of that launch.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
-from compare.analysis.end_gate import unseen_bend
-from compare.analysis.parity import AT_THE_END, UNMOVED, check_training
-from compare.analysis.passes import pass_of, with_passes
-from compare.analysis.proof_gaps import left_open, shortened
+from compare.analysis.gates import left_open, pass_of, shortened, unseen_bend
+from compare.analysis.parity import AT_THE_END, UNMOVED, check_training, with_passes
 from compare.schema.arms import Arm
 from compare.schema.parity import ParityPass
-from compare.schema.results import Gate, Launch, Outcome
+from compare.schema.results import Gate, Launch, Outcome, Run
+
+ROUNDING_MAKES = 1e-3
+"""Largest distance of two ends that still counts as rounding, relative to how far the arms moved.
+
+It is ten thousand times the rounding of float32, because a training makes small differences grow.
+"""
 
 
 class Parity(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,3 +87,19 @@ def _left_open(launches: list[Launch], passes: list[ParityPass], gates: list[Gat
     unmoved = [f"{UNMOVED}: {shortened(la.ranks[0].unmoved)}" for la in launches if la.ranks[0].unmoved]
     late += filter(None, [unseen_bend(la.ranks[0].end) for la in launches if la.ranks[0].end])
     return list(dict.fromkeys([*late, *(what for taken in passes for what in left_open(taken)), *unmoved]))
+
+
+def distance_of_ends(run: Run, names: Iterable[str]) -> float | None:
+    """Return how far the named arms' ends lie apart, relative to how far they moved from the start.
+
+    It is the largest distance of a launch from the first one over the largest movement, by rank 0's sketches.
+    None if a launch has no sketch, or if the arms have no launch.
+    """
+    chosen = set(names)
+    sketches = [launch.ranks[0].sketch for launch in run.launches if launch.arm in chosen]
+    if not sketches or not all(sketches):
+        return None
+    first, *others = sketches
+    moved = max(math.hypot(*sketch) for sketch in sketches)
+    apart = max((math.dist(first, other) for other in others), default=0.0)
+    return apart / moved if moved else 0.0

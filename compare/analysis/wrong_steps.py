@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -38,62 +38,62 @@ _ROUNDS = (
 _REFERENCE = "Give the workload a reference_step, which takes the batches of all ranks in one process."
 
 
-def diagnose(passes: Sequence[tuple[int, ParityPass]], *, in_shards: bool = False) -> str:
+def diagnose(passes: Mapping[int, ParityPass], *, in_shards: bool = False) -> str:
     """Describe where a failed pass goes wrong first, and the likely cause.
 
-    Each pass comes with its rank. If ranks gather one model (``in_shards``), their agreement shows nothing.
+    The passes are those of all ranks, by rank. If ranks gather one model (``in_shards``), their agreement
+    shows nothing.
     """
-    wrong = [(rank, taken.wrong) for rank, taken in passes if taken.wrong]
-    first = min(wrong, key=lambda found: (found[1].step, found[0]), default=None)
-    miscounted = _miscounted(passes)
-    if miscounted and (first is None or miscounted[1] <= first[1].step):
-        rank, number, count = miscounted
-        where = _where(first) if first and first[1].step == number else f"Step {number} of rank {rank}."
+    first = _first_wrong(passes)
+    # Every step calls optimizer.step() once.
+    miscounted = min(
+        (
+            (number, rank, count)
+            for rank, taken in passes.items()
+            for number, count in enumerate(taken.optimizer_steps, start=1)
+            if count != 1
+        ),
+        default=None,
+    )
+    if miscounted and (first is None or miscounted[0] <= first[1].step):
+        number, rank, count = miscounted
+        where = _where(*first) if first and first[1].step == number else f"Step {number} of rank {rank}."
         return f"{where} It calls optimizer.step() {count} times; one process calls it once."
     if first is None:
         return _without_a_wrong_step(passes)
     rank, step = first
-    agree = len({taken.hash for _, taken in passes}) == 1 and not in_shards
-    others_right = step.step == 1 and any(taken.wrong is None for _, taken in passes)
-    cause = _cause(_with_shares(step, dict(passes)[rank]), agree=agree)
+    agree = len({taken.hash for taken in passes.values()}) == 1 and not in_shards
+    others_right = step.step == 1 and any(taken.wrong is None for taken in passes.values())
+    cause = _cause(_with_shares(step, passes[rank]), agree=agree)
     if not cause and in_shards and step.step == 1:
         cause = _WRONG_SHARD
     cause = cause or _unexplained(step, agree=agree, others_right=others_right)
-    return f"{_where(first)} {cause}"
+    return f"{_where(*first)} {cause}"
 
 
-def why_incomparable(passes: Sequence[tuple[int, ParityPass]], *, own_step: bool) -> tuple[str, str] | None:
+def why_incomparable(passes: Mapping[int, ParityPass], *, own_step: bool) -> tuple[str, str] | None:
     """Return why a wrong step cannot be compared with a single process, and the remedy; None if it can.
 
     It cannot if the workload remembers earlier calls, or if a user's own step rounds or is no plain step.
     """
-    wrong = [(rank, taken.wrong) for rank, taken in passes if taken.wrong]
-    if not wrong:
-        return None
-    rank, first = min(wrong, key=lambda found: (found[1].step, found[0]))
-    if any(step.uncarried for _, step in wrong):
+    wrong = [taken.wrong for taken in passes.values() if taken.wrong]
+    first = _first_wrong(passes)
+    if any(step.uncarried for step in wrong):
         return _REMEMBERS
-    if not own_step:
+    if first is None or not own_step:
         return None
-    if all(step.rounded and _near(step.rate, 1) for _, step in wrong):
+    if all(step.rounded and _near(step.rate, 1) for step in wrong):
         return _ROUNDS
-    if first.structure and not _cause(_with_shares(first, dict(passes)[rank]), agree=True):
-        return f"its step is not a plain step of one loss ({first.structure})", _REFERENCE
+    rank, step = first
+    if step.structure and not _cause(_with_shares(step, passes[rank]), agree=True):
+        return f"its step is not a plain step of one loss ({step.structure})", _REFERENCE
     return None
 
 
-def _miscounted(passes: Sequence[tuple[int, ParityPass]]) -> tuple[int, int, int] | None:
-    """Return rank, number and calls of the first step without exactly one ``optimizer.step()``, if any."""
-    found = [
-        (step, rank, count)
-        for rank, taken in passes
-        for step, count in enumerate(taken.optimizer_steps, start=1)
-        if count != 1
-    ]
-    if not found:
-        return None
-    step, rank, count = min(found)
-    return rank, step, count
+def _first_wrong(passes: Mapping[int, ParityPass]) -> tuple[int, WrongStep] | None:
+    """Return the rank and the step that is wrong first; None if no step is wrong."""
+    wrong = [(rank, taken.wrong) for rank, taken in passes.items() if taken.wrong]
+    return min(wrong, key=lambda found: (found[1].step, found[0]), default=None)
 
 
 def _with_shares(wrong: WrongStep, taken: ParityPass) -> WrongStep:
@@ -110,15 +110,14 @@ def _with_shares(wrong: WrongStep, taken: ParityPass) -> WrongStep:
     return msgspec.structs.replace(wrong, shares=[share] * taken.shards, unexplained=across)
 
 
-def _where(first: tuple[int, WrongStep]) -> str:
-    rank, wrong = first
+def _where(rank: int, wrong: WrongStep) -> str:
     size = "no number" if wrong.difference is None else f"off by {wrong.difference:.1e}"
     only = ", and no other parameter," if wrong.only else ""
     return f"Rank {rank} is wrong from step {wrong.step}: {wrong.parameter}{only} is {size}."
 
 
-def _without_a_wrong_step(passes: Sequence[tuple[int, ParityPass]]) -> str:
-    if any(None in taken.differences for _, taken in passes):
+def _without_a_wrong_step(passes: Mapping[int, ParityPass]) -> str:
+    if any(None in taken.differences for taken in passes.values()):
         return (
             "The first update is right on every rank, and then the training diverges. SGD with a learning "
             "rate of 0.01 is too much for this model. Scale its inputs, its targets or its loss."

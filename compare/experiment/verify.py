@@ -9,8 +9,8 @@ from typing import Protocol
 
 import msgspec
 
+from compare.analysis.gates import pass_of
 from compare.analysis.parity import check_gates
-from compare.analysis.passes import pass_of
 from compare.errors import BudgetError, LaunchError
 from compare.experiment.allocation import endings_named, require_time, time_of, too_little_time
 from compare.experiment.run import Watch, begin, kept, open_hosts

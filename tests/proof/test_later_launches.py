@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compare.analysis.parity import check_gates
-from compare.analysis.passes import with_passes
+from compare.analysis.parity import check_gates, with_passes
 from compare.schema.arms import parse_arm
 from tests.proof import mutations
 from tests.proof.case import Case
