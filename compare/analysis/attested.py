@@ -12,9 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+from compare.schema.arms import Arm
 from compare.schema.environment import readers_of
 from compare.schema.results import RankResult, Run
 
+ABSENT = "–"
+"""Text in place of a value that is not there."""
 Role = Literal["controlled", "compared", "confounder"]
 _MEANS = {
     "mean",
@@ -24,6 +27,26 @@ _MEANS = {
     "sum, then divided by the number of ranks",
     "divided by the number of ranks, then summed",
 }
+
+
+class Exemption(NamedTuple):
+    """A declaration by which an arm may differ in an item."""
+
+    declared: str
+    """How it differs, as a phrase."""
+    holds: Callable[[Arm], Any]
+    """Whether an arm makes this declaration."""
+
+
+ANOTHER_INTERPRETER = Exemption("by declaration: another interpreter", lambda arm: arm.against)
+_ONE_PROCESS = Exemption(
+    "by declaration: one process has all threads and the global batch", lambda arm: arm.traits.one_process
+)
+_LAYERS = Exemption(
+    "by declaration: its ranks hold different layers and share each batch", lambda arm: arm.traits.in_layers
+)
+_OWN_STEP = Exemption("by declaration: its step is the user's own", lambda arm: arm.traits.own_step)
+_ANOTHER_TRAINING = Exemption("by declaration: another training", lambda arm: not arm.same_training)
 
 
 class Item(NamedTuple):
@@ -47,16 +70,8 @@ class Item(NamedTuple):
     """Why ranks on different hosts may differ in it; empty if they may not."""
     optional: bool = False
     """Whether arms that attest no value are left out of the comparison."""
-    by_process: bool = False
-    """Whether an arm that runs in one process may differ."""
-    by_layers: bool = False
-    """Whether an arm may differ because its ranks hold different layers."""
-    by_own_step: bool = False
-    """Whether an arm may differ because a user's own step does not show the value."""
-    by_training: bool = False
-    """Whether an arm that declares another training may differ."""
-    by_interpreter: bool = False
-    """Whether an arm under another interpreter may differ."""
+    exempt: tuple[Exemption, ...] = ()
+    """Declarations by which arms may differ in it."""
     from_shell: bool = False
     """Whether it is an environment variable, which is reported even if no arm reads it."""
 
@@ -140,13 +155,7 @@ def _held(rank: RankResult) -> Any:
     return found and {name.removesuffix("_bytes"): size for name, size in found.items()}
 
 
-BY_ONE_PROCESS = "by declaration: one process has all threads and the global batch"
-BY_OWN_STEP = "by declaration: its step is the user's own"
-BY_ANOTHER_INTERPRETER = "by declaration: another interpreter"
-BY_LAYERS = "by declaration: its ranks hold different layers and share each batch"
-BY_ANOTHER_TRAINING = "by declaration: another training"
-BY_HOST = "a rank that is alone on its host cannot use shared memory"
-BY_LIMIT = "each host has limits of its own"
+_BY_LIMIT = "each host has limits of its own"
 WHAT_IS_COMPARED = "this is what is compared"
 
 
@@ -160,25 +169,21 @@ _ITEMS = (
     Item("device", "controlled", _attested("device")),
     Item("GPU driver", "controlled", _attested("gpu", "driver")),
     Item("GPU power limit in watts", "controlled", _attested("gpu", "power_limit_watts")),
-    Item("host", "controlled", lambda rank: rank.host, by_rank=True, by_process=True),
-    Item("threads", "controlled", _attested("threads"), by_process=True),
+    Item("host", "controlled", lambda rank: rank.host, by_rank=True, exempt=(_ONE_PROCESS,)),
+    Item("threads", "controlled", _attested("threads"), exempt=(_ONE_PROCESS,)),
     Item("inter-op threads", "controlled", _attested("interop_threads")),
     Item("affinity", "controlled", _attested("affinity")),
-    Item("nice", "controlled", _attested("nice"), by_host=BY_LIMIT),
-    Item("CPU quota in cores", "controlled", _attested("core_quota"), by_host=BY_LIMIT),
+    Item("nice", "controlled", _attested("nice"), by_host=_BY_LIMIT),
+    Item("CPU quota in cores", "controlled", _attested("core_quota"), by_host=_BY_LIMIT),
     Item("matmul precision", "controlled", _attested("matmul_precision")),
     Item("parameter dtypes", "controlled", _attested("parameter_dtypes")),
-    Item(
-        *("activation dtypes", "controlled", _attested("activation_dtypes")),
-        by_layers=True,
-        by_own_step=True,
-    ),
+    Item("activation dtypes", "controlled", _attested("activation_dtypes"), exempt=(_LAYERS, _OWN_STEP)),
     Item("compiled", "controlled", _is_compiled),
     Item("input dtype", "controlled", _attested("batch", "dtype")),
     Item("global batch size", "controlled", _global_batch),
     Item("passes per step", "controlled", _passes, optional=True),
     Item("training samples", "controlled", _attested("batch", "training_samples")),
-    Item("shard", "controlled", _attested("batch", "shard"), by_rank=True, by_process=True, by_layers=True),
+    Item("shard", "controlled", _attested("batch", "shard"), by_rank=True, exempt=(_ONE_PROCESS, _LAYERS)),
     Item("optimizer", "controlled", _attested("optimizer")),
     Item("timed steps", "controlled", _trained_steps, optional=True),
     Item("gradient bytes", "controlled", lambda rank: rank.gradient_bytes),
@@ -186,8 +191,7 @@ _ITEMS = (
     Item(
         *("reduce op", "controlled", _reduce_op, "the arms compute different gradients"),
         in_control=False,
-        by_training=True,
-        by_own_step=True,
+        exempt=(_OWN_STEP, _ANOTHER_TRAINING),
     ),
     Item(
         *("compression", "controlled", _compression),
@@ -195,15 +199,15 @@ _ITEMS = (
         ("compression", "comm_hook"),
         in_control=False,
     ),
-    Item("python", "controlled", _attested("python"), by_interpreter=True),
-    Item("torch", "controlled", _attested("torch"), by_interpreter=True),
+    Item("python", "controlled", _attested("python"), exempt=(ANOTHER_INTERPRETER,)),
+    Item("torch", "controlled", _attested("torch"), exempt=(ANOTHER_INTERPRETER,)),
     Item(
         *("transport", "confounder", transport_of),
         "comes with the backend: it may explain part of a difference in speed",
         ("process_group", "controller", "library", "mode"),
         by_library=True,
         in_control=False,
-        by_host=BY_HOST,
+        by_host="a rank that is alone on its host cannot use shared memory",
     ),
     _compared("library", _attested("group", "library")),
     _compared("single copy", _attested("group", "single_copy"), by_library=True, optional=True),
@@ -267,14 +271,10 @@ def _versions(run: Run) -> list[Item]:
             _attested("group", "versions", name),
             in_control=False,
             optional=True,
-            by_interpreter=True,
+            exempt=(ANOTHER_INTERPRETER,),
         )
         for name in sorted(names)
     ]
-
-
-_ENV = "env."
-"""Prefix of an arm's option that sets an environment variable."""
 
 
 def _environment(run: Run) -> list[Item]:
@@ -289,7 +289,7 @@ def _environment(run: Run) -> list[Item]:
         Item(
             *(name, "controlled", _setting(name, reading)),
             "set in the shell, and not every arm reads it: unset it, or make it an option of an arm",
-            (f"{_ENV}{name}",),
+            (f"env.{name}",),
             in_control=not reading,
             from_shell=True,
         )

@@ -5,17 +5,15 @@ Every value is what the ranks attest, never what was configured. An item that no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from compare.analysis.attested import (
-    BY_ANOTHER_INTERPRETER,
-    BY_ANOTHER_TRAINING,
-    BY_LAYERS,
-    BY_ONE_PROCESS,
-    BY_OWN_STEP,
+    ABSENT,
+    ANOTHER_INTERPRETER,
     WHAT_IS_COMPARED,
     Item,
     Role,
@@ -24,8 +22,6 @@ from compare.analysis.attested import (
 from compare.schema.arms import Arm
 from compare.schema.results import Launch, Run
 
-ABSENT = "–"
-"""Text in place of a value that an arm does not have."""
 Kind: TypeAlias = Literal["same", "declared", "different"]
 """Result of comparing one item; ``declared``: it differs, and an option or the backend says so."""
 _ORDER = ("controlled", "confounder", "compared")
@@ -45,138 +41,134 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """Whether arms differ in it because of their backends and not because of options."""
 
 
+class _Seen(NamedTuple):
+    """What the ranks of one arm attest of one item, as text."""
+
+    arm: Arm
+    rounds: list[list[str]]
+    """The value of every rank, round by round."""
+    hosts: list[str]
+    """The host of every rank."""
+    first: list[str]
+    """One value of the first round for each group of ranks that must agree.
+
+    The group is all ranks, the ranks of a host (``by_host``), or a single rank (``by_rank``). So arms with
+    different numbers of ranks can be compared.
+    """
+
+
 def compare_conditions(run: Run) -> list[Condition]:
     """Compare every item that any rank attests, in the order controlled, confounder, compared."""
-    arms = [arm for arm in run.config.arms if run.of(arm)]
-    found = [condition for item in items_of(run) if (condition := _compare(run, arms, item))]
+    arms = [(arm, launches) for arm in run.config.arms if (launches := run.of(arm))]
+    found = [condition for item in items_of(run) if (condition := _compare(arms, item))]
     return sorted(found, key=lambda condition: _ORDER.index(condition.role))
 
 
-def _compare(run: Run, arms: list[Arm], item: Item) -> Condition | None:
-    asked = [arm for arm in arms if item.in_control or arm.traits.communicates]
-    seen = {
-        arm.label: [[_spell(item.read(rank)) for rank in launch.ranks] for launch in run.of(arm)]
-        for arm in asked
-    }
-    if all(value == ABSENT for rounds in seen.values() for ranks in rounds for value in ranks):
+def _compare(arms: Sequence[tuple[Arm, list[Launch]]], item: Item) -> Condition | None:
+    asked = [pair for pair in arms if item.in_control or pair[0].traits.communicates]
+    seen = [_see(arm, launches, item) for arm, launches in asked]
+    values = {arm.label: ABSENT for arm, _ in arms}
+    attested = {value for own in seen for ranks in own.rounds for value in ranks}
+    if attested <= {ABSENT}:
         if not item.from_shell:
             return None
-        absent = {arm.label: ABSENT for arm in arms}
         why = "no arm of this run reads it"
-        return Condition(item=item.name, role=item.role, kind="same", values=absent, why=why)
-    values = {arm.label: _describe(run.of(arm), seen[arm.label]) if arm in asked else ABSENT for arm in arms}
-    hosts = {arm.label: [rank.host for rank in run.of(arm)[0].ranks] for arm in asked}
-    exempt = {arm.label: by for arm in asked if (by := _exempt_by(arm, item))}
-    if item.by_interpreter and _is_one_value(seen):
+        return Condition(item=item.name, role=item.role, kind="same", values=values, why=why)
+    values |= {
+        own.arm.label: _describe(launches, own) for own, (_, launches) in zip(seen, asked, strict=True)
+    }
+    exempt = {own.arm.label: by for own in seen if (by := _exempt_by(own.arm, item))}
+    if ANOTHER_INTERPRETER in item.exempt and len(attested) == 1:
         exempt = {}
-    kind, why = _classify([arm for arm in asked if arm.label not in exempt], seen, hosts, item)
+    kind, why = _classify([own for own in seen if own.arm.label not in exempt], item)
     if kind == "same" and exempt:
         kind, why = "declared", "; ".join(f"{label} differs {by}" for label, by in exempt.items())
-    own = kind == "declared" and _is_by_library(asked, seen, hosts, item)
-    return Condition(item=item.name, role=item.role, kind=kind, values=values, why=why, by_library=own)
+    by_library = kind == "declared" and _is_by_library(seen, item)
+    return Condition(item=item.name, role=item.role, kind=kind, values=values, why=why, by_library=by_library)
 
 
-def _is_one_value(seen: dict[str, list[list[str]]]) -> bool:
-    return len({value for rounds in seen.values() for ranks in rounds for value in ranks}) == 1
+def _see(arm: Arm, launches: list[Launch], item: Item) -> _Seen:
+    rounds = [[_spell(item.read(rank)) for rank in launch.ranks] for launch in launches]
+    hosts = [rank.host for rank in launches[0].ranks]
+    first = rounds[0] if item.by_rank else rounds[0][:1]
+    if item.by_host:
+        first = list(dict(zip(hosts, rounds[0], strict=True)).values())
+    return _Seen(arm, rounds, hosts, first)
 
 
 def _exempt_by(arm: Arm, item: Item) -> str:
-    """Return the declaration by which an arm may differ in the item; empty without one."""
-    if item.by_interpreter and arm.against:
-        return BY_ANOTHER_INTERPRETER
-    if item.by_process and arm.traits.one_process:
-        return BY_ONE_PROCESS
-    if item.by_layers and arm.traits.in_layers:
-        return BY_LAYERS
-    if item.by_own_step and arm.traits.own_step:
-        return BY_OWN_STEP
-    return BY_ANOTHER_TRAINING if item.by_training and not arm.same_training else ""
+    """Return the first declaration by which an arm may differ in the item; empty without one."""
+    return next((exemption.declared for exemption in item.exempt if exemption.holds(arm)), "")
 
 
-def _classify(
-    arms: list[Arm], seen: dict[str, list[list[str]]], hosts: dict[str, list[str]], item: Item
-) -> tuple[Kind, str]:
-    uneven = [arm.label for arm in arms if _differs_within(seen[arm.label], hosts[arm.label], item)]
+def _classify(seen: Sequence[_Seen], item: Item) -> tuple[Kind, str]:
+    uneven = [own.arm.label for own in seen if _differs_within(own, item)]
     if uneven:
         return "different", f"ranks or rounds of {', '.join(uneven)} differ"
-    first = {arm.label: _first_values(seen[arm.label], item, hosts[arm.label]) for arm in arms}
     if item.by_host:
         # An arm of one process runs only on the first host, so it agrees with any value on the others.
-        most = max(first.values(), key=len, default=[])
-        first = {label: [*values, *most[len(values) :]] for label, values in first.items()}
-    compared = [ranks for ranks in first.values() if not item.optional or set(ranks) != {ABSENT}]
-    if not compared or all(ranks == compared[0] for ranks in compared):
-        apart = [arm.label for arm in arms if len(set(first[arm.label])) > 1] if item.by_host else []
+        most = max((own.first for own in seen), key=len, default=[])
+        seen = [own._replace(first=[*own.first, *most[len(own.first) :]]) for own in seen]
+    compared = [own.first for own in seen if not item.optional or set(own.first) != {ABSENT}]
+    if all(first == compared[0] for first in compared):
+        apart = [own.arm.label for own in seen if len(set(own.first)) > 1] if item.by_host else []
         return ("declared", f"hosts of {', '.join(apart)} differ: {item.by_host}") if apart else ("same", "")
     if item.role != "controlled":
-        return "declared", _why_compared(arms, seen, hosts, item)
-    by_option = {arm.label: name for arm in arms if (name := _declaring(arm, first[arm.label], item))}
+        return "declared", _why_compared(seen, item)
+    by_option = {own.arm.label: name for own in seen if (name := _declaring(own, item))}
     # Arms without such an option must agree, and must attest their option's default.
-    rest = [arm for arm in arms if arm.label not in by_option]
-    agree = all(first[arm.label] == first[rest[0].label] for arm in rest)
-    if by_option and agree and not any(_contradicts(arm, first[arm.label], item) for arm in rest):
+    rest = [own for own in seen if own.arm.label not in by_option]
+    agree = all(own.first == rest[0].first for own in rest)
+    if by_option and agree and not any(_contradicts(own, item) for own in rest):
         names = [name for name in item.options if name in by_option.values()]
         return "declared", f"set by the option {', '.join(names)}: {item.why}"
     return "different", item.why or "the arms did not run under the same conditions"
 
 
-def _first_values(rounds: list[list[str]], item: Item, hosts: list[str]) -> list[str]:
-    """Return one value of the first round for each group of ranks that must agree.
-
-    The group is all ranks, the ranks of a host (``by_host``), or a single rank (``by_rank``). So arms with
-    different numbers of ranks can be compared.
-    """
-    if item.by_host:
-        return list(dict(zip(hosts, rounds[0], strict=True)).values())
-    return rounds[0] if item.by_rank else rounds[0][:1]
-
-
-def _why_compared(
-    arms: list[Arm], seen: dict[str, list[list[str]]], hosts: dict[str, list[str]], item: Item
-) -> str:
+def _why_compared(seen: Sequence[_Seen], item: Item) -> str:
     """Name the options that cause a declared difference, or return the item's reason if others cause it."""
-    given = [name for name in item.options if any(name in arm.given for arm in arms)]
-    if item.role != "compared" or not given or _is_by_library(arms, seen, hosts, item):
+    given = [name for name in item.options if any(name in own.arm.given for own in seen)]
+    if item.role != "compared" or not given or _is_by_library(seen, item):
         return item.why
     return f"set by the option {', '.join(given)}: {WHAT_IS_COMPARED}"
 
 
-def _is_by_library(
-    arms: list[Arm], seen: dict[str, list[list[str]]], hosts: dict[str, list[str]], item: Item
-) -> bool:
+def _is_by_library(seen: Sequence[_Seen], item: Item) -> bool:
     """Return whether any two arms differ because of their backends and not because of options."""
 
-    def asked(arm: Arm) -> bool:
-        return any(name in arm.given for name in item.options)
+    def asked(own: _Seen) -> bool:
+        return any(name in own.arm.given for name in item.options)
 
-    first = {arm.label: _first_values(seen[arm.label], item, hosts[arm.label]) for arm in arms}
-    known = [arm for arm in arms if not item.optional or set(first[arm.label]) != {ABSENT}]
+    known = [own for own in seen if not item.optional or set(own.first) != {ABSENT}]
     return item.by_library and any(
-        first[one.label] != first[other.label]
-        and (one.backend != other.backend or not (asked(one) or asked(other)))
+        one.first != other.first
+        and (one.arm.backend != other.arm.backend or not (asked(one) or asked(other)))
         for one, other in combinations(known, 2)
     )
 
 
-def _declaring(arm: Arm, ranks: list[str], item: Item) -> str | None:
+def _declaring(seen: _Seen, item: Item) -> str | None:
     """Return the first option of the arm whose value every rank attests; None without one."""
-    given = (name for name in item.options if name in arm.given)
-    return next((name for name in given if set(ranks) == {_spell(arm.given[name])}), None)
+    given = seen.arm.given
+    return next(
+        (name for name in item.options if name in given and set(seen.first) == {_spell(given[name])}), None
+    )
 
 
-def _contradicts(arm: Arm, ranks: list[str], item: Item) -> bool:
+def _contradicts(seen: _Seen, item: Item) -> bool:
     """Return whether a rank attests another value than the arm's options have, defaults included."""
-    asked = [_spell(arm.options[name]) for name in item.options if name in arm.options]
-    return bool(asked) and set(ranks) != set(asked)
+    options = seen.arm.options
+    asked = [_spell(options[name]) for name in item.options if name in options]
+    return bool(asked) and set(seen.first) != set(asked)
 
 
-def _differs_within(rounds: list[list[str]], hosts: list[str], item: Item) -> bool:
-    if any(ranks != rounds[0] for ranks in rounds):
+def _differs_within(seen: _Seen, item: Item) -> bool:
+    first = seen.rounds[0]
+    if any(ranks != first for ranks in seen.rounds):
         return True
     if item.by_host:
-        on_hosts = set(zip(hosts, rounds[0], strict=True))
-        return len(on_hosts) > len(set(hosts))
-    return not item.by_rank and len(set(rounds[0])) > 1
+        return len(set(zip(seen.hosts, first, strict=True))) > len(set(seen.hosts))
+    return not item.by_rank and len(set(first)) > 1
 
 
 def _spell(value: Any) -> str:
@@ -191,12 +183,12 @@ def _spell(value: Any) -> str:
     return str(value)
 
 
-def _describe(launches: list[Launch], rounds: list[list[str]]) -> str:
+def _describe(launches: list[Launch], seen: _Seen) -> str:
     """Write the values of one arm on one line, round by round if its rounds differ."""
-    if all(ranks == rounds[0] for ranks in rounds):
-        return _describe_ranks(rounds[0])
-    each = (f"round {la.round}: {_describe_ranks(ranks)}" for la, ranks in zip(launches, rounds, strict=True))
-    return "; ".join(each)
+    if all(ranks == seen.rounds[0] for ranks in seen.rounds):
+        return _describe_ranks(seen.rounds[0])
+    pairs = zip(launches, seen.rounds, strict=True)
+    return "; ".join(f"round {launch.round}: {_describe_ranks(ranks)}" for launch, ranks in pairs)
 
 
 def _describe_ranks(ranks: list[str]) -> str:
