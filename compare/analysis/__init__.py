@@ -1,5 +1,54 @@
 """Turn raw samples into figures and judgements, without side effects."""
 
-from compare.analysis.record import Analysis, analyse
+from __future__ import annotations
+
+import msgspec
+
+from compare.analysis.causes import Cause, find_causes
+from compare.analysis.change import Changes, judge_gate
+from compare.analysis.conditions import Condition, compare_conditions
+from compare.analysis.figures import Figures
+from compare.analysis.load import LoadDependence, find_load_dependence
+from compare.analysis.ranking import AAResult, assess
+from compare.analysis.summary import Summary, TurnsSummary, summarise, summarise_turns
+from compare.schema.results import Run
 
 __all__ = ["Analysis", "analyse"]
+
+
+class Analysis(msgspec.Struct, frozen=True, kw_only=True):
+    """All figures and judgements of one run, computed once for every format."""
+
+    summary: Summary
+    conditions: list[Condition]
+    """What was compared between the arms, the controlled variables first."""
+    causes: list[Cause]
+    """Causes of the sync cost, each with its evidence."""
+    turns: TurnsSummary | None
+    """What the arms cost each other while they waited; None if they took no turns."""
+    load_dependence: list[LoadDependence]
+    """Arms whose ratio to the baseline changes with the load of the machine."""
+    aa: AAResult | None
+    """Result of an A/A test; None for any other run."""
+    gate: Changes | None
+    """Changes that ``compare gate`` found; None for any other run."""
+
+    @property
+    def different(self) -> list[Condition]:
+        """Return the conditions that differ although no option or backend declares it."""
+        return [condition for condition in self.conditions if condition.kind == "different"]
+
+
+def analyse(run: Run) -> Analysis:
+    """Derive all figures and judgements from a run."""
+    figures = Figures(run)
+    summary = summarise(figures)
+    return Analysis(
+        summary=summary,
+        conditions=compare_conditions(run),
+        causes=find_causes(figures, summary),
+        turns=summarise_turns(run),
+        load_dependence=find_load_dependence(figures),
+        aa=assess(figures),
+        gate=judge_gate(figures),
+    )

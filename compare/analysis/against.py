@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from compare.analysis.estimate import Estimate
+from compare.analysis.figures import Figures
 from compare.analysis.predict import forecast
-from compare.analysis.step_times import step_seconds
 from compare.errors import OutputError
 from compare.schema.hosts import Link
 from compare.schema.results import Run
@@ -51,13 +51,13 @@ def compare_with(run: Run, other: Run, link: Link | None = None) -> Against:
     link = link or other.network.rehearsed
     made = forecast(run, [other.config.ranks], link)
     predicted = {prediction.arm: prediction for prediction in made.predictions}
-    found, left_out = [], dict(made.refused)
+    found, left_out, by_arm = [], dict(made.refused), Figures(other).by_arm
     for arm, prediction in predicted.items():
-        launches = [launch for launch in other.launches if launch.arm == arm]
-        if not launches:
+        if not by_arm[arm]:
             left_out[arm] = "the other run has no launch of it"
             continue
-        measured, step = Estimate.geometric(map(step_seconds, launches)), prediction.step_seconds
+        measured = Estimate.geometric(launch.step_seconds for launch in by_arm[arm].values())
+        step = prediction.step_seconds
         found.append(
             Comparison(
                 arm=arm,

@@ -95,9 +95,13 @@ def fullest_host(run: Run) -> tuple[int, int]:
     """
     if run.network.rehearsed:
         return sum(host.slots for host in run.hosts), run.cores
-    cores = run.cores_by_host or [run.cores] * len(run.hosts)
-    pairs = [(host.slots, own) for host, own in zip(run.hosts, cores, strict=True)]
+    pairs = [(host.slots, cores) for host, cores in zip(run.hosts, cores_of(run), strict=True)]
     return max(pairs, key=lambda pair: pair[0] / pair[1])
+
+
+def cores_of(run: Run) -> list[int]:
+    """Return how many cores the ranks may use on each host, in the run's order of hosts."""
+    return run.cores_by_host or [run.cores] * len(run.hosts)
 
 
 def is_oversubscribed(run: Run) -> bool:

@@ -7,7 +7,6 @@ run can name no cause except oversubscription.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -16,11 +15,9 @@ import msgspec
 
 from compare.analysis.budget import fullest_host
 from compare.analysis.cost_model import split_collectives
-from compare.analysis.estimate import Estimate
-from compare.analysis.step_times import collective_seconds, has_reference, rank_seconds, step_seconds
-from compare.analysis.summary import ArmSummary, Summary, common_rounds
-from compare.schema.arms import Arm
-from compare.schema.results import Launch, Run
+from compare.analysis.estimate import Estimate, t_interval
+from compare.analysis.figures import Figures, LaunchFigures
+from compare.analysis.summary import ArmSummary, Summary
 
 Key = Literal[
     "oversubscription",
@@ -54,26 +51,30 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """Figures and names that prove it: seconds, bytes, or bytes per second, as each key says."""
 
 
-def find_causes(run: Run, summary: Summary) -> list[Cause]:
+def find_causes(figures: Figures, summary: Summary) -> list[Cause]:
     """Return the causes of the sync cost of every arm, arm by arm; causes of the transport come last.
 
     An oversubscribed run has no other cause, because ranks that wait for a core would look like any of them.
     """
+    run = figures.run
     if summary.oversubscribed:
         ranks, cores = fullest_host(run)
         evidence = {"ranks": ranks, "threads_per_rank": run.config.threads_per_rank, "cores": cores}
         return [Cause(key="oversubscription", arm="", evidence=evidence)]
-    run = common_rounds(run)
-    found = [cause for arm, own in _synchronising(run, summary) for cause in _of_arm(run, arm, own)]
-    return [*found, *_transports(run, summary)]
+    synchronising = {arm.label for arm in run.config.synchronising}
+    arms = [own for own in summary.arms if own.arm in synchronising]
+    found = [cause for own in arms for cause in _of_arm(figures.common, own)]
+    # A run whose noise hides every difference shows no shorter step.
+    explains_transports = len(run.hosts) == 1 and not summary.noise_hides_all
+    return [*found, *(_transports(arms) if explains_transports else ())]
 
 
-def _of_arm(run: Run, arm: Arm, own: ArmSummary) -> Iterator[Cause]:
+def _of_arm(figures: Figures, own: ArmSummary) -> Iterator[Cause]:
     if own.below_noise:
         return
-    launches = run.of(arm)
+    launches = figures.of(own.arm)
     if _costs(own):
-        if run.config.ranks > 1:
+        if figures.run.config.ranks > 1:
             yield from _little_compute(launches, own)
             yield from _growth(launches, own)
         elif own.detail.exposed_seconds:
@@ -81,11 +82,6 @@ def _of_arm(run: Run, arm: Arm, own: ArmSummary) -> Iterator[Cause]:
             yield Cause(key="lone_rank", arm=own.arm, evidence=evidence)
     yield from _background(own)
     yield from _straggler(launches, own)
-
-
-def _synchronising(run: Run, summary: Summary) -> Iterator[tuple[Arm, ArmSummary]]:
-    of = {own.arm: own for own in summary.arms}
-    yield from ((arm, of[arm.label]) for arm in run.config.synchronising if arm.label in of)
 
 
 def _shows(estimate: Estimate | None, whole: float) -> bool:
@@ -106,15 +102,15 @@ def _collectives_matter(own: ArmSummary) -> bool:
     return alone is not None and alone.mean >= MATTERS * own.step_seconds.mean
 
 
-def _little_compute(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cause]:
+def _little_compute(launches: Sequence[LaunchFigures], own: ArmSummary) -> Iterator[Cause]:
     """Name an arm whose collectives without training take longer than a step's computation.
 
     Not even perfect overlap could hide such collectives.
     """
     pairs = [
-        (seconds, step_seconds(launch, "reference"))
+        (launch.collective_seconds, launch.reference_seconds)
         for launch in launches
-        if (seconds := collective_seconds(launch)) and has_reference(launch)
+        if launch.collective_seconds and launch.reference_seconds
     ]
     if len(pairs) < FEWEST_ROUNDS:
         return
@@ -126,7 +122,7 @@ def _little_compute(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cau
         yield Cause(key="little_compute", arm=own.arm, evidence=evidence)
 
 
-def _growth(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cause]:
+def _growth(launches: Sequence[LaunchFigures], own: ArmSummary) -> Iterator[Cause]:
     """Name latency or bandwidth, if one of them dominates the collectives' time."""
     parts = [parts for launch in launches if (parts := split_collectives(launch))]
     if len(parts) < FEWEST_ROUNDS:
@@ -159,21 +155,21 @@ def _background(own: ArmSummary) -> Iterator[Cause]:
         yield Cause(key="background", arm=own.arm, evidence=evidence)
 
 
-def _straggler(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cause]:
+def _straggler(launches: Sequence[LaunchFigures], own: ArmSummary) -> Iterator[Cause]:
     """Name the rank that computes longest in every launch.
 
     Noise can make any rank the slowest of a launch, and the largest of several times is above their mean.
     So the rank must be the same in every launch. The level is divided by the number of ranks (Bonferroni).
     """
-    referred = [launch for launch in launches if has_reference(launch)]
-    times = [[rank_seconds(result, "reference") for result in launch.ranks] for launch in referred]
+    referred = [launch for launch in launches if launch.reference_seconds]
+    times = [launch.rank_seconds("reference") for launch in referred]
     slowest = {ranks.index(max(ranks)) for ranks in times}
     if len(times) < FEWEST_ROUNDS or len(slowest) > 1:
         return
     rank = slowest.pop()
     excess = [ranks[rank] - statistics.fmean(ranks) for ranks in times]
     compute = statistics.fmean(statistics.fmean(ranks) for ranks in times)
-    if _lower_end(excess, ALPHA / len(times[0])) > 0 and statistics.fmean(excess) >= MATTERS * compute:
+    if t_interval(excess, ALPHA / len(times[0]))[0] > 0 and statistics.fmean(excess) >= MATTERS * compute:
         evidence = {
             "rank": rank,
             "host": referred[-1].ranks[rank].host,
@@ -183,25 +179,15 @@ def _straggler(launches: Sequence[Launch], own: ArmSummary) -> Iterator[Cause]:
         yield Cause(key="straggler", arm=own.arm, evidence=evidence)
 
 
-def _lower_end(values: Sequence[float], alpha: float) -> float:
-    """Return the lower end of Student's one-sided interval at level 1 - ``alpha``."""
-    from scipy.special import stdtrit  # importing scipy would slow down the start of the parent
-
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.fmean(values) - float(stdtrit(len(values) - 1, 1 - alpha)) * error
-
-
-def _transports(run: Run, summary: Summary) -> Iterator[Cause]:
+def _transports(arms: Sequence[ArmSummary]) -> Iterator[Cause]:
     """Name arms that use TCP on one host while another arm uses shared memory.
 
     The other arm must have more bandwidth and a shorter step, because otherwise the transport explains no
-    cost. A run whose noise hides every difference shows no shorter step, so it names none.
+    cost.
     """
-    if len(run.hosts) > 1 or summary.noise_hides_all:
-        return
     known = [
         (own, bandwidth)
-        for _, own in _synchronising(run, summary)
+        for own in arms
         if (bandwidth := own.detail.algorithm_bandwidth) and bandwidth.n >= FEWEST_ROUNDS
     ]
     sharing = [pair for pair in known if pair[0].transport == "shared memory"]

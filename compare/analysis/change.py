@@ -1,22 +1,30 @@
 """Judge how arms changed between two environments or two runs.
 
-``gate`` compares two interpreters within one run, and has a limit. An arm passes if a one-sided test shows
-that it is not slower by the limit. It fails if its two-sided interval excludes no change and its estimate
-exceeds the limit. An arm that does neither is unresolved, and never passes. ``diff`` describes how two
-runs differ, and has no limit.
+``gate`` compares two interpreters within one run, and has a limit. Every arm is compared with its twin under
+the other interpreter, round by round. So a gate shows a slower computation as well as slower synchronising.
+An arm passes if a one-sided test shows that it is not slower by the limit. It fails if its two-sided interval
+excludes no change and its estimate exceeds the limit. An arm that does neither is unresolved, and never
+passes. ``diff`` describes how two runs differ, and has no limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
-from compare.analysis.decision import Sample, Settled, decide
+from compare.analysis.attested import ABSENT, transport_of
+from compare.analysis.budget import is_oversubscribed, looks, rounds_done
 from compare.analysis.estimate import Estimate
+from compare.analysis.figures import Figures
+from compare.analysis.load import withhold
 from compare.analysis.looks import ALPHA, FIRST_LOOK
-from compare.analysis.verdict import Verdict, ratio_of
+from compare.analysis.ranking import log_ratios
+from compare.analysis.verdict import Sample, Settled, Verdict, decide, judge, ratio_of, ratios_of
+from compare.errors import ConditionsError
+from compare.schema.arms import Arm, Interpreter
+from compare.schema.results import RankResult, Run
 
 Outcome = Literal["slower", "too noisy", "passed"]
 
@@ -86,6 +94,20 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     """Warnings: noisy rounds, stopped runs, arms that only one side has."""
 
 
+def differing(what: str, old: Any, new: Any) -> Iterator[Differing]:
+    """Yield the fact ``what`` if it differs."""
+    if old != new:
+        yield Differing(what, _spell(old), _spell(new))
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_spell(held)}" for name, held in sorted(value.items())) or ABSENT
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_spell, value)) or ABSENT
+    return ABSENT if value is None or value == "" else str(value)
+
+
 def outcome_of(changes: Sequence[Change]) -> Outcome:
     """Return a gate's outcome: *slower* if any arm is slower, *passed* if all arms pass, else *too noisy*.
 
@@ -116,13 +138,13 @@ def judge_between(
         kind: Literal["slower", "faster", "unresolved"] = "unresolved"
         if min(rounds) >= FIRST_LOOK and decision.settled.different[index]:
             kind = "slower" if mean > 0 else "faster"
-        low, high = ratio_of(mean - half_width), ratio_of(mean + half_width)
+        low, high = ratios_of(mean, half_width)
         changes[arm] = Change(
             arm=arm,
             kind=kind,
             ratio=ratio_of(mean),
-            low=low if high is not None else None,
-            high=high if low is not None else None,
+            low=low,
+            high=high,
             level=1 - float(decision.alpha[index]),
             rounds=rounds,
         )
@@ -142,3 +164,121 @@ def from_verdict(arm: str, verdict: Verdict) -> Change:
         rounds=(verdict.n, verdict.n),
         at_most=1 / verdict.least if verdict.least else None,
     )
+
+
+# ---- gates ----
+
+
+def doubled(arms: Sequence[Arm], other: Interpreter) -> tuple[Arm, ...]:
+    """Return each arm followed by its twin, which runs under the ``other`` interpreter."""
+    return tuple(twin for arm in arms for twin in (arm, msgspec.structs.replace(arm, against=other)))
+
+
+def judge_gate(figures: Figures) -> Changes | None:
+    """Compare the step times of every arm with those of its twin; None if the run is no gate.
+
+    Each ratio is the step time in this environment over that in the other one. If an arm has no common round,
+    it is left out, and the outcome is *too noisy*. If threads outnumber cores, every change is unresolved.
+    """
+    run, limit = figures.run, figures.run.config.slower_limit
+    other = next((arm.against for arm in run.config.arms if arm.against), None)
+    if limit is None or other is None:
+        return None
+    twin = {new.label: old.label for new, old in pairs_of(run.config.arms)}
+    ratios = {new: own for new, old in twin.items() if (own := log_ratios(figures, new, old))}
+    found = (
+        {}
+        if not ratios
+        else judge(
+            ratios,
+            looks(run),
+            margin=limit,
+            fewest=FIRST_LOOK,
+            one_sided=True,
+            accept=lambda name, verdict: withhold(figures, twin[name], name, verdict),
+        )
+    )
+    changes = []
+    for new in ratios:
+        change = from_verdict(new, found[new])
+        changes.append(
+            msgspec.structs.replace(
+                change,
+                kind="unresolved" if is_oversubscribed(run) else change.kind,
+                old=Estimate.geometric(figures.step_seconds(twin[new]).values()),
+                new=Estimate.geometric(figures.step_seconds(new).values()),
+            )
+        )
+    return Changes(
+        command="gate",
+        old=describe(other),
+        new="this environment",
+        limit=limit,
+        reference="",
+        changes=changes,
+        outcome=outcome_of(changes) if len(changes) == len(run.config.arms) // 2 else "too noisy",
+        changed=list(_changed(figures, [(new, twin[new]) for new in ratios])),
+        notes=list(_notes(figures, uneven=any(verdict.uneven_load for verdict in found.values()))),
+    )
+
+
+def describe(other: Interpreter) -> str:
+    """Return a text with an interpreter's path, its torch version, and whose worker's code it runs."""
+    code = "its own" if other.own_sources else "this package's, by PYTHONPATH"
+    return f"{other.executable} (torch {other.torch}; worker's code: {code})"
+
+
+def check_interpreter(run: Run, arm: Arm, ranks: Sequence[RankResult], *, here: str) -> None:
+    """Require that the ranks of a gate ran in the environment of their arm; other runs pass.
+
+    ``here`` is the ``sys.prefix`` of this process.
+
+    Raises:
+        ConditionsError: a rank attests another environment or other sources than its arm asks for.
+    """
+    if run.config.slower_limit is None:
+        return
+    other = arm.against
+    asked_of = {"prefix": other.prefix, "sources": other.sources} if other else {"prefix": here}
+    for rank in ranks:
+        for name, asked in asked_of.items():
+            found = rank.attestation.get(name)
+            if found != asked:
+                raise ConditionsError(
+                    f"{arm.label}: rank {rank.rank} did not run in {asked_of['prefix']}.",
+                    found=f"It attests {name} {found}, not {asked}.",
+                    remedy="Install torch and its launchers in that environment itself.",
+                )
+
+
+def pairs_of(arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm]]:
+    """Yield each arm of this environment with its twin under the other interpreter, if there is one."""
+    for new in arms:
+        twin = next((a for a in arms if a.against and (a.backend, a.given) == (new.backend, new.given)), None)
+        if new.against is None and twin:
+            yield new, twin
+
+
+def _changed(figures: Figures, pairs: Sequence[tuple[str, str]]) -> Iterator[Differing]:
+    """List the versions, sources and transports that twins attest differently, each once."""
+    found: list[Differing] = []
+    for new, old in pairs:
+        before, after = (figures.of(arm)[0].ranks[0] for arm in (old, new))
+        for name in ("python", "torch", "ringside", "sources", "prefix"):
+            found += differing(name, before.attestation.get(name), after.attestation.get(name))
+        found += differing(f"transport of {new}", transport_of(before), transport_of(after))
+    yield from dict.fromkeys(found)
+
+
+def _notes(figures: Figures, *, uneven: bool) -> Iterator[str]:
+    run, noisy = figures.run, figures.noisy_rounds
+    if uneven:
+        yield "Other programs ran beside one side more than beside the other, which may explain a difference."
+    if noisy:
+        yield f"Other programs ran in {len(noisy)} of {rounds_done(run)} rounds."
+    if is_oversubscribed(run):
+        yield "Ranks and threads outnumber the cores, so nothing is judged."
+    elif rounds_done(run) < FIRST_LOOK:
+        yield f"Nothing is judged before round {FIRST_LOOK}."
+    if not run.complete:
+        yield "The run was stopped, or failed."

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -90,11 +89,11 @@ def summarise_sweeps(run: CollectivesRun) -> list[GroupAtSize]:
     """Return the figures of every group's exchanges, ordered by exchange, group and size."""
     measured = list(enumerate(run.config.measurements))
     return [
-        _at_size(run, group, index, *measurement)
-        for _, its in groupby(measured, lambda pair: pair[1][0])
-        for of_exchange in [list(its)]
+        _at_size(run, group, index, exchange, nbytes)
+        for exchange in run.config.exchanges
         for group in run.config.groups
-        for index, measurement in of_exchange
+        for index, (its, nbytes) in measured
+        if its == exchange
     ]
 
 
@@ -123,12 +122,18 @@ def _at_size(run: CollectivesRun, group: str, index: int, exchange: Exchange, nb
     ranks = run.config.ranks
     launches = [launch for launch in run.launches if launch.group == group]
     timings = [rank.timings[index] for launch in launches for rank in launch.ranks]
-    samples = [sample for launch in launches for sample in _slowest(launch, index)]
+    # An iteration takes as long as its slowest rank.
+    samples = [
+        max(ns) / 1e9
+        for launch in launches
+        for ns in zip(*(rank.timings[index].ns for rank in launch.ranks), strict=True)
+    ]
     seconds = _spread(samples) if samples else None
     status, problem = _problem(run, group, timings) if seconds is None else ("timed", "")
     bandwidth = nbytes / seconds.median if seconds and nbytes else None
     factor, wire = bus_factor(exchange.collective, ranks), _wire(launches, index, nbytes, exchange)
-    named = wire and nbytes >= _NAMED_FROM_BYTES and not why_no_forms(run)
+    named = wire if nbytes >= _NAMED_FROM_BYTES and not why_no_forms(run) else None
+    data = (named.sent_data, named.received_data) if named else None
     return GroupAtSize(
         group=group,
         collective=exchange.collective,
@@ -142,26 +147,25 @@ def _at_size(run: CollectivesRun, group: str, index: int, exchange: Exchange, nb
         bus_bandwidth=bandwidth * factor if bandwidth else None,
         wrong=sum(timing.wrong for timing in timings) if seconds and nbytes else None,
         wire=wire,
-        forms=_forms(exchange.collective, ranks, wire) if named and wire else [],
-        other_form=bool(
-            named and wire and max(wire.sent_data, wire.received_data) > factor * (1 + _TOLERANCE)
-        ),
+        forms=[form.name for form in fitting(exchange.collective, ranks, *data, _TOLERANCE)] if data else [],
+        other_form=data is not None and max(data) > factor * (1 + _TOLERANCE),
         status=status,
         problem=problem,
     )
 
 
-def _forms(collective: str, ranks: int, wire: Wire) -> list[str]:
-    return [form.name for form in fitting(collective, ranks, wire.sent_data, wire.received_data, _TOLERANCE)]
-
-
 def _wire(launches: Sequence[SweepLaunch], index: int, nbytes: int, exchange: Exchange) -> Wire | None:
-    """Return the wire bytes of the busiest host; None if no host counted them, or for a barrier."""
+    """Return the wire bytes of the busiest host; None if no host counted them, or for a barrier.
+
+    In a rooted collective, the root's host counts as the busiest if it has as many bytes within `_TOLERANCE`.
+    """
     busiest = []
     for launch in launches:
         timings = [rank.timings[index] for rank in launch.ranks if rank.timings[index].sent_bytes is not None]
         if timings:
-            busiest.append(_busiest(timings, rooted=exchange.traits.rooted))
+            most, root = max(timings, key=_all_bytes), timings[0]
+            takes_root = exchange.traits.rooted and _all_bytes(root) >= (1 - _TOLERANCE) * _all_bytes(most)
+            busiest.append(root if takes_root else most)
     if not busiest or not nbytes:
         return None
     middle = sorted(busiest, key=_all_bytes)[len(busiest) // 2]
@@ -174,24 +178,8 @@ def _wire(launches: Sequence[SweepLaunch], index: int, nbytes: int, exchange: Ex
     )
 
 
-def _busiest(timings: Sequence[SizeTiming], *, rooted: bool) -> SizeTiming:
-    """Return the timing of the host with the most bytes.
-
-    In a ``rooted`` collective, the root's timing is returned if it has as many bytes within `_TOLERANCE`.
-    """
-    most = max(timings, key=_all_bytes)
-    root = timings[0]
-    return root if rooted and _all_bytes(root) >= (1 - _TOLERANCE) * _all_bytes(most) else most
-
-
 def _all_bytes(timing: SizeTiming) -> float:
     return (timing.sent_bytes or 0.0) + (timing.received_bytes or 0.0)
-
-
-def _slowest(launch: SweepLaunch, index: int) -> Iterator[float]:
-    """Yield the seconds of the slowest rank in each iteration of the measurement ``index``."""
-    for ns in zip(*(rank.timings[index].ns for rank in launch.ranks), strict=True):
-        yield max(ns) / 1e9
 
 
 def _spread(samples: Sequence[float]) -> Spread:

@@ -1,15 +1,25 @@
-"""Model the time of collectives by latency and bandwidth, for other numbers of ranks and other links."""
+"""Model the time of collectives by latency and bandwidth, and of steps that make them.
+
+The model holds for other numbers of ranks and other links. A step's calls lie on a timeline, together with
+its backward pass. Times count from the end of the forward pass. A call starts once its bucket is ready and
+the last call ended.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple, TypeAlias
 
+from compare.analysis.figures import LaunchFigures
 from compare.analysis.forms import Form
-from compare.analysis.step_times import collective_seconds
-from compare.schema.results import Launch
+from compare.schema.results import Launch, RankResult
+
+Schedule: TypeAlias = Literal["after", "overlap", "fused"]
+"""When calls run: ``after`` backward, during it as buckets fill, or ``fused`` from all ready gradients."""
+MIB = 1 << 20
+_DEFAULT_CAP_MB = 25
 
 
 class Parts(NamedTuple):
@@ -20,7 +30,7 @@ class Parts(NamedTuple):
     """The part that does not depend on the sizes of the messages; the rest grows with them."""
 
 
-def split_collectives(launch: Launch) -> Parts | None:
+def split_collectives(launch: LaunchFigures) -> Parts | None:
     """Split the seconds of a step's collectives into a fixed and a growing part.
 
     The sweep's curve has latency a and 1 / b seconds per byte. By that curve, n calls with S bytes together
@@ -31,11 +41,10 @@ def split_collectives(launch: Launch) -> Parts | None:
     None if the collectives were not timed, or the sweep has fewer than two sizes. A library that fuses calls
     does not tell how many messages it sends, so several calls of it give None too.
     """
-    seconds, points, first = collective_seconds(launch), _sweep_points(launch), launch.ranks[0]
-    sizes = first.message_bytes
-    if len(sizes) > 1 and "fusion_bytes" in first.attestation["group"]:
-        return None
-    if not seconds or len(points) < 2:  # noqa: PLR2004 -- a line takes two
+    seconds, points = launch.collective_seconds, sweep_points(launch.ranks)
+    sizes = launch.ranks[0].message_bytes
+    fuses = "fusion_bytes" in launch.ranks[0].attestation["group"]
+    if not seconds or len(points) < 2 or (fuses and len(sizes) > 1):  # noqa: PLR2004 -- a line takes two
         return None
     curve = Curve(tuple(points))
     latencies = len(sizes) * curve.latency
@@ -47,17 +56,22 @@ def seconds_by_size(launches: Sequence[Launch]) -> list[tuple[int, float]]:
     """Return the sweep's sizes in bytes, rising, with the geometric mean over launches of the seconds."""
     times: dict[int, list[float]] = {}
     for launch in launches:
-        for size, seconds in _sweep_points(launch):
+        for size, seconds in sweep_points(launch.ranks):
             times.setdefault(int(size), []).append(seconds)
     return [(size, statistics.geometric_mean(seconds)) for size, seconds in sorted(times.items())]
 
 
-def _sweep_points(launch: Launch) -> list[tuple[float, float]]:
-    """Return bytes and seconds of every size in the sweep: the median over samples of the mean over ranks."""
+def sweep_points(
+    ranks: Sequence[RankResult], take: Callable[[Iterable[float]], float] = statistics.median
+) -> list[tuple[float, float]]:
+    """Return bytes and seconds of every size in the sweep, with rising bytes.
+
+    A sample's time is the mean over ranks. ``take`` is applied to the samples of each size.
+    """
     found = []
-    for sizes in zip(*(rank.sweep for rank in launch.ranks), strict=True):
+    for sizes in zip(*(rank.sweep for rank in ranks), strict=True):
         samples = zip(*(sweep.ns for sweep in sizes), strict=True)
-        found.append((float(sizes[0].message_bytes), statistics.median(map(statistics.fmean, samples)) / 1e9))
+        found.append((float(sizes[0].message_bytes), take(map(statistics.fmean, samples)) / 1e9))
     return found
 
 
@@ -153,3 +167,91 @@ def expected_maximum(residuals: Sequence[float], ranks: int) -> float:
         value * ((i / count) ** ranks - ((i - 1) / count) ** ranks)
         for i, value in enumerate(sorted(residuals), 1)
     )
+
+
+# ---- a step's timeline ----
+
+
+class Gradient(NamedTuple):
+    """The gradient of one parameter."""
+
+    nbytes: float
+    ready: float
+    """Seconds from the end of the forward pass until it is ready."""
+
+
+class End(NamedTuple):
+    """When the backward pass and all calls have ended, and the time of all calls together."""
+
+    seconds: float
+    calls: Call
+
+
+def lay_out(
+    schedule: Schedule,
+    gradients: Sequence[Gradient],
+    messages: Sequence[float],
+    backward: float,
+    call: Callable[[float], Call],
+    *,
+    fusion_bytes: float = 0.0,
+) -> End:
+    """Return when the backward pass and all calls have ended.
+
+    The backward pass takes ``backward`` seconds. ``messages`` are the bytes of the calls in order, which
+    ``call`` maps to times. The schedule ``fused`` reads ``fusion_bytes`` in place of ``messages``.
+    """
+    if schedule == "fused":
+        return _fuse(gradients, backward, call, fusion_bytes)
+    ready = [backward] * len(messages) if schedule == "after" else _ready_times(gradients, messages)
+    end, latency, wire = 0.0, 0.0, 0.0
+    for when, nbytes in zip(ready, messages, strict=True):
+        took = call(nbytes)
+        end = max(when, end) + took.seconds
+        latency, wire = latency + took.latency, wire + took.wire
+    return End(max(backward, end), Call(latency, wire))
+
+
+def _ready_times(gradients: Sequence[Gradient], messages: Sequence[float]) -> list[float]:
+    """Return when the bucket of each message is full, if gradients fill the buckets as they become ready."""
+    order = sorted(gradients, key=lambda gradient: gradient.ready)
+    times, limit, filled, index = [], 0.0, 0.0, 0
+    for nbytes in messages:
+        limit += nbytes
+        while index < len(order) - 1 and filled + order[index].nbytes < limit:
+            filled += order[index].nbytes
+            index += 1
+        times.append(order[index].ready)
+    return times
+
+
+def _fuse(gradients: Sequence[Gradient], backward: float, call: Callable[[float], Call], limit: float) -> End:
+    """Lay out calls that each send all gradients that are ready, up to ``limit`` bytes."""
+    waiting = sorted(gradients, key=lambda gradient: gradient.ready)
+    end, latency, wire = 0.0, 0.0, 0.0
+    while waiting:
+        end = max(end, waiting[0].ready)
+        nbytes, taken = 0.0, 0
+        for gradient in waiting:
+            if gradient.ready > end or (taken and nbytes + gradient.nbytes > limit):
+                break
+            nbytes, taken = nbytes + gradient.nbytes, taken + 1
+        waiting = waiting[taken:]
+        took = call(nbytes)
+        end, latency, wire = end + took.seconds, latency + took.latency, wire + took.wire
+    return End(max(backward, end), Call(latency, wire))
+
+
+def ddp_buckets(gradients: Sequence[Gradient], cap_mb: float) -> list[float]:
+    """Return the bytes of each of DDP's buckets, in order, with a cap in MiB.
+
+    A bucket is closed when it reaches the cap. With the default cap, the first bucket has a cap of 1 MiB.
+    """
+    limits = [MIB if cap_mb == _DEFAULT_CAP_MB else cap_mb * MIB]
+    buckets, size = [], 0.0
+    for gradient in sorted(gradients, key=lambda gradient: gradient.ready):
+        size += gradient.nbytes
+        if size >= limits[-1]:
+            buckets.append(size)
+            size, limits = 0.0, [cap_mb * MIB]
+    return [*buckets, size] if size else buckets

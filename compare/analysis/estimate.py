@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, Self
 
 import msgspec
 
-CONFIDENCE = 0.95
+_CONFIDENCE = 0.95
 _FEWEST_FOR_T = 3
 
 
@@ -45,8 +45,7 @@ class Estimate(msgspec.Struct, frozen=True):
         mean = statistics.fmean(values)
         if len(values) < _FEWEST_FOR_T:
             return cls(mean, min(values), max(values), len(values), "range")
-        half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-        return cls(mean, mean - half, mean + half, len(values), "t")
+        return cls(mean, *t_interval(values, (1 - _CONFIDENCE) / 2), len(values), "t")
 
     @classmethod
     def of_any(cls, values: Iterable[float | None]) -> Self | None:
@@ -82,25 +81,23 @@ class Estimate(msgspec.Struct, frozen=True):
         return type(self)(mean, low, high, self.n, self.method)
 
 
-def t_quantile(freedom: int) -> float:
-    """Return the two-sided 95 % quantile of Student's t with so many degrees of freedom."""
+def t_interval(values: Sequence[float], tail: float) -> tuple[float, float]:
+    """Return the ends of Student's interval of a mean; each end is wrong with the probability ``tail``."""
     from scipy.special import stdtrit  # importing scipy would slow down the start of the parent
 
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+    mean, n = statistics.fmean(values), len(values)
+    half = float(stdtrit(n - 1, 1 - tail)) * statistics.stdev(values) / math.sqrt(n)
+    return mean - half, mean + half
 
 
 def binomial_interval(successes: int, trials: int, *, level: float = 0.95) -> tuple[float, float]:
     """Return the two-sided interval of a success rate from counts.
 
-    It is the exact interval of Clopper & Pearson, Biometrika 26 (1934), which is never too narrow.
-
-    Raises:
-        ValueError: there are no trials, or more successes than trials.
+    It is the exact interval of Clopper & Pearson, Biometrika 26 (1934), which is never too narrow. There must
+    be a trial.
     """
     from scipy.special import betaincinv
 
-    if not 0 <= successes <= trials or trials < 1:
-        raise ValueError(f"{successes} of {trials} is no rate")
     tail = (1 - level) / 2
     low = float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
     high = float(betaincinv(successes + 1, trials - successes, 1 - tail)) if successes < trials else 1.0

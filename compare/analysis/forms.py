@@ -42,17 +42,15 @@ def fitting(collective: str, n: int, sent: float, received: float, tolerance: fl
         received: counted bytes that the busiest host received, over those of the message.
         tolerance: the largest difference of either count, relative to the larger of the form's two figures.
     """
-    return [
-        form
-        for form in FORMS[collective]
-        if form.exists(n) and _is_near(form.sent(n), form.received(n), sent, received, tolerance)
-    ]
-
-
-def _is_near(sent: float, received: float, counted_sent: float, counted_received: float, by: float) -> bool:
-    # The quieter direction carries acknowledgements, so its limit is not relative to its own bytes.
-    limit = by * max(sent, received)
-    return abs(counted_sent - sent) <= limit and abs(counted_received - received) <= limit
+    found = []
+    for form in FORMS[collective]:
+        expected = form.sent(n), form.received(n)
+        # The quieter direction carries acknowledgements, so its limit is not relative to its own bytes.
+        limit = tolerance * max(expected)
+        fits = abs(sent - expected[0]) <= limit and abs(received - expected[1]) <= limit
+        if form.exists(n) and fits:
+            found.append(form)
+    return found
 
 
 def halvings(n: int) -> int:
@@ -72,10 +70,6 @@ def others(n: int) -> float:
 
 def _is_power_of_two(n: int) -> bool:
     return n > 1 and n.bit_count() == 1
-
-
-def _is_even(n: int) -> bool:
-    return n > 1 and n % 2 == 0
 
 
 def _folds(n: int) -> int:
@@ -125,7 +119,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form("ring", lambda n: n - 1, others, others),
         Form("recursive doubling", halvings, others, others, _is_power_of_two),
         Form("Bruck", doublings, others, others),
-        Form("neighbour exchange", lambda n: n / 2, others, others, _is_even),
+        Form("neighbour exchange", lambda n: n / 2, others, others, lambda n: n % 2 == 0),
         Form("linear", lambda _: 1, others, others),
         Form("gather and binomial tree", lambda n: 1 + doublings(n), doublings, others),
     ),

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from compare.analysis.budget import rounds_done
-from compare.analysis.diff import FREE_SETTINGS, cores_of, slots_of
-from compare.analysis.step_times import step_seconds
+from compare.analysis.budget import cores_of, rounds_done
+from compare.analysis.diff import FREE_SETTINGS, slots_of
+from compare.analysis.figures import Figures
 from compare.analysis.summary import summarise
 from compare.schema.results import Run
 from compare.text import counted
@@ -65,7 +65,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
 def enter(name: str, run: Run) -> RunEntry:
     """Return the entry of one run in a history."""
-    summary = summarise(run)
+    figures = Figures(run)
+    summary = summarise(figures)
     return RunEntry(
         name=name,
         started_at=run.started_at,
@@ -75,9 +76,9 @@ def enter(name: str, run: Run) -> RunEntry:
         noisy_rounds=len(summary.noisy_rounds),
         noise_hides_all=summary.noise_hides_all,
         step_seconds={
-            arm.label: statistics.geometric_mean(map(step_seconds, launches))
-            for arm in run.config.arms
-            if (launches := run.of(arm))
+            arm: statistics.geometric_mean(figures.step_seconds(arm).values())
+            for arm, launches in figures.by_arm.items()
+            if launches
         },
     )
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
 
 import msgspec
 
-from compare.analysis.cost_model import split_collectives
-from compare.analysis.forms import FORMS
-from compare.analysis.measured import form_of, library_of, schedule_of
+from compare.analysis.cost_model import Schedule, split_collectives
+from compare.analysis.figures import LaunchFigures
+from compare.analysis.forms import FORMS, OfRanks, others
+from compare.analysis.measured import OTHER_MODES, form_of, library_of, schedule_of
 from compare.analysis.summary import ArmSummary, Summary
-from compare.analysis.timeline import Schedule
 from compare.schema.arms import CONTROL, Arm
 from compare.schema.results import RankResult, Run
 
 FORM_FROM_BYTES = 64 << 10
 """Smallest size in bytes of a message whose form is known."""
-_PRIMITIVES = {"ring", "reduce_scatter", "all_gather"}
-"""Modes of ``manual`` whose source shows what a rank sends."""
-_OTHERS = {*_PRIMITIVES, "shared_memory", "reduce_broadcast"}
-"""Modes of ``manual`` whose calls are not the all-reduce that the sweep times."""
+_PRIMITIVES: dict[str, tuple[OfRanks, OfRanks | None]] = {
+    "ring": (lambda n: 2 * others(n), lambda n: 2 * (n - 1)),
+    "reduce_scatter": (lambda n: 2 * others(n), None),
+    "all_gather": (lambda n: n - 1, None),
+}
+"""Modes of ``manual`` whose source shows the bytes that a rank sends, and the rounds of ``ring``."""
 
 
 class Lesson(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,9 +71,9 @@ def lessons(run: Run, summary: Summary) -> list[Lesson]:
 def _lesson(run: Run, arm: Arm, own: ArmSummary) -> Lesson:
     launches = run.of(arm)
     rank, ranks = launches[-1].ranks[0], len(launches[-1].ranks)
-    replica, group = _facts(rank, "replica"), _facts(rank, "group")
-    name, sent, rounds = _form(rank, replica, ranks)
-    timed = [] if replica.get("mode") in _OTHERS else list(map(split_collectives, launches))
+    mode, group = rank.attestation.get("replica", {}).get("mode"), rank.attestation.get("group", {})
+    name, sent, rounds = _form(rank, str(mode), ranks)
+    timed = [] if mode in OTHER_MODES else [split_collectives(LaunchFigures(launch)) for launch in launches]
     shares = [parts.fixed_seconds / parts.seconds for parts in timed if parts]
     alone = own.detail.collective_seconds
     return Lesson(
@@ -82,42 +83,29 @@ def _lesson(run: Run, arm: Arm, own: ArmSummary) -> Lesson:
         library=str(group.get("library", "")),
         gradient_tensors=rank.gradient_tensors,
         form=name,
-        sent_bytes=None if sent is None else sent * sum(rank.message_bytes),
-        messages_in_a_row=rounds,
+        sent_bytes=sent(ranks) * sum(rank.message_bytes) if sent else None,
+        messages_in_a_row=rounds(ranks) if rounds else None,
         schedule=schedule_of(rank) if rank.message_bytes else None,
         fixed_seconds=statistics.fmean(shares) * alone.mean if shares and alone else None,
         fusion_bytes=int(group.get("fusion_bytes", 0)),
     )
 
 
-def _facts(rank: RankResult, name: str) -> dict[str, Any]:
-    facts: dict[str, Any] = rank.attestation.get(name, {})
-    return facts
-
-
-def _form(rank: RankResult, replica: dict[str, Any], ranks: int) -> tuple[str, float | None, float | None]:
+def _form(rank: RankResult, mode: str, ranks: int) -> tuple[str, OfRanks | None, OfRanks | None]:
     """Return an algorithm's name, the bytes that a rank sends over those of the messages, and its rounds.
 
     The name is empty, and the figures are None, if the algorithm is not known.
     """
-    mode = str(replica.get("mode", ""))
     if ranks < 2 or not rank.message_bytes:  # noqa: PLR2004 -- one rank sends nothing
         return "", None, None
     if mode in _PRIMITIVES:
-        return mode, *_of_primitive(mode, ranks)
-    known = form_of(rank)
+        return mode, *_PRIMITIVES[mode]
     # Horovod fuses its requests, so its messages may be as large as all requests together.
-    fuses = library_of(rank) == "Horovod"
-    least = sum(rank.message_bytes) if fuses else min(rank.message_bytes)
-    if not known or mode in _OTHERS or least < FORM_FROM_BYTES:
+    least = sum(rank.message_bytes) if library_of(rank) == "Horovod" else min(rank.message_bytes)
+    if mode in OTHER_MODES or least < FORM_FROM_BYTES:
         return "", None, None
-    form = next(form for form in FORMS["all_reduce"] if form.name == known)
-    return known, form.sent(ranks), form.rounds(ranks)
-
-
-def _of_primitive(mode: str, ranks: int) -> tuple[float, float | None]:
-    """Return a rank's sent bytes over those of the messages, and the rounds if the mode is ``ring``."""
-    others = ranks - 1
-    if mode == "ring":
-        return 2 * others / ranks, 2 * others
-    return (2 * others / ranks, None) if mode == "reduce_scatter" else (others, None)
+    known = form_of(rank)
+    return next(
+        ((form.name, form.sent, form.rounds) for form in FORMS["all_reduce"] if form.name == known),
+        ("", None, None),
+    )

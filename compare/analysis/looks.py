@@ -51,15 +51,9 @@ def levels(looks: Sequence[Look], *, alpha: float = ALPHA) -> list[float]:
 
     The levels add up to ``alpha`` if the last look has all planned rounds. A level is 0 if earlier looks have
     already spent it.
-
-    Raises:
-        ValueError: a look comes before the first round, plans none, or has fewer rounds than the look before.
     """
-    shares, spent, rounds = [], 0.0, 1
+    shares, spent = [], 0.0
     for look in looks:
-        if look.rounds < rounds or look.planned < 1:
-            raise ValueError(f"{look} cannot follow a look at {rounds} rounds")
-        rounds = look.rounds
         allowed = min(1.0, look.rounds / look.planned) ** 2
         shares.append(alpha * max(0.0, allowed - spent))
         spent = max(spent, allowed)
@@ -80,12 +74,6 @@ def next_look(done: int) -> int:
     while rounds <= done:
         rounds += math.ceil(rounds / 2)
     return rounds
-
-
-def planned_looks(planned: int) -> list[Look]:
-    """Return the looks of a run that ends after ``planned`` rounds, if that was planned from its start."""
-    found = [Look(rounds, planned) for rounds in look_rounds(planned - 1)]
-    return [*(look for look in found if not is_close_to_the_end(look)), Look(planned, planned)]
 
 
 def is_close_to_the_end(look: Look) -> bool:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from itertools import accumulate
 
 import msgspec
 
 from compare.analysis.budget import is_oversubscribed
-from compare.analysis.cost_model import Curve, predict_call
-from compare.analysis.cost_model import Network as Other
+from compare.analysis.cost_model import Curve, Gradient, Network, Schedule, predict_call, sweep_points
+from compare.analysis.figures import LaunchFigures
 from compare.analysis.forms import FORMS, Form
-from compare.analysis.step_times import has_reference, step_seconds
-from compare.analysis.timeline import Gradient, Schedule
 from compare.schema.arms import Arm
+from compare.schema.hosts import Link
 from compare.schema.results import Launch, RankResult, Run
 
 _FORMS = {"torch.distributed gloo": "ring", "torch.distributed nccl": "ring", "Open MPI": "Rabenseifner"}
 """The form of each library's all-reduce of large messages, which counted bytes have shown."""
 
-_OTHER_MODES = {"shared_memory", "ring", "reduce_broadcast", "reduce_scatter", "all_gather"}
-"""Modes of ``manual`` that do not call an all-reduce."""
+OTHER_MODES = {"shared_memory", "ring", "reduce_broadcast", "reduce_scatter", "all_gather"}
+"""Modes of ``manual`` whose calls are not the all-reduce that the sweep times."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,14 +77,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return [Gradient(nbytes, min(when, self.backward_seconds)) for nbytes, when in self.gradients]
 
 
-def measure(run: Run, arm: Arm) -> list[Measured]:
-    """Take from each launch of an arm what predictions need.
-
-    The arm must be one for which `why_not` returns an empty string.
-    """
-    return [_measure(run, launch) for launch in run.of(arm)]
-
-
 def why_not(run: Run, arm: Arm) -> str:
     """Return the first reason why an arm cannot be predicted; empty if it can."""
     launches = run.of(arm)
@@ -93,20 +85,9 @@ def why_not(run: Run, arm: Arm) -> str:
 
 def _reasons(run: Run, launches: list[Launch]) -> Iterator[str]:
     ranks = launches[0].ranks
+    first, transport = ranks[0], ranks[0].attestation["group"]["transport"]
     if run.config.accumulate > 1:
         yield "the passes of --accumulate are not modelled"
-    yield from _reasons_of_network(run, ranks)
-    yield from _reasons_of_calls(ranks[0])
-    if not all(has_reference(launch) and _phases(launch.ranks[0]) for launch in launches):
-        yield "its run timed no steps without synchronisation"
-    if not ranks[0].gradients:
-        yield "its run is older than the times of gradients, so measure it again"
-    if is_oversubscribed(run) and _bound_by_latency(ranks[0]):
-        yield "its ranks waited for cores, so latency was not measured"
-
-
-def _reasons_of_network(run: Run, ranks: list[RankResult]) -> Iterator[str]:
-    transport = ranks[0].attestation["group"]["transport"]
     if len(ranks) < 2:  # noqa: PLR2004 -- one rank sends nothing
         yield "one rank sends nothing, so no network was measured"
     over_nccl = transport == "NCCL" and len(run.hosts) > 1
@@ -114,13 +95,20 @@ def _reasons_of_network(run: Run, ranks: list[RankResult]) -> Iterator[str]:
         yield f"its bytes travelled by {transport}, not between hosts"
     if any(host.slots > 1 for host in run.hosts) and len(run.hosts) > 1:
         yield "several ranks on a host share a link, which is not modelled"
+    yield from _reasons_of_calls(first)
+    if not all(LaunchFigures(launch).reference_seconds and _phases(launch.ranks[0]) for launch in launches):
+        yield "its run timed no steps without synchronisation"
+    if not first.gradients:
+        yield "its run is older than the times of gradients, so measure it again"
+    if is_oversubscribed(run) and _bound_by_latency(first):
+        yield "its ranks waited for cores, so latency was not measured"
 
 
 def _reasons_of_calls(rank: RankResult) -> Iterator[str]:
     group, replica = rank.attestation["group"], rank.attestation.get("replica", {})
     if not rank.message_bytes or replica.get("comm_hook", "none") != "none":
         yield "its calls are no all-reduce of its gradients"
-    if replica.get("mode") in _OTHER_MODES:
+    if replica.get("mode") in OTHER_MODES:
         yield f"mode={replica['mode']} is not modelled"
     if len(rank.sweep) < 2:  # noqa: PLR2004 -- a curve takes two
         yield "its run has no sweep of message sizes"
@@ -129,9 +117,8 @@ def _reasons_of_calls(rank: RankResult) -> Iterator[str]:
 
 
 def _bound_by_latency(rank: RankResult) -> bool:
-    sizes = [(sweep.message_bytes, min(sweep.ns)) for sweep in rank.sweep]
-    curve = Curve(tuple(sizes))
-    calls = [predict_call(curve, FORMS["all_reduce"][0], 2, size, Other(2)) for size in rank.message_bytes]
+    curve = Curve(tuple((sweep.message_bytes, min(sweep.ns)) for sweep in rank.sweep))
+    calls = [predict_call(curve, FORMS["all_reduce"][0], 2, size, Network(2)) for size in rank.message_bytes]
     return sum(call.latency for call in calls) > sum(call.wire for call in calls)
 
 
@@ -159,23 +146,32 @@ def schedule_of(rank: RankResult) -> Schedule:
     return "overlap" if overlaps and library_of(rank) != "Open MPI" else "after"
 
 
-def _measure(run: Run, launch: Launch) -> Measured:
-    first, link = launch.ranks[0], run.network.rehearsed
-    alone = step_seconds(launch, "reference")
-    shares = _phase_shares(launch)
+def measure(run: Run, arm: Arm) -> list[Measured]:
+    """Take from each launch of an arm what predictions need.
+
+    The arm must be one for which `why_not` returns an empty string.
+    """
+    return [_measure(launch, run.network.rehearsed) for launch in run.of(arm)]
+
+
+def _measure(launch: Launch, link: Link | None) -> Measured:
+    first, figures = launch.ranks[0], LaunchFigures(launch)
+    alone, shares = figures.reference_seconds or 0.0, _phase_shares(launch)
+    sizes, seconds = zip(*sweep_points(launch.ranks, min), strict=True)
     return Measured(
         arm=launch.arm,
         ranks=len(launch.ranks),
         library=library_of(first),
         form=form_of(first),
         schedule=schedule_of(first),
-        step_seconds=step_seconds(launch),
+        step_seconds=figures.step_seconds,
         forward_seconds=alone * shares["forward"],
         backward_seconds=alone * shares["backward"],
         optimizer_seconds=alone * (1 - shares["forward"] - shares["backward"]),
         gradients=_gradients(launch),
         messages=[float(size) for size in first.message_bytes],
-        points=_points(launch),
+        # Other programs only make calls slower. No point is faster than one of a smaller message.
+        points=list(zip(sizes, accumulate(seconds, max), strict=True)),
         residuals=_residuals(launch),
         fusion_bytes=float(first.attestation["group"].get("fusion_bytes", 0)),
         bits_per_second=link.bits_per_second if link else None,
@@ -210,17 +206,3 @@ def _gradients(launch: Launch) -> list[tuple[float, float]]:
         (its[0].gradient_bytes, statistics.fmean(statistics.median(one.ready_ns) for one in its) / 1e9)
         for its in zip(*(rank.gradients for rank in launch.ranks), strict=True)
     ]
-
-
-def _points(launch: Launch) -> list[tuple[float, float]]:
-    """Return the sweep's bytes and seconds: the minimum over samples of the mean over ranks.
-
-    The minimum is taken because other programs only make calls slower. A point that is faster than a smaller
-    message gets the time of that message.
-    """
-    found: list[tuple[float, float]] = []
-    for sizes in zip(*(rank.sweep for rank in launch.ranks), strict=True):
-        samples = zip(*(sweep.ns for sweep in sizes), strict=True)
-        seconds = min(map(statistics.fmean, samples)) / 1e9
-        found.append((float(sizes[0].message_bytes), max([seconds, *(before for _, before in found[-1:])])))
-    return found

@@ -3,6 +3,10 @@
 step = forward + max(backward, end of the last call) + optimizer + rest + skew. The rest is the time that the
 measured step took beyond its own timeline: copies, and what communication takes from computing. The rest does
 not grow with hosts or links.
+
+``python -m tests.bench.predictions`` measures the errors of predictions. A cell is one launch that was
+predicted and measured; docs/predictions.md shows every cell. Each error is the larger of two: the end of
+Student's interval for one more such cell, and the largest error of the cells.
 """
 
 from __future__ import annotations
@@ -14,21 +18,18 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from compare.analysis.cost_model import Call, Network, expected_maximum, predict_call
+from compare.analysis.cost_model import (
+    Call,
+    Network,
+    Schedule,
+    ddp_buckets,
+    expected_maximum,
+    lay_out,
+    predict_call,
+)
 from compare.analysis.estimate import Estimate
 from compare.analysis.measured import Measured, measure, why_not
-from compare.analysis.timeline import ddp_buckets, lay_out
-from compare.analysis.validated import (
-    VALIDATED_HOSTS,
-    VALIDATED_LAUNCHES,
-    VALIDATED_RATES,
-    Regime,
-    has_cells,
-    regime_of,
-    validated_error,
-)
 from compare.errors import OutputError
-from compare.schema.arms import Arm
 from compare.schema.hosts import Link
 from compare.schema.results import Run
 
@@ -40,6 +41,25 @@ If the rate of the measured link is not known, it is estimated with this share.
 """
 PAYS = 0.5
 """Smallest growth of throughput that pays, as a share of the growth in hosts."""
+Regime: TypeAlias = Literal["wire", "other"]
+"""``wire``: bytes take half of the step or more, and 10 ms or more for each call."""
+
+_WIRE_SECONDS = 0.010
+_WIRE_SHARE = 0.5
+VALIDATED_HOSTS = 4
+"""Largest number of hosts in a cell."""
+_VALIDATED_LAUNCHES = 2
+"""Number of launches from which every cell was predicted."""
+VALIDATED_RATES = (0.5, 2.5)
+"""Minimum and maximum ratio of the predicted rate to the measured rate."""
+
+_ERRORS: dict[tuple[str, Schedule], float] = {
+    ("torch.distributed gloo", "after"): 0.10,
+    ("torch.distributed gloo", "overlap"): 0.11,
+    ("Open MPI", "after"): 0.60,
+    ("Horovod", "fused"): 0.49,
+}
+_LARGEST_ERROR = max(_ERRORS.values())
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,18 +72,17 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One predicted step and its parts, in seconds."""
+    """One predicted step."""
 
     seconds: float
-    compute_seconds: float
-    latency_seconds: float
-    """Part of the calls that does not depend on their bytes."""
-    wire_seconds: float
-    """Part of the calls that grows with their bytes."""
-    skew_seconds: float
-    """Expected wait for the slowest rank."""
-    rest_seconds: float
-    """Time of the measured step beyond its own timeline, as it applies to this step."""
+    parts: dict[Limit, float]
+    """Seconds of each part.
+
+    - *computing*: the step without synchronisation
+    - *latency* and *bandwidth*: the part of all calls that does not depend on their bytes, and the rest
+    - *skew*: the expected wait for the slowest rank
+    - *copies*: the time of the measured step beyond its own timeline, as it applies to this step
+    """
     calls: int
 
 
@@ -93,14 +112,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the arm, the hosts, the link or the measured run is unlike every validated cell."""
 
 
-class Knee(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of hosts after which adding more stops paying for an arm."""
-
-    arm: str
-    hosts: int | None
-    """The last number of hosts before an addition that does not pay; None if all additions pay."""
-
-
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """All predictions from one run."""
 
@@ -109,7 +120,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     predictions: list[Prediction]
     refused: dict[str, str]
     """Why arms cannot be predicted, by label."""
-    knees: list[Knee]
+    knees: dict[str, int | None]
+    """By arm: the last number of hosts before an addition that does not pay; None if all additions pay."""
     worth_measuring: dict[int, str]
     """Why a measurement would settle a question, by number of hosts."""
     assumed_goodput: bool
@@ -134,57 +146,45 @@ def forecast(
     Raises:
         OutputError: no arm of the run can be predicted.
     """
-    refused = {arm.label: reason for arm in _communicating(run) if (reason := _reason(run, arm, link))}
-    arms = [arm for arm in _communicating(run) if arm.label not in refused]
-    if not arms:
+    measured, refused = {}, {}
+    for arm in run.config.synchronising:
+        if reason := why_not(run, arm):
+            refused[arm.label] = reason
+        elif len(run.hosts) == 1 and link is None:
+            refused[arm.label] = "one host measured no network: give one with --link"
+        else:
+            measured[arm.label] = measure(run, arm)
+    if not measured:
         raise OutputError(
             "Nothing can be predicted from this run.",
             found="; ".join(f"{arm}: {reason}" for arm, reason in refused.items()) or "It has no such arm.",
             remedy="Run two hosts or more: compare run -H HOST,HOST --backend ddp,manual,mpi.",
         )
-    predictions = []
+    recorded = run.network.rehearsed
+    assumed_goodput = link is not None and not (recorded and recorded.bits_per_second is not None)
     # Every cell was predicted from several hosts, whose rate was known.
-    like_cells = len(run.hosts) > 1 and not _assumes_goodput(run, link)
-    for arm in arms:
-        launches = measure(run, arm)
-        caps = [None, *bucket_caps] if arm.label == "ddp" else [None]
-        for cap in caps:
-            name = arm.label if cap is None else f"{arm.label} @ {cap:g} MiB"
+    like_cells = len(run.hosts) > 1 and not assumed_goodput
+    predictions = []
+    for label, launches in measured.items():
+        for cap in [None, *bucket_caps] if label == "ddp" else [None]:
+            name = label if cap is None else f"{label} @ {cap:g} MiB"
             targets = [Target(hosts=count, link=link, bucket_cap_mb=cap) for count in hosts]
             predictions += [_predict(name, launches, target, like_cells=like_cells) for target in targets]
-    launches = [launch for arm in arms for launch in measure(run, arm)]
     return Forecast(
         measured_hosts=run.config.ranks,
         predictions=predictions,
         refused=refused,
         knees=_knees(predictions),
         worth_measuring=_worth_measuring(predictions, run.config.ranks),
-        assumed_goodput=_assumes_goodput(run, link),
-        added_latency=bool(link and link.latency_seconds and not run.network.rehearsed),
-        steps=len(launches[0].residuals),
+        assumed_goodput=assumed_goodput,
+        added_latency=bool(link and link.latency_seconds and not recorded),
+        steps=len(next(iter(measured.values()))[0].residuals),
     )
 
 
 def with_measured_link(run: Run, link: Link) -> Run:
     """Return a copy of the run that records ``link`` as the one it was measured on."""
     return msgspec.structs.replace(run, network=msgspec.structs.replace(run.network, rehearsed=link))
-
-
-def _assumes_goodput(run: Run, link: Link | None) -> bool:
-    known = run.network.rehearsed is not None and run.network.rehearsed.bits_per_second is not None
-    return link is not None and not known
-
-
-def _communicating(run: Run) -> list[Arm]:
-    return run.config.synchronising
-
-
-def _reason(run: Run, arm: Arm, link: Link | None) -> str:
-    if reason := why_not(run, arm):
-        return reason
-    if len(run.hosts) == 1 and link is None:
-        return "one host measured no network: give one with --link"
-    return ""
 
 
 def predict_step(measured: Measured, target: Target) -> Step:
@@ -202,11 +202,13 @@ def predict_step(measured: Measured, target: Target) -> Step:
     grown = skew - expected_maximum(measured.residuals, measured.ranks)
     return Step(
         seconds=max(measured.compute_seconds, end + rest + grown),
-        compute_seconds=measured.compute_seconds,
-        latency_seconds=calls.latency,
-        wire_seconds=calls.wire,
-        skew_seconds=skew,
-        rest_seconds=rest,
+        parts={
+            "computing": measured.compute_seconds,
+            "bandwidth": calls.wire,
+            "latency": calls.latency,
+            "skew": skew,
+            "copies": rest,
+        },
         calls=len(messages),
     )
 
@@ -220,12 +222,6 @@ def _rest(measured: Measured, own: float, end: float) -> float:
     """
     rest, added = measured.step_seconds - own, own - measured.compute_seconds
     return rest * min(1.0, (end - measured.compute_seconds) / added) if rest < 0 < added else rest
-
-
-def predict_all_reduce(measured: Measured, nbytes: float, target: Target) -> Call:
-    """Predict one all-reduce of ``nbytes`` without training."""
-    network = network_of(measured, target)
-    return predict_call(measured.curve, measured.all_reduce, measured.ranks, nbytes, network)
 
 
 def network_of(measured: Measured, target: Target) -> Network:
@@ -271,7 +267,9 @@ def _predict(name: str, launches: Sequence[Measured], target: Target, *, like_ce
     times_rate = 1 / network_of(first, target).slowdown
     times_hosts = target.hosts / first.ranks
     found = Estimate.geometric(step.seconds for step in steps)
-    regime = regime_of(middle.wire_seconds, middle.calls, found.mean)
+    wire = middle.parts["bandwidth"]
+    dominates = wire >= _WIRE_SECONDS * middle.calls and wire >= _WIRE_SHARE * found.mean
+    regime: Regime = "wire" if dominates else "other"
     beyond = not like_cells or _is_beyond(launches, target, times_rate)
     error = validated_error(first.library, first.schedule, like_cells=not beyond and regime == "wire")
     seconds = _widened(found, error)
@@ -283,7 +281,7 @@ def _predict(name: str, launches: Sequence[Measured], target: Target, *, like_ce
         step_seconds=seconds,
         sync_share=1 - efficiency,
         efficiency=efficiency,
-        limit=_limit(middle),
+        limit=max(middle.parts, key=middle.parts.__getitem__),
         error=error,
         regime=regime,
         times_hosts=times_hosts,
@@ -298,12 +296,21 @@ def _is_beyond(launches: Sequence[Measured], target: Target, times_rate: float) 
     slowest, fastest = VALIDATED_RATES
     link = target.link or Link()
     return (
-        len(launches) < VALIDATED_LAUNCHES
+        len(launches) < _VALIDATED_LAUNCHES
         or target.hosts > VALIDATED_HOSTS
         or not slowest <= round(times_rate, 2) <= fastest
         or max(first.latency_seconds, link.latency_seconds) > 0
-        or not has_cells(first.library, first.schedule)
+        or (first.library, first.schedule) not in _ERRORS
     )
+
+
+def validated_error(library: str, schedule: Schedule, *, like_cells: bool = True) -> float:
+    """Return the relative error of a prediction, which is the least that its interval allows for.
+
+    The error is the larger of the predicted and the measured time over the smaller one, minus one. A
+    prediction that is like no cell has the largest error of all kinds of cells.
+    """
+    return _ERRORS.get((library, schedule), _LARGEST_ERROR) if like_cells else _LARGEST_ERROR
 
 
 def _widened(estimate: Estimate, error: float) -> Estimate:
@@ -316,28 +323,15 @@ def _widened(estimate: Estimate, error: float) -> Estimate:
     )
 
 
-def _limit(step: Step) -> Limit:
-    parts: dict[Limit, float] = {
-        "computing": step.compute_seconds,
-        "bandwidth": step.wire_seconds,
-        "latency": step.latency_seconds,
-        "skew": step.skew_seconds,
-        "copies": step.rest_seconds,
-    }
-    return max(parts, key=parts.__getitem__)
-
-
-def _knees(predictions: Sequence[Prediction]) -> list[Knee]:
+def _knees(predictions: Sequence[Prediction]) -> dict[str, int | None]:
     """Find for each arm the last number of hosts before an addition that does not pay."""
-    knees = []
-    for arm in dict.fromkeys(prediction.arm for prediction in predictions):
-        own = sorted((p for p in predictions if p.arm == arm), key=lambda p: p.hosts)
-        knee = next(
-            (before.hosts for before, after in pairwise(own) if not _pays(before, after)),
-            None,
-        )
-        knees.append(Knee(arm=arm, hosts=knee))
-    return knees
+    of_arms: dict[str, list[Prediction]] = {}
+    for prediction in sorted(predictions, key=lambda prediction: prediction.hosts):
+        of_arms.setdefault(prediction.arm, []).append(prediction)
+    return {
+        arm: next((before.hosts for before, after in pairwise(own) if not _pays(before, after)), None)
+        for arm, own in of_arms.items()
+    }
 
 
 def _pays(before: Prediction, after: Prediction) -> bool:

@@ -1,4 +1,8 @@
-"""Rank the arms of a run by verdicts, and find the fastest arm."""
+"""Rank the arms of a run by verdicts, find the fastest arm, and judge A/A tests.
+
+``compare aa`` runs one arm under two names, to learn how often equal arms seem different. The rounds are
+divided into comparisons of equal length, and each comparison is judged as if it were a run of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,49 +13,41 @@ from functools import partial
 import msgspec
 
 from compare.analysis.budget import looks
+from compare.analysis.estimate import binomial_interval
+from compare.analysis.figures import Figures
+from compare.analysis.load import withhold
 from compare.analysis.looks import FIRST_LOOK
-from compare.analysis.step_times import step_seconds
-from compare.analysis.uneven import withhold
 from compare.analysis.verdict import Verdict, judge
 from compare.schema.arms import Arm
-from compare.schema.results import Run
 
 
-def log_ratios(run: Run, arm: Arm, other: Arm) -> list[float]:
+def log_ratios(figures: Figures, arm: str, other: str) -> list[float]:
     """Return ln(other's step time / this arm's) of each common round, in order of rounds."""
-    others = _times(run, other)
-    return [math.log(others[round_] / own) for round_, own in _times(run, arm).items() if round_ in others]
+    return [math.log(its.step_seconds / own.step_seconds) for own, its in figures.pairs(arm, other)]
 
 
-def paired_log_ratios(run: Run, baseline: str) -> dict[str, list[float]]:
+def paired_log_ratios(figures: Figures, baseline: str) -> dict[str, list[float]]:
     """Return ln(the baseline's step time / the arm's) of each round that all arms have, by arm.
 
     The arms are those that synchronise, without the baseline. The result is empty without a common round or
     without an arm to compare.
     """
-    rivals = {arm.label: arm for arm in run.config.synchronising}
-    rivals.setdefault(baseline, next(arm for arm in run.config.arms if arm.label == baseline))
-    times = {name: _times(run, arm) for name, arm in rivals.items()}
-    rounds = sorted(set.intersection(*map(set, times.values())))
-    if not rounds or len(rivals) == 1:
-        return {}
-    return {
-        name: [math.log(times[baseline][r] / own[r]) for r in rounds]
-        for name, own in times.items()
-        if name != baseline
-    }
+    arms = dict.fromkeys([*(arm.label for arm in figures.run.config.synchronising), baseline])
+    common = set.intersection(*(set(figures.by_arm[arm]) for arm in arms))
+    paired = figures.within(common)
+    return {arm: log_ratios(paired, arm, baseline) for arm in arms if arm != baseline} if common else {}
 
 
-def verdicts(run: Run, baseline: str) -> dict[str, Verdict]:
+def verdicts(figures: Figures, baseline: str) -> dict[str, Verdict]:
     """Judge every arm that synchronises against the baseline, and return the verdicts by arm.
 
     The rounds are those that all of these arms have; without any, the result is empty. A verdict that uneven
     load may explain is withheld.
     """
-    ratios = paired_log_ratios(run, baseline)
+    ratios = paired_log_ratios(figures, baseline)
     if not ratios:
         return {}
-    return judge(ratios, looks(run), fewest=FIRST_LOOK, accept=partial(withhold, run, baseline))
+    return judge(ratios, looks(figures.run), fewest=FIRST_LOOK, accept=partial(withhold, figures, baseline))
 
 
 class Lead(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,16 +68,16 @@ class Lead(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.rivals else self.first
 
 
-def find_lead(run: Run) -> Lead | None:
+def find_lead(figures: Figures) -> Lead | None:
     """Compare all arms that synchronise with the quickest of them.
 
     None with fewer than two such arms, if one has no launch, or without a common round.
     """
-    times = {arm.label: _times(run, arm).values() for arm in run.config.synchronising}
+    times = {arm.label: figures.step_seconds(arm.label) for arm in figures.run.config.synchronising}
     if len(times) < 2 or not all(times.values()):  # noqa: PLR2004 -- a comparison takes two
         return None
-    first = min(times, key=lambda arm: statistics.geometric_mean(times[arm]))
-    judged = {arm: verdict for arm, verdict in verdicts(run, first).items() if arm in times}
+    first = min(times, key=lambda arm: statistics.geometric_mean(times[arm].values()))
+    judged = verdicts(figures, first)
     if not judged:
         return None
     rivals = {arm: verdict for arm, verdict in judged.items() if verdict.kind != "slower"}
@@ -95,6 +91,59 @@ def find_lead(run: Run) -> Lead | None:
     )
 
 
-def _times(run: Run, arm: Arm) -> dict[int, float]:
-    """Return the arm's step time by round."""
-    return {launch.round: step_seconds(launch) for launch in run.of(arm)}
+# ---- A/A tests ----
+
+
+class AAResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Number and rate of the comparisons that call two equal arms different."""
+
+    arm: str
+    recorded: int
+    """Number of rounds in which both names have a launch that counts."""
+    rounds_each: int
+    """Number of rounds in each comparison."""
+    verdicts: list[Verdict]
+    """One verdict for each complete comparison, in order of rounds."""
+    false_differences: int
+    """Comparisons whose verdict is *faster* or *slower*."""
+    rate: float
+    """False differences over comparisons."""
+    low: float
+    """Lower end of the rate's 95 % interval (Clopper & Pearson)."""
+    high: float
+    """Upper end of the same interval."""
+
+
+def twins(arm: Arm) -> tuple[Arm, Arm]:
+    """Return two copies of an arm, whose field ``twin`` is 1 and 2."""
+    first, second = (msgspec.structs.replace(arm, twin=twin) for twin in (1, 2))
+    return first, second
+
+
+def assess(figures: Figures) -> AAResult | None:
+    """Judge the complete comparisons of an A/A test; None for any other run, or before the first."""
+    config = figures.run.config
+    if config.comparisons is None:
+        return None
+    first, second = (arm.label for arm in config.arms)
+    ratios = log_ratios(figures, second, first)
+    each = config.rounds // config.comparisons
+    found = []
+    for at in range(0, len(ratios) - each + 1, each):
+        # Each comparison is judged as if a run had its rounds only.
+        accept = partial(withhold, figures.within(range(at + 1, at + each + 1)), first)
+        found.append(judge({second: ratios[at : at + each]}, fewest=FIRST_LOOK, accept=accept)[second])
+    if not found:
+        return None
+    false = sum(verdict.kind in {"faster", "slower"} for verdict in found)
+    low, high = binomial_interval(false, len(found))
+    return AAResult(
+        arm=msgspec.structs.replace(config.arms[0], twin=0).label,
+        recorded=len(ratios),
+        rounds_each=each,
+        verdicts=found,
+        false_differences=false,
+        rate=false / len(found),
+        low=low,
+        high=high,
+    )

@@ -13,10 +13,9 @@ import msgspec
 from compare.analysis.budget import is_oversubscribed
 from compare.analysis.causes import FEWEST_ROUNDS, Cause, find_causes
 from compare.analysis.estimate import Estimate
-from compare.analysis.step_times import noisy_rounds, step_seconds
+from compare.analysis.figures import Figures
 from compare.analysis.summary import ArmSummary, Summary, summarise
 from compare.schema.arms import CONTROL
-from compare.schema.results import Run
 from compare.schema.scale import Scale
 
 HOLDS = 0.90
@@ -98,42 +97,34 @@ class ScaleFigures(msgspec.Struct, frozen=True, kw_only=True):
 def summarise_scale(scale: Scale) -> ScaleFigures:
     """Derive all figures of a scaling series."""
     first = scale.series.counts[0]
-    points = [point for arm in _arms(scale) for point in _points(scale, arm)]
-    summaries = {count: summarise(run) for count, run in scale.runs.items()}
-    arms = [arm for arm in _arms(scale) if arm != CONTROL]
-    bends = [bend for arm in arms if (bend := _bend(scale, summaries, points, arm))]
+    figures = {count: Figures(scale.runs[count]) for count in scale.series.counts}
+    labels = [arm.label for arm in scale.runs[first].config.arms]
+    points = [point for arm in labels for point in _points(scale, figures, arm)]
+    summaries = {count: summarise(own) for count, own in figures.items()}
+    arms = [arm for arm in labels if arm != CONTROL]
+    bends = [bend for arm in arms if (bend := _bend(scale, figures, summaries, points, arm))]
     holds: dict[str, int] = {}
     unsettled: dict[str, int] = {}
     for point in _stated(points):
         if point.arm in {CONTROL, *unsettled, *(bend.arm for bend in bends)} or point.ranks == first:
             continue
         (holds if point.efficiency.low >= HOLDS else unsettled)[point.arm] = point.ranks
-    noisy = {count: noisy_rounds(run) for count, run in scale.runs.items()}
     return ScaleFigures(
         reference_ranks=first,
         points=points,
         bends=bends,
         holds=holds,
         unsettled=unsettled,
-        noisy={count: rounds for count, rounds in noisy.items() if rounds},
+        noisy={count: rounds for count, own in figures.items() if (rounds := own.noisy_rounds)},
     )
 
 
-def _arms(scale: Scale) -> list[str]:
-    return [arm.label for arm in scale.runs[scale.series.counts[0]].config.arms]
-
-
-def _seconds(run: Run, arm: str) -> dict[int, float]:
-    """Return an arm's step time by round."""
-    return {launch.round: step_seconds(launch) for launch in run.launches if launch.arm == arm}
-
-
-def _points(scale: Scale, arm: str) -> Iterator[ScalePoint]:
+def _points(scale: Scale, figures: Mapping[int, Figures], arm: str) -> Iterator[ScalePoint]:
     first = scale.series.counts[0]
-    reference = _seconds(scale.runs[first], arm)
+    reference = figures[first].step_seconds(arm)
     for count in scale.series.counts:
         run = scale.runs[count]
-        own, batch = _seconds(run, arm), run.config.global_batch_size
+        own, batch = figures[count].step_seconds(arm), run.config.global_batch_size
         rounds = sorted(set(own) & set(reference))
         if not rounds:
             continue
@@ -158,7 +149,13 @@ def _stated(points: list[ScalePoint]) -> Iterator[ScalePoint]:
     yield from (p for p in points if not p.beyond_cores and p.efficiency.n >= FEWEST_ROUNDS)
 
 
-def _bend(scale: Scale, summaries: Mapping[int, Summary], points: list[ScalePoint], arm: str) -> Bend | None:
+def _bend(
+    scale: Scale,
+    figures: Mapping[int, Figures],
+    summaries: Mapping[int, Summary],
+    points: list[ScalePoint],
+    arm: str,
+) -> Bend | None:
     """Find the first number of ranks at which an arm's whole efficiency interval is below ``HOLDS``."""
     own = [point for point in _stated(points) if point.arm == arm]
     index = next((index for index, point in enumerate(own) if point.efficiency.high < HOLDS), None)
@@ -168,7 +165,7 @@ def _bend(scale: Scale, summaries: Mapping[int, Summary], points: list[ScalePoin
     control = next((p for p in points if p.arm == CONTROL and p.ranks == point.ranks), None)
     summary = summaries[point.ranks]
     then, now = _of_arm(summaries[own[index - 1].ranks], arm), _of_arm(summary, arm)
-    causes = find_causes(scale.runs[point.ranks], summary)
+    causes = find_causes(figures[point.ranks], summary)
     return Bend(
         arm=arm,
         ranks=point.ranks,

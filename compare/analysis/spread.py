@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from compare.analysis.step_times import turn_seconds
+from compare.analysis.figures import LaunchFigures
 from compare.schema.results import Launch, Run
 
 _FEWEST_ARMS = 3
@@ -47,20 +47,18 @@ def launch_variance(run: Run, arm: str, other: str) -> float | None:
     """
     means, explained = [], []
     for launches in cohorts(run):
-        of = {launch.arm: turn_seconds(launch) for launch in launches}
-        ratios = [math.log(of[other][turn] / own) for turn, own in of[arm].items() if turn in of[other]]
+        of = {launch.arm: LaunchFigures(launch).turns for launch in launches}
+        ratios = [
+            math.log(of[other][number].seconds / own.seconds)
+            for number, own in of[arm].items()
+            if number in of[other]
+        ]
         if len(ratios) >= _FEWEST_TURNS:
             means.append(statistics.fmean(ratios))
             explained.append(statistics.variance(ratios) / len(ratios))
     if len(means) < _FEWEST_TURNS:
         return None
     return statistics.variance(means) - statistics.fmean(explained)
-
-
-def timed_seconds(launch: Launch) -> float:
-    """Return the mean timed seconds of a turn, on the first rank of a launch."""
-    blocks = [b for b in launch.ranks[0].blocks if b.mode == "training" and not b.phases]
-    return sum(block.wall_ns for block in blocks) / 1e9 / len({block.turn for block in blocks})
 
 
 def cohorts(run: Run) -> list[list[Launch]]:
@@ -78,12 +76,12 @@ def _variances(launches: Sequence[Launch]) -> dict[str, float]:
     where s belongs to the arm and S is the sum of all s^2. Two arms get the same variance. The result is
     empty with one arm, or with fewer than two passes that all arms have.
     """
-    times = {launch.arm: turn_seconds(launch) for launch in launches}
+    times = {launch.arm: LaunchFigures(launch).turns for launch in launches}
     turns = sorted(set.intersection(*map(set, times.values())))
     n = len(times)
     if n < 2 or len(turns) < _FEWEST_TURNS:  # noqa: PLR2004 -- a pass of one arm has no residual
         return {}
-    logs = {arm: [math.log(own[turn]) for turn in turns] for arm, own in times.items()}
+    logs = {arm: [math.log(own[turn].seconds) for turn in turns] for arm, own in times.items()}
     of_pass = [statistics.fmean(column) for column in zip(*logs.values(), strict=True)]
     residuals = {
         arm: statistics.variance([x - mean for x, mean in zip(own, of_pass, strict=True)])
@@ -94,4 +92,10 @@ def _variances(launches: Sequence[Launch]) -> dict[str, float]:
         own_variances = dict.fromkeys(residuals, total / n)
     else:
         own_variances = {arm: (v - total / n**2) / (1 - 2 / n) for arm, v in residuals.items()}
-    return {launch.arm: own_variances[launch.arm] * timed_seconds(launch) for launch in launches}
+    return {launch.arm: own_variances[launch.arm] * _seconds_of_turn(launch) for launch in launches}
+
+
+def _seconds_of_turn(launch: Launch) -> float:
+    """Return the mean timed seconds of a turn, on the first rank of a launch."""
+    blocks = [b for b in launch.ranks[0].blocks if b.mode == "training" and not b.phases]
+    return sum(block.wall_ns for block in blocks) / 1e9 / len({block.turn for block in blocks})

@@ -13,6 +13,7 @@ rounds that all arms have. So the quotient or difference of two printed step tim
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -21,26 +22,16 @@ from compare.analysis.attested import transport_of
 from compare.analysis.budget import is_oversubscribed
 from compare.analysis.collectives import bus_factor
 from compare.analysis.estimate import Estimate
-from compare.analysis.noise import hides_all
-from compare.analysis.power import would_have_seen
+from compare.analysis.figures import Figures, LaunchFigures
+from compare.analysis.noise import hides_all, would_have_seen
 from compare.analysis.proven import Parity, parity_of
 from compare.analysis.ranking import Lead, find_lead, verdicts
-from compare.analysis.step_times import (
-    collective_seconds,
-    cores_per_rank,
-    has_reference,
-    imbalance_seconds,
-    mean_over_median,
-    noisy_rounds,
-    other_cpu_load,
-    phase_changes,
-    rank_seconds,
-    skew_seconds,
-    step_seconds,
-)
 from compare.analysis.verdict import Verdict
 from compare.schema.arms import Arm
 from compare.schema.results import Launch, Mode, Run
+
+WAITING_CORES_LIMIT = 0.02
+"""Largest share of a core that all ranks of an arm may use together while it waits."""
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,15 +163,31 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Whether noise hides every difference between arms, so that the run can rank nothing."""
 
 
-def summarise(run: Run) -> Summary:
+class TurnsSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the arms of a run cost each other while they waited."""
+
+    waiting_cores: dict[str, float]
+    """Cores that all ranks of an arm used together while it waited, by arm: mean over its launches."""
+    memory_bytes: int
+    """Largest sum of the peak memory of all ranks that ran in one round."""
+    trained_on: list[str]
+    """Labels of the arms whose turns went on after the training, for timing only."""
+
+    @property
+    def awake(self) -> dict[str, float]:
+        """Return the cores of the arms that used more than the limit while they waited, by arm."""
+        return {arm: cores for arm, cores in self.waiting_cores.items() if cores > WAITING_CORES_LIMIT}
+
+
+def summarise(figures: Figures) -> Summary:
     """Summarise a run, with the figures of every arm that has a launch."""
+    run, common = figures.run, figures.common
     oversubscribed = is_oversubscribed(run)
-    common = common_rounds(run)
     found = {} if oversubscribed else verdicts(common, run.config.baseline)
     lead = None if oversubscribed else find_lead(common)
     fastest = lead.fastest if lead else None
     arms = [
-        _summarise_arm(run, common, arm, found.get(arm.label), fastest=arm.label == fastest)
+        _summarise_arm(figures, arm, found.get(arm.label), fastest=arm.label == fastest)
         for arm in run.config.arms
         if run.of(arm)
     ]
@@ -189,55 +196,47 @@ def summarise(run: Run) -> Summary:
         lead=lead,
         oversubscribed=oversubscribed,
         rounds_repeated=len(run.discarded) // len(run.config.arms),
-        noisy_rounds=noisy_rounds(run),
+        noisy_rounds=figures.noisy_rounds,
         noise_hides_all=hides_all(common, list(found.values())),
     )
-
-
-def common_rounds(run: Run) -> Run:
-    """Return a copy of the run with only the rounds that every arm with a launch has.
-
-    Only a run that is not complete has other rounds. Without a common round, the run is returned as it is.
-    """
-    rounds = [{launch.round for launch in own} for arm in run.config.arms if (own := run.of(arm))]
-    common = set.intersection(*rounds) if rounds else set()
-    kept = [launch for launch in run.launches if launch.round in common]
-    return msgspec.structs.replace(run, launches=kept) if kept else run
 
 
 # ---- one arm ----
 
 
-def _summarise_arm(run: Run, common: Run, arm: Arm, verdict: Verdict | None, *, fastest: bool) -> ArmSummary:
+def _summarise_arm(figures: Figures, arm: Arm, verdict: Verdict | None, *, fastest: bool) -> ArmSummary:
     """Return the figures of one arm.
 
     Times and memory come from the common rounds, and what the arm trained comes from all of its rounds.
     """
-    launches, compared = run.of(arm), common.of(arm)
+    config, common, launches = figures.run.config, figures.common, figures.run.of(arm)
     ranks = launches[-1].ranks
     samples = sum(rank.evaluation.samples for rank in ranks)
     losses = [rank.evaluation.loss_sum for rank in ranks]
     rights = [rank.evaluation.correct for rank in ranks]
     hashes = {rank.final_hash for launch in launches for rank in launch.ranks}
-    steps = [step_seconds(launch) for launch in compared]
-    control = common.of(run.config.control) if run.config.control and arm.traits.synchronises else []
-    controlled = _pairs(compared, control)
+    compared = common.of(arm.label)
+    steps = [own.step_seconds for own in compared]
+    peaks = [rank for own in compared for rank in own.ranks]
+    on_devices = [rank.peak_device_memory_bytes for rank in peaks]
+    controlled = (
+        common.pairs(arm.label, config.control.label) if config.control and arm.traits.synchronises else []
+    )
     # An arm of one process exchanges nothing, and ranks with different layers share the work of a batch.
     paid = controlled if arm.traits.has_sync_cost else []
-    baseline = [launch for launch in common.launches if launch.arm == run.config.baseline]
-    efficiency = _ratio((step_seconds(other), step_seconds(own)) for own, other in controlled)
+    efficiency = _ratio((control.step_seconds, own.step_seconds) for own, control in controlled)
     return ArmSummary(
         arm=arm.label,
         launcher=launches[-1].launcher,
         transport=transport_of(ranks[0]),
         step_seconds=Estimate.geometric(steps),
-        mean_over_median=_geometric(filter(None, map(mean_over_median, compared))),
-        samples_per_second=Estimate.geometric(run.config.global_batch_size / step for step in steps),
-        sync_seconds=_difference((step_seconds(own), step_seconds(other)) for own, other in paid),
+        mean_over_median=_geometric(filter(None, (own.mean_over_median for own in compared))),
+        samples_per_second=Estimate.geometric(config.global_batch_size / step for step in steps),
+        sync_seconds=_difference((own.step_seconds, control.step_seconds) for own, control in paid),
         sync_share=efficiency.rest() if efficiency and paid else None,
         efficiency=efficiency,
         speed_against_baseline=_ratio(
-            (step_seconds(other), step_seconds(own)) for own, other in _pairs(compared, baseline)
+            (other.step_seconds, own.step_seconds) for own, other in common.pairs(arm.label, config.baseline)
         ),
         verdict=verdict,
         would_have_seen=would_have_seen(verdict) if verdict else None,
@@ -245,30 +244,16 @@ def _summarise_arm(run: Run, common: Run, arm: Arm, verdict: Verdict | None, *, 
         test_loss=None if None in losses else sum(filter(None, losses)) / samples,
         final_hash=hashes.pop() if len(hashes) == 1 else None,
         parity=parity_of(arm, launches),
-        peak_memory_bytes=max(rank.peak_memory_bytes for launch in compared for rank in launch.ranks),
-        peak_device_memory_bytes=max(
-            (
-                rank.peak_device_memory_bytes
-                for launch in compared
-                for rank in launch.ranks
-                if rank.peak_device_memory_bytes is not None
-            ),
-            default=None,
-        ),
+        peak_memory_bytes=max(rank.peak_memory_bytes for rank in peaks),
+        peak_device_memory_bytes=max((peak for peak in on_devices if peak is not None), default=None),
         start_up_seconds=Estimate.of(
-            max(rank.moments.first_step_done for rank in launch.ranks)
-            for launch in [one for one in compared if one.started_alone] or compared
+            max(rank.moments.first_step_done for rank in own.ranks)
+            for own in [one for one in compared if one.launch.started_alone] or compared
         ),
-        other_cpu_load=Estimate.of(map(other_cpu_load, compared)),
+        other_cpu_load=Estimate.of(own.other_cpu_load for own in compared),
         detail=_detail(compared, paid),
         fastest=fastest,
     )
-
-
-def _pairs(own: list[Launch], other: list[Launch]) -> list[tuple[Launch, Launch]]:
-    """Pair the launches of two arms by round."""
-    by_round = {launch.round: launch for launch in other}
-    return [(launch, by_round[launch.round]) for launch in own if launch.round in by_round]
 
 
 def _geometric(values: Iterable[float]) -> Estimate | None:
@@ -293,34 +278,34 @@ def _difference(pairs: Iterable[tuple[float, float]]) -> Estimate | None:
 # ---- its detail ----
 
 
-def _detail(launches: list[Launch], paid: list[tuple[Launch, Launch]]) -> Detail:
+def _detail(launches: list[LaunchFigures], paid: list[tuple[LaunchFigures, LaunchFigures]]) -> Detail:
     """Return the parts of an arm's sync cost.
 
     ``paid`` pairs the arm's launches with the control's of the same rounds. It is empty without a sync cost.
     """
-    phases = [phase_changes(launch) for launch in launches]
     last, ranks = launches[-1].ranks[0], len(launches[-1].ranks)
-    referred = [launch for launch in launches if has_reference(launch)]
-    exposed = _difference((step_seconds(own), _reference(own)) for own in referred)
-    alone = [(launch, collective_seconds(launch) or 0.0) for launch in launches if ranks > 1]
-    alone = [(launch, seconds) for launch, seconds in alone if seconds]
+    referred = [(own, reference) for own in launches if (reference := own.reference_seconds)]
+    alone = [(own, seconds) for own in launches if ranks > 1 and (seconds := own.collective_seconds)]
+    exposed = _difference((own.step_seconds, reference) for own, reference in referred)
     collective = _geometric(seconds for _, seconds in alone)
     bandwidth = _geometric(
-        size / seconds for launch, seconds in alone if (size := sum(launch.ranks[0].message_bytes))
+        size / seconds for own, seconds in alone if (size := sum(own.ranks[0].message_bytes))
     )
 
     def change(phase: str) -> Estimate | None:
-        return Estimate.of_any(own.get(phase) for own in phases)
+        return Estimate.of_any(own.phase_changes.get(phase) for own in launches)
 
     return Detail(
-        reference_seconds=_geometric(map(_reference, referred)),
+        reference_seconds=_geometric(reference for _, reference in referred),
         exposed_seconds=exposed,
         background_seconds=_difference(
-            (_reference(own), step_seconds(control)) for own, control in paid if has_reference(own)
+            (reference, control.step_seconds) for own, control in paid if (reference := own.reference_seconds)
         ),
-        imbalance_seconds=_difference((_slowest(control), step_seconds(control)) for _, control in paid),
-        communication_seconds=_difference((step_seconds(own), _slowest(control)) for own, control in paid),
-        skew_seconds=Estimate.of_any(map(skew_seconds, launches)),
+        imbalance_seconds=_difference((control.slowest_seconds, control.step_seconds) for _, control in paid),
+        communication_seconds=_difference(
+            (own.step_seconds, control.slowest_seconds) for own, control in paid
+        ),
+        skew_seconds=Estimate.of_any(own.skew_seconds for own in launches),
         blocked_seconds=change("sync"),
         forward_seconds=change("forward"),
         backward_seconds=change("backward"),
@@ -331,22 +316,41 @@ def _detail(launches: list[Launch], paid: list[tuple[Launch, Launch]]) -> Detail
         bus_bandwidth=bandwidth.scaled(bus_factor("all_reduce", ranks)) if bandwidth else None,
         gradient_bytes=last.gradient_bytes,
         message_bytes=last.message_bytes,
-        cores_per_rank=Estimate.of(map(cores_per_rank, launches)),
+        cores_per_rank=Estimate.of(own.cores_per_rank for own in launches),
         whole_peak_memory_bytes=max(r.whole_peak_memory_bytes for la in launches for r in la.ranks) or None,
         slowest_rank=_slowest_rank(launches),
     )
 
 
-def _reference(launch: Launch) -> float:
-    return step_seconds(launch, "reference")
+def _slowest_rank(launches: list[LaunchFigures]) -> int:
+    mode: Mode = "reference" if all(own.reference_seconds for own in launches) else "training"
+    of_ranks = list(zip(*(own.rank_seconds(mode) for own in launches), strict=True))
+    return max(range(len(of_ranks)), key=lambda rank: statistics.fmean(of_ranks[rank]))
 
 
-def _slowest(control: Launch) -> float:
-    """Return the step time that all ranks of the control would have if they waited for the slowest one."""
-    return step_seconds(control) + imbalance_seconds(control)
+# ---- its turns ----
 
 
-def _slowest_rank(launches: list[Launch]) -> int:
-    mode: Mode = "reference" if all(map(has_reference, launches)) else "training"
-    ranks = range(len(launches[0].ranks))
-    return max(ranks, key=lambda r: statistics.fmean(rank_seconds(la.ranks[r], mode) for la in launches))
+def summarise_turns(run: Run) -> TurnsSummary | None:
+    """Summarise the turns of a run; None if its arms took none."""
+    if run.interleaved.mode != "blocks" or not run.launches:
+        return None
+    of_arms = {arm.label: launches for arm in run.config.arms if (launches := run.of(arm))}
+    memory = Counter[int]()
+    for launch in run.launches:
+        memory[launch.round] += sum(rank.whole_peak_memory_bytes for rank in launch.ranks)
+    return TurnsSummary(
+        waiting_cores={
+            arm: statistics.fmean(map(_waiting_cores, launches)) for arm, launches in of_arms.items()
+        },
+        memory_bytes=max(memory.values()),
+        trained_on=[
+            arm
+            for arm, launches in of_arms.items()
+            if any(launch.ranks[0].trained_steps > run.config.total_steps for launch in launches)
+        ],
+    )
+
+
+def _waiting_cores(launch: Launch) -> float:
+    return sum(rank.waited_cpu_ns / rank.waited_ns for rank in launch.ranks if rank.waited_ns)

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 
 from compare.analysis.budget import seconds_left
-from compare.analysis.gate import check_interpreter
+from compare.analysis.change import check_interpreter
+from compare.analysis.figures import LaunchFigures
 from compare.analysis.parity import check_launches
-from compare.analysis.step_times import other_cpu_load
 from compare.errors import InterleaveError, LaunchError
 from compare.experiment.schedule import discard_noisy, next_cohort, next_launch
 from compare.experiment.turn_plan import plan_turns
@@ -92,7 +92,8 @@ class Launches:
         self._keep([launch])
         self._observer.launch_ended(one, launch)
         if noisy := self.run.discarded[discarded_before:]:
-            self._observer.round_repeats(one.round, max(map(other_cpu_load, noisy)))
+            load = max(LaunchFigures(launch).other_cpu_load for launch in noisy)
+            self._observer.round_repeats(one.round, load)
         elif len(self.run.launches) % len(self.run.config.arms) == 0:
             self._observer.rounds_done(self.run)
         return self

@@ -13,10 +13,10 @@ import random
 import msgspec
 
 from compare.analysis.budget import has_time_left, is_oversubscribed
-from compare.analysis.gate import judge_gate
+from compare.analysis.change import judge_gate
+from compare.analysis.figures import Figures, LaunchFigures
 from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.ranking import verdicts
-from compare.analysis.step_times import is_noisy
 from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
 from compare.schema.job import Planned
@@ -71,9 +71,10 @@ def is_settled(run: Run) -> bool:
     """Return whether every verdict is resolved, or none will be shown because a host is oversubscribed."""
     if is_oversubscribed(run):
         return True
-    if gate := judge_gate(run):
+    figures = Figures(run)
+    if gate := judge_gate(figures):
         return gate.outcome != "too noisy"
-    found = verdicts(run, run.config.baseline).values()
+    found = verdicts(figures, run.config.baseline).values()
     return all(verdict.kind != "unresolved" for verdict in found)
 
 
@@ -103,4 +104,5 @@ def discard_noisy(run: Run) -> Run:
     attempts = [launch.round for launch in run.discarded[::width]]
     used_up = len(attempts) >= run.config.max_reruns or attempts.count(last[0].round) >= MOST_IN_A_ROW
     repeated = msgspec.structs.replace(run, launches=run.launches[:-width], discarded=[*run.discarded, *last])
-    return repeated if not used_up and any(map(is_noisy, last)) and has_time_left(repeated) else run
+    noisy = any(LaunchFigures(launch).is_noisy for launch in last)
+    return repeated if not used_up and noisy and has_time_left(repeated) else run

@@ -14,8 +14,8 @@ import msgspec
 
 from backends import BACKENDS
 from compare import data
-from compare.analysis.aa import twins
-from compare.analysis.gate import doubled
+from compare.analysis.change import doubled
+from compare.analysis.ranking import twins
 from compare.data import DatasetChoice, DatasetSource
 from compare.doctor import availability
 from compare.doctor.availability import Survey

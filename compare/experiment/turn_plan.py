@@ -14,7 +14,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 
 from compare.analysis.budget import elapsed_seconds, is_oversubscribed, rounds_done, seconds_to_settle
-from compare.analysis.gate import judge_gate, pairs_of
+from compare.analysis.change import judge_gate, pairs_of
+from compare.analysis.figures import Figures
 from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.ranking import verdicts
 from compare.analysis.spread import cohorts, launch_variance, turn_spreads
@@ -91,11 +92,12 @@ def open_comparisons(run: Run) -> list[Comparison]:
 
 def _settled(run: Run) -> set[str]:
     """Return the labels of the arms whose verdict is not ``unresolved``."""
-    gate = judge_gate(run)
+    figures = Figures(run)
+    gate = judge_gate(figures)
     kinds = (
         {change.arm: change.kind for change in gate.changes}
         if gate
-        else {arm: verdict.kind for arm, verdict in verdicts(run, run.config.baseline).items()}
+        else {arm: verdict.kind for arm, verdict in verdicts(figures, run.config.baseline).items()}
     )
     return {arm for arm, kind in kinds.items() if kind != "unresolved"}
 

@@ -8,9 +8,9 @@ from typing import Any
 from compare.analysis import Analysis
 from compare.analysis.budget import fullest_host
 from compare.analysis.conditions import Condition
+from compare.analysis.figures import OTHER_LOAD_LIMIT
 from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.noise import budget_to_rank, narrowest
-from compare.analysis.step_times import OTHER_LOAD_LIMIT
 from compare.analysis.summary import Summary
 from compare.report.columns import in_percent, size_of
 from compare.schema.results import Run

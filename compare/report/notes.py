@@ -8,10 +8,9 @@ from statistics import fmean
 from compare.analysis import Analysis
 from compare.analysis.budget import elapsed_seconds
 from compare.analysis.looks import ALPHA, FIRST_LOOK
-from compare.analysis.power import POWER
+from compare.analysis.noise import POWER
 from compare.analysis.proven import Parity
-from compare.analysis.summary import Summary
-from compare.analysis.waiting import WAITING_CORES_LIMIT, TurnsSummary
+from compare.analysis.summary import WAITING_CORES_LIMIT, Summary, TurnsSummary
 from compare.report.columns import describe, size_of
 from compare.schema.arms import Arm
 from compare.schema.results import Launch, Run

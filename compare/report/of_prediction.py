@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from compare.analysis.against import Against, Comparison
-from compare.analysis.predict import PAYS, Forecast, Prediction
-from compare.analysis.validated import VALIDATED_HOSTS, VALIDATED_RATES
+from compare.analysis.predict import PAYS, VALIDATED_HOSTS, VALIDATED_RATES, Forecast, Prediction
 from compare.report.cells import as_record, with_interval
 from compare.report.document import Column, Document, Table
 from compare.report.pictures import SECONDS_FROM_ZERO, Picture, Point, draw_lines, of_counts
@@ -63,11 +62,11 @@ def _beyond(row: Prediction) -> str:
 
 def _statements(forecast: Forecast) -> Iterator[str]:
     counts = sorted({prediction.hosts for prediction in forecast.predictions})
-    for knee in forecast.knees:
-        if knee.hosts is not None:
-            yield f"{knee.arm}: adding hosts stops paying after {counted(knee.hosts, 'host')}."
+    for arm, knee in forecast.knees.items():
+        if knee is not None:
+            yield f"{arm}: adding hosts stops paying after {counted(knee, 'host')}."
         elif len(counts) > 1:
-            yield f"{knee.arm}: adding hosts pays up to {counts[-1]}, the last count here."
+            yield f"{arm}: adding hosts pays up to {counts[-1]}, the last count here."
     for hosts, reason in sorted(forecast.worth_measuring.items()):
         yield f"Worth measuring: {counted(hosts, 'host')}, because {reason}."
     yield from (f"{arm} is not predicted: {reason}." for arm, reason in forecast.refused.items())

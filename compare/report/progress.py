@@ -14,9 +14,9 @@ from rich.text import Text
 
 from backends.launchers.request import Command
 from compare.analysis.budget import expected_seconds, is_oversubscribed, planned_rounds, rounds_done
+from compare.analysis.figures import Figures
 from compare.analysis.looks import FIRST_LOOK, next_look
 from compare.analysis.ranking import verdicts
-from compare.analysis.step_times import step_seconds
 from compare.report.cells import printable_line
 from compare.schema.collectives import SweepConfig, SweepLaunch
 from compare.schema.config import MOST_ROUNDS, RunConfig
@@ -288,22 +288,22 @@ def standing(run: Run) -> str:
 
     Once verdicts are judged, it also states how many are settled.
     """
-    rounds, config = rounds_done(run), run.config
+    rounds, config, of_run = rounds_done(run), run.config, Figures(run)
     last = run.launches[-len(config.arms) :]
     took = max(one.started_at + one.seconds for one in last) - min(one.started_at for one in last)
-    means = {arm.label: statistics.geometric_mean(map(step_seconds, run.of(arm))) for arm in config.arms}
+    means = {arm: statistics.geometric_mean(of_run.step_seconds(arm).values()) for arm in of_run.by_arm}
     figures = ", ".join(f"{label} {means[label] * 1e3:.2f}" for label in sorted(means, key=means.__getitem__))
     of = f" of {config.rounds}" if config.limit_seconds is None else ""
-    return f"round {rounds}{of} ({duration(took)}): {figures} ms a step{_settled(run, rounds)}"
+    return f"round {rounds}{of} ({duration(took)}): {figures} ms a step{_settled(of_run, rounds)}"
 
 
-def _settled(run: Run, rounds: int) -> str:
-    config = run.config
+def _settled(figures: Figures, rounds: int) -> str:
+    config = figures.run.config
     of_another_kind = config.comparisons is not None or config.slower_limit is not None
     is_before_its_look = config.limit_seconds is None and rounds < config.rounds
-    if rounds < FIRST_LOOK or of_another_kind or is_before_its_look or is_oversubscribed(run):
+    if rounds < FIRST_LOOK or of_another_kind or is_before_its_look or is_oversubscribed(figures.run):
         return ""
-    found = [verdict.kind for verdict in verdicts(run, config.baseline).values()]
+    found = [verdict.kind for verdict in verdicts(figures, config.baseline).values()]
     settled = sum(kind != "unresolved" for kind in found)
     goes_on = config.limit_seconds is not None and settled < len(found)
     look = f", next look after round {next_look(rounds)} or at the end" if goes_on else ""

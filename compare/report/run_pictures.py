@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from compare.analysis import Analysis
 from compare.analysis.cost_model import seconds_by_size
 from compare.analysis.estimate import Estimate
-from compare.analysis.step_times import turn_seconds
+from compare.analysis.figures import Figures
 from compare.analysis.summary import ArmSummary
 from compare.analysis.verdict import MARGIN, Verdict
 from compare.report.columns import against_baseline
@@ -192,14 +192,10 @@ def _interval(picture: Picture, arm: str, verdict: Verdict, scale: Scale, words:
 def _turns(run: Run, analysis: Analysis) -> Picture:
     """Draw a strip for each arm, with each of its turns relative to the arm's own mean."""
     means = {arm.arm: arm.step_seconds.mean for arm in analysis.summary.arms}
+    figures = Figures(run)
     times = {
-        arm.label: {
-            (launch.round, turn): seconds / means[arm.label]
-            for launch in run.of(arm)
-            for turn, seconds in turn_seconds(launch).items()
-        }
-        for arm in run.config.arms
-        if arm.label in means
+        arm: {place: turn.seconds / mean for place, turn in figures.turns(arm).items()}
+        for arm, mean in means.items()
     }
     numbers = sorted({round_ for own in times.values() for round_, _ in own})
     rounds = {round_: round_ in analysis.summary.noisy_rounds for round_ in numbers}

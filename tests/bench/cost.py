@@ -6,8 +6,8 @@ import os
 from typing import NamedTuple
 
 from backends import BACKENDS
+from compare.analysis import analyse
 from compare.analysis.estimate import Estimate
-from compare.analysis.summary import summarise
 from tests.bench import launches
 from tests.bench.estimate import Section
 from tests.bench.machine import OTHER_LOAD_LIMIT, LoadMeter, family_seconds
@@ -72,7 +72,7 @@ def _points(run):
     megabytes = run.launches[0].ranks[0].gradient_bytes / 1e6
     return [
         Point(found.arm, run.config.ranks, megabytes, found.step_seconds, found.sync_seconds)
-        for found in summarise(run).arms
+        for found in analyse(run).summary.arms
     ]
 
 

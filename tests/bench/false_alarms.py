@@ -15,14 +15,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from compare.analysis.change import judge_gate
 from compare.analysis.estimate import binomial_interval
-from compare.analysis.gate import judge_gate
-from compare.analysis.looks import FIRST_LOOK, Look, planned_looks
-from compare.analysis.step_times import other_cpu_load, step_seconds
+from compare.analysis.figures import Figures
+from compare.analysis.looks import FIRST_LOOK, Look
 from compare.errors import SlowerError, TooNoisyError
 from compare.schema.store import read_run
 from compare.text import counted
-from tests.bench.simulate import simulate_gates
+from tests.bench.simulate import planned_looks, simulate_gates
 from tests.comparing import ROOT, compare, find_mnist
 
 RECORD = ROOT / "docs" / "false-alarms.jsonl"
@@ -99,9 +99,10 @@ def _gate_once(given, data_dir):
         if done.returncode not in _EXPECTED:
             sys.exit(done.stderr)
         run = read_run(output)
-    gate = judge_gate(run)
+    figures = Figures(run)
+    gate = judge_gate(figures)
     (change,) = gate.changes
-    new, old = run.config.arms
+    new, old = (arm.label for arm in run.config.arms)
     return {
         "at": run.started_at,
         "arm": given.arm,
@@ -109,10 +110,8 @@ def _gate_once(given, data_dir):
         "ratio": change.ratio,
         "low": change.low,
         "high": change.high,
-        "other_cpu_load": max(map(other_cpu_load, run.launches)),
-        "step_seconds": [
-            list(map(step_seconds, pair)) for pair in zip(run.of(new), run.of(old), strict=True)
-        ],
+        "other_cpu_load": max(launch.other_cpu_load for launch in figures.launches),
+        "step_seconds": [[launch.step_seconds for launch in pair] for pair in figures.pairs(new, old)],
     }
 
 

@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 
 from compare.analysis.estimate import binomial_interval
-from compare.analysis.looks import FIRST_LOOK, Look, planned_looks
+from compare.analysis.figures import Figures
+from compare.analysis.looks import FIRST_LOOK, Look
 from compare.analysis.ranking import log_ratios
-from compare.analysis.step_times import other_cpu_load, step_seconds
 from compare.schema.store import read_run
 from tests.bench import loads
-from tests.bench.simulate import simulate_aa
+from tests.bench.simulate import planned_looks, simulate_aa
 from tests.comparing import ROOT, compare, find_mnist
 
 RECORD = ROOT / "docs" / "false-differences.jsonl"
@@ -82,9 +82,10 @@ def _compare_once(given, data_dir):
             sys.exit(done.stderr)
         run = read_run(output)
         (verdict,) = json.loads((Path(folder) / "out.json").read_text())["summary"]["aa"]["verdicts"]
-    first, second = run.config.arms
-    assert len(log_ratios(run, second, first)) == FIRST_LOOK
-    pairs = [list(map(step_seconds, pair)) for pair in zip(run.of(first), run.of(second), strict=True)]
+    first, second = (arm.label for arm in run.config.arms)
+    figures = Figures(run)
+    assert len(log_ratios(figures, second, first)) == FIRST_LOOK
+    pairs = [[launch.step_seconds for launch in pair] for pair in figures.pairs(first, second)]
     return {
         "at": run.started_at,
         "arm": given.arm,
@@ -95,7 +96,7 @@ def _compare_once(given, data_dir):
         "ratio": verdict["speed_ratio"],
         "low": verdict["low"],
         "high": verdict["high"],
-        "other_cpu_load": max(map(other_cpu_load, run.launches)),
+        "other_cpu_load": max(launch.other_cpu_load for launch in figures.launches),
         "step_seconds": pairs,
     }
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from compare.analysis.figures import Figures
 from compare.analysis.ranking import paired_log_ratios
 from compare.schema.store import read_run
 from tests.comparing import ROOT
@@ -51,7 +52,7 @@ def of_record(path):
 def of_run(path):
     """Return the log ratios of a run, by arm."""
     run = read_run(path)
-    return {arm: [ratios] for arm, ratios in paired_log_ratios(run, run.config.baseline).items()}
+    return {arm: [ratios] for arm, ratios in paired_log_ratios(Figures(run), run.config.baseline).items()}
 
 
 def describe(series):

@@ -18,7 +18,7 @@ import psutil
 from backends import BACKENDS
 from backends.launchers import LAUNCHERS, environment_bin, find_launcher
 from backends.launchers.request import Request
-from compare.analysis.step_times import step_seconds
+from compare.analysis.figures import LaunchFigures
 from compare.errors import UsageError
 from compare.schema.arms import parse_arm
 from compare.schema.environment import inherited, settings
@@ -82,7 +82,7 @@ def launch_product(arm, *, ranks, steps, data_dir, folder):
     )
     (launch,) = run.launches
     figures = {
-        "step_seconds": step_seconds(launch),
+        "step_seconds": LaunchFigures(launch).step_seconds,
         "first_step_seconds": max(rank.moments.first_step_done for rank in launch.ranks),
         "with_proof_seconds": max(
             rank.moments.first_step_done + sum(taken.seconds for taken in rank.parity)

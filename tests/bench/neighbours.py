@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from compare.analysis.step_times import turn_seconds
+from compare.analysis.figures import LaunchFigures
 from compare.experiment import rounds
 from compare.experiment.turn_plan import LEAD_SECONDS, TURN_SECONDS
 from compare.launch.cohort import Cohort
@@ -113,7 +113,7 @@ def summary(folder):
     for what, ratio in (("among over alone", _among_over_alone), ("after a neighbour", _after_a_neighbour)):
         ratios = {}
         for launch in launches:
-            ratios.setdefault(launch.arm, []).append(ratio(turn_seconds(launch)))
+            ratios.setdefault(launch.arm, []).append(ratio(LaunchFigures(launch).turns))
         lines += [_line(f"{what}, {arm}", found) for arm, found in sorted(ratios.items())]
         lines.append(_line(f"{what}, all arms", [each for found in ratios.values() for each in found]))
     costs = [_cost(by_number[e["launch"]], e) for e in entries if e["launch"] in by_number]
@@ -121,19 +121,19 @@ def summary(folder):
     return [*lines, f"a turn costs {middle:.1f} ms beside its steps; half of all {low:.1f} to {high:.1f} ms"]
 
 
-def _among_over_alone(seconds):
+def _among_over_alone(turns):
     """Return the ratio of the second part to the first and third."""
-    alone = _mean(seconds, range(_FIRST, _SECOND)), _mean(seconds, range(_THIRD, _END))
-    return math.exp(_mean(seconds, range(_SECOND, _THIRD, 2)) - sum(alone) / 2)
+    alone = _mean(turns, range(_FIRST, _SECOND)), _mean(turns, range(_THIRD, _END))
+    return math.exp(_mean(turns, range(_SECOND, _THIRD, 2)) - sum(alone) / 2)
 
 
-def _after_a_neighbour(seconds):
+def _after_a_neighbour(turns):
     """Return the ratio of turns after a neighbour's to others."""
-    return math.exp(_mean(seconds, range(_SECOND, _THIRD, 2)) - _mean(seconds, range(_SECOND + 1, _THIRD, 2)))
+    return math.exp(_mean(turns, range(_SECOND, _THIRD, 2)) - _mean(turns, range(_SECOND + 1, _THIRD, 2)))
 
 
-def _mean(seconds, turns):
-    return statistics.fmean(math.log(seconds[turn]) for turn in turns)
+def _mean(turns, numbers):
+    return statistics.fmean(math.log(turns[number].seconds) for number in numbers)
 
 
 def _line(name, ratios):
@@ -148,7 +148,7 @@ def _cost(launch, entry):
     blocks = [block for block in launch.ranks[0].blocks if block.turn == entry["turn"]]
     timed = sum(block.wall_ns for block in blocks) / 1e9
     # The first part of the turn and the first step of each block train, and are not timed.
-    step = turn_seconds(launch)[entry["turn"]]
+    step = LaunchFigures(launch).turns[entry["turn"]].seconds
     return entry["seconds"] - timed - LEAD_SECONDS - len(blocks) * step
 
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from compare.analysis.cost_model import Schedule, predict_call
 from compare.analysis.measured import Measured, measure, why_not
-from compare.analysis.predict import Target, predict_all_reduce, predict_step
-from compare.analysis.timeline import Schedule
+from compare.analysis.predict import Target, network_of, predict_step
 from compare.schema.hosts import Link
 from compare.schema.store import read_run
 from tests.comparing import ROOT
@@ -110,7 +110,8 @@ def _judge(base: list[Measured], measured: Measured, cap: float | None) -> Cell:
         predicted=statistics.geometric_mean(predict_step(one, target).seconds for one in base),
         measured=measured.step_seconds,
         call_predicted=statistics.geometric_mean(
-            predict_all_reduce(one, nbytes, target).seconds for one in base
+            predict_call(one.curve, one.all_reduce, one.ranks, nbytes, network_of(one, target)).seconds
+            for one in base
         ),
         call_measured=call_measured,
     )
@@ -163,7 +164,7 @@ def _with_ready(one: Measured, seconds: float) -> Measured:
 
 
 def _without_rest(one: Measured) -> Measured:
-    rest = predict_step(one, Target(hosts=one.ranks)).rest_seconds
+    rest = predict_step(one, Target(hosts=one.ranks)).parts["copies"]
     return msgspec.structs.replace(one, step_seconds=one.step_seconds - rest)
 
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from compare.analysis.decision import Sample, Settled, decide
 from compare.analysis.estimate import binomial_interval
-from compare.analysis.looks import ALPHA, Look, levels
-from compare.analysis.verdict import MARGIN
+from compare.analysis.looks import ALPHA, Look, is_close_to_the_end, levels, look_rounds
+from compare.analysis.verdict import MARGIN, Sample, Settled, decide
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,6 +33,12 @@ class SimulatedRate(msgspec.Struct, frozen=True, kw_only=True):
     """Experiments in which all arms were called equivalent, which is the truth."""
     mean_rounds: float
     """Rounds until everything was settled, or until the last look."""
+
+
+def planned_looks(planned: int) -> list[Look]:
+    """Return the looks of a run that ends after ``planned`` rounds, if that was planned from its start."""
+    found = [Look(rounds, planned) for rounds in look_rounds(planned - 1)]
+    return [*(look for look in found if not is_close_to_the_end(look)), Look(planned, planned)]
 
 
 def simulate_aa(
@@ -126,16 +131,16 @@ def simulate_gates(
     running, rounds = np.ones(experiments, bool), np.full(experiments, looks[-1].rounds)
     for look, level in zip(looks, levels(looks), strict=True):
         if level:
-            before, sample = settled.different, Sample.over_rounds(log_ratios[:, : look.rounds])
+            before, sample = settled.different, _over_rounds(log_ratios[:, : look.rounds])
             settled = decide(sample, level, math.log1p(limit), settled, one_sided=True).settled
             slower |= running & (settled.different & ~before & (sample.mean < 0)).any(-1)
-            ends = running & (slower | settled.all)
+            ends = running & (slower | _all(settled))
             rounds[ends] = look.rounds
             running &= ~ends
     return SimulatedGates(
         experiments=experiments,
         slower=int(slower.sum()),
-        passed=int((settled.all & ~slower).sum()),
+        passed=int((_all(settled) & ~slower).sum()),
         mean_rounds=float(rounds.mean()),
     )
 
@@ -154,11 +159,25 @@ def follow(
     rounds = np.full(experiments, looks[-1].rounds)
     for look, level in zip(looks, levels(looks, alpha=alpha), strict=True):
         if level:
-            running = ~settled.all
-            sample = Sample.over_rounds(log_ratios[:, : look.rounds])
+            running = ~_all(settled)
+            sample = _over_rounds(log_ratios[:, : look.rounds])
             settled = decide(sample, level, math.log1p(margin), settled).settled
-            rounds[running & settled.all] = look.rounds
+            rounds[running & _all(settled)] = look.rounds
     return settled, rounds
+
+
+def _over_rounds(values: NDArray) -> Sample:
+    """Summarise log ratios of shape (experiments, rounds, arms) over the rounds."""
+    import numpy as np
+
+    mean, n = values.mean(1), values.shape[1]
+    error = values.std(1, ddof=1) / n**0.5 if n > 1 else np.full_like(mean, np.nan)
+    return Sample(mean, error, np.full_like(mean, n, dtype=int))
+
+
+def _all(settled: Settled) -> NDArray:
+    """Return whether every arm is settled, as one boolean for each experiment."""
+    return (settled.different | settled.equivalent).all(-1)
 
 
 def _draw_log_ratios(

@@ -24,9 +24,9 @@ import numpy as np
 
 from compare.analysis.budget import elapsed_seconds
 from compare.analysis.estimate import binomial_interval
+from compare.analysis.figures import Figures, LaunchFigures
 from compare.analysis.ranking import verdicts
 from compare.analysis.spread import cohorts, launch_variance, turn_spreads
-from compare.analysis.step_times import turn_seconds
 from compare.experiment import turn_plan
 from compare.experiment.schedule import next_cohort
 from compare.experiment.turn_plan import LEAD_SECONDS, TURN_SECONDS, plan_turns
@@ -97,7 +97,7 @@ def draw(machine, difference, limit_seconds, seed):
         now += took
         run = msgspec.structs.replace(run, launches=[*run.launches, *launches])
     run = msgspec.structs.replace(run, complete=True)
-    found = verdicts(run, run.config.baseline)
+    found = verdicts(Figures(run), run.config.baseline)
     return {arm: verdict.kind for arm, verdict in found.items()}, len(run.launches) // len(arms), now
 
 
@@ -129,9 +129,9 @@ def _recorded(given):
     spreads = {arm: spread / scale for arm, spread in turn_spreads(run).items()}
     residuals = {arm: [] for arm in arms}
     for launches in cohorts(run):
-        times = {la.arm: turn_seconds(la) for la in launches}
+        times = {la.arm: LaunchFigures(la).turns for la in launches}
         turns = sorted(set.intersection(*map(set, times.values())))
-        logs = np.log([[times[arm][turn] for turn in turns] for arm in arms])
+        logs = np.log([[times[arm][turn].seconds for turn in turns] for arm in arms])
         rest = logs - logs.mean(0) - logs.mean(1, keepdims=True) + logs.mean()
         for arm, own in zip(arms, rest, strict=True):
             residuals[arm] += list(own)

@@ -6,7 +6,6 @@ Sweeps, accumulation, rounding, own environments, one process, and sharded optim
 import pytest
 
 from compare.analysis import analyse
-from compare.analysis.summary import summarise
 from compare.schema.arms import Arm, parse_arm
 from compare.schema.store import read_run
 from tests.comparing import RUN, compare
@@ -52,12 +51,12 @@ def test_accumulate_counts_the_samples_of_all_passes_in_a_step(ran):
     run, printed = ran
     assert "batch 32 per rank × 2 passes" in printed
     assert run.config.global_batch_size == 128
-    for arm in summarise(run).arms:
+    for arm in analyse(run).summary.arms:
         assert arm.samples_per_second.mean == pytest.approx(128 / arm.step_seconds.mean)
 
 
 def test_accumulate_trains_one_model_except_in_arms_that_round(ran):
-    hashes = {arm.arm: arm.final_hash for arm in summarise(ran[0]).arms}
+    hashes = {arm.arm: arm.final_hash for arm in analyse(ran[0]).summary.arms}
     exact = {value for label, value in hashes.items() if parse_arm(label).exact}
     assert len(exact) == 1
     assert hashes["ddp:comm_hook=fp16"] not in exact

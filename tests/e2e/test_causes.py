@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from compare.analysis.causes import find_causes
-from compare.analysis.summary import summarise
+from compare.analysis import analyse
 from compare.schema.store import read_run
 from compare.text import counted
 from tests.comparing import compare, inject
@@ -44,7 +43,7 @@ def measure(tmp_path_factory, mnist_dir):
         )
         assert done.returncode == 0, done.stderr
         run = read_run(folder / "run")
-        return find_causes(run, summarise(run)), " ".join(done.stdout.split()), run
+        return analyse(run).causes, " ".join(done.stdout.split()), run
 
     return carry_out
 

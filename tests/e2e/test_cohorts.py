@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compare.analysis.summary import summarise
+from compare.analysis import analyse
 from compare.schema.store import read_run
 from tests.comparing import RUN, compare
 
@@ -34,7 +34,7 @@ def test_every_arm_takes_every_turn(cohort):
 
 def test_all_arms_train_the_same_steps_and_more_for_timing(cohort):
     run, done = cohort
-    arms = {arm.arm: arm for arm in summarise(run).arms}
+    arms = {arm.arm: arm for arm in analyse(run).summary.arms}
     assert len({arms[name].final_hash for name in ARMS}) == 1
     assert len({arms[name].accuracy for name in ARMS}) == 1
     for launch in run.launches:

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from compare.analysis.gate import judge_gate
+from compare.analysis import analyse
 from compare.schema.store import read_run
 from tests.comparing import compare, inject
 
@@ -51,7 +51,7 @@ def test_arms_of_both_environments_are_alive_in_one_run(tmp_path, mnist_dir):
     assert run.interleaved.mode == "blocks"
     prefixes = {launch.arm: {rank.attestation["prefix"] for rank in launch.ranks} for launch in run.launches}
     assert prefixes == {"ddp": {sys.prefix}, "ddp@against": {str(tmp_path / "other")}}
-    assert judge_gate(run).changes[0].ratio < 0.9  # the other environment is slower
+    assert analyse(run).gate.changes[0].ratio < 0.9  # the other environment is slower
     assert ET.parse(tmp_path / "gate.xml").getroot().get("errors") == "1"
     assert "TOO NOISY" in (tmp_path / "gate.md").read_text()
     config = json.loads((tmp_path / "run" / "config.json").read_text())
@@ -65,4 +65,4 @@ def test_slower_environment_fails_the_gate(tmp_path, mnist_dir):
     done = gate(tmp_path, mnist_dir, "--budget", 300, python=slow, against=sys.executable)
     assert done.returncode == SLOWER, done.stdout + done.stderr
     assert ET.parse(tmp_path / "gate.xml").getroot().get("failures") == "1"
-    assert judge_gate(read_run(tmp_path / "run")).changes[0].ratio > 1.1
+    assert analyse(read_run(tmp_path / "run")).gate.changes[0].ratio > 1.1

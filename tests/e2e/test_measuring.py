@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import scipy.stats
 
-from compare.analysis.step_times import other_cpu_load
-from compare.analysis.summary import summarise
+from compare.analysis import analyse
+from compare.analysis.figures import LaunchFigures
 from compare.schema.store import read_run
 from tests.comparing import compare, inject
 
@@ -75,7 +75,7 @@ def quietest(run):
     """
     launches = sorted([*run.launches, *run.discarded], key=lambda launch: launch.number)
     rounds = [launches[first : first + 2] for first in range(0, len(launches), 2)]
-    rounds.sort(key=lambda pair: max(map(other_cpu_load, pair)))
+    rounds.sort(key=lambda pair: max(LaunchFigures(one).other_cpu_load for one in pair))
     return [msgspec.structs.replace(run, launches=pair, discarded=[]) for pair in rounds[:ROUNDS]]
 
 
@@ -83,7 +83,7 @@ def changes(run, figure):
     """Return the seconds that the delay added to a figure, by round."""
 
     def of(round_, *, delayed):
-        return figure(summarise(half(round_, delayed=delayed)).arms[-1]).mean
+        return figure(analyse(half(round_, delayed=delayed)).summary.arms[-1]).mean
 
     return [of(round_, delayed=True) - of(round_, delayed=False) for round_ in quietest(run)]
 
@@ -145,7 +145,7 @@ def test_straggler_does_not_change_communication(straggler, figure):
 
 
 def test_straggler_is_named_as_the_slowest_rank(straggler):
-    assert [arm.detail.slowest_rank for arm in summarise(half(straggler, delayed=True)).arms] == [1, 1]
+    assert [arm.detail.slowest_rank for arm in analyse(half(straggler, delayed=True)).summary.arms] == [1, 1]
 
 
 def test_delay_does_not_change_the_trained_parameters(slow_sync, straggler):

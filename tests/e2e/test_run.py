@@ -8,7 +8,7 @@ import pytest
 
 from backends.launchers.request import MARKER
 from compare.analysis import analyse
-from compare.analysis.summary import Detail, summarise
+from compare.analysis.summary import Detail
 from compare.schema.arms import parse_arm
 from compare.schema.store import read_run
 from tests.comparing import RUN, compare
@@ -52,7 +52,7 @@ def test_run_of_all_arms_ends_with_equal_parameters_and_accuracy(whole):
     run = read_run(whole[0])
     for launch in run.launches:
         assert sum(rank.evaluation.samples for rank in launch.ranks) == 10_000
-    summaries = {s.arm: s for s in summarise(run).arms}
+    summaries = {s.arm: s for s in analyse(run).summary.arms}
     assert {s.final_hash for name, s in summaries.items() if name != "none"} == {summaries["ddp"].final_hash}
     assert summaries["ddp"].final_hash is not None
     assert len({s.accuracy for name, s in summaries.items() if name != "none"}) == 1
@@ -137,7 +137,7 @@ def test_report_detail_shows_the_costs_of_every_arm(whole):
     detailed = compare("report", directory, "--detail")
     assert detailed.returncode == 0
     assert "Where the sync cost goes" in detailed.stdout
-    for arm in summarise(read_run(directory)).arms:
+    for arm in analyse(read_run(directory)).summary.arms:
         known = [name for name in Detail.__struct_fields__ if getattr(arm.detail, name) is not None]
         if arm.arm != "none":
             assert known == list(Detail.__struct_fields__), arm.arm

@@ -19,8 +19,9 @@ from compare.analysis.budget import (
     planned_rounds,
     seconds_left,
 )
-from compare.analysis.looks import FIRST_LOOK, Look, levels, look_rounds, planned_looks
+from compare.analysis.looks import FIRST_LOOK, Look, levels, look_rounds
 from compare.schema.hosts import Host, Link, Network
+from tests.bench.simulate import planned_looks
 from tests.unit.factories import a_launch, a_run
 
 LIMITS = st.sampled_from(["budget_seconds", "settle_seconds"])

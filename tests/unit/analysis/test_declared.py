@@ -11,7 +11,6 @@ from backends import BACKENDS, Option
 from compare.analysis import analyse
 from compare.analysis.conditions import compare_conditions
 from compare.analysis.parity import check_gates
-from compare.analysis.summary import summarise
 from compare.report.of_verification import _cell, _verdict
 from compare.schema.arms import Arm, parse_arm
 from compare.schema.parity import WrongStep
@@ -89,7 +88,7 @@ def test_conditions_of_one_process_are_declared_and_none_differs():
 
 @pytest.mark.parametrize("run", [a_run_with_single(), a_run_with_layers()], ids=["one process", "layers"])
 def test_summary_of_a_whole_batch_has_efficiency_and_no_sync_cost(run):
-    arm = summarise(run).arms[-1]
+    arm = analyse(run).summary.arms[-1]
     assert arm.efficiency.mean == pytest.approx(0.5)
     assert arm.samples_per_second.mean == pytest.approx(128 / 8.2e-3, rel=1e-3)
     assert arm.speed_against_baseline.mean == pytest.approx(0.622, abs=0.005)
@@ -230,7 +229,7 @@ def test_summary_of_fused_phases_compares_backward_with_both():
         for found in (a_rank(rank, reference=[6.0]) for rank in range(2))
     ]
     run = a_run({"ddp": [5.0]}, launches=[a_launch("ddp", ranks=ranks)])
-    detail = summarise(run).arms[0].detail
+    detail = analyse(run).summary.arms[0].detail
     assert detail.forward_seconds is None
     assert detail.backward_seconds.mean == pytest.approx(1e-3)
     assert detail.blocked_seconds.mean == pytest.approx(1e-3)

@@ -13,10 +13,6 @@ from hypothesis import strategies as st
 from compare.analysis.estimate import Estimate
 
 
-def test_estimate_of_equal_values_has_no_width():
-    assert Estimate.of([2.0] * 5) == Estimate(2.0, 2.0, 2.0, 5, "t")
-
-
 @settings(deadline=None)
 @given(st.lists(st.floats(-1e9, 1e9), min_size=3, max_size=30))
 def test_estimate_of_three_values_is_students_interval(values):

@@ -8,11 +8,19 @@ import msgspec
 import pytest
 
 from compare.analysis.against import compare_with
-from compare.analysis.cost_model import Call, Curve, Network, expected_maximum, predict_call
+from compare.analysis.cost_model import (
+    MIB,
+    Call,
+    Curve,
+    Gradient,
+    Network,
+    ddp_buckets,
+    expected_maximum,
+    lay_out,
+    predict_call,
+)
 from compare.analysis.forms import FORMS
-from compare.analysis.predict import Target, forecast, predict_step, with_measured_link
-from compare.analysis.timeline import MIB, Gradient, ddp_buckets, lay_out
-from compare.analysis.validated import validated_error
+from compare.analysis.predict import Target, forecast, predict_step, validated_error, with_measured_link
 from compare.errors import OutputError
 from compare.report import FORMATS, write
 from compare.report.of_prediction import document_against, document_of
@@ -144,7 +152,9 @@ def test_validated_errors_are_those_of_the_recorded_cells(record):
 @pytest.mark.parametrize("rate", ["200mbit", "500mbit", "10gbit"])
 def test_calls_that_are_quicker_in_the_step_are_so_at_faster_rates(record, rate):
     manual = next(one for one in record.base if one.arm == "manual")
-    calls = manual.step_seconds - predict_step(manual, Target(hosts=2)).rest_seconds - manual.compute_seconds
+    calls = (
+        manual.step_seconds - predict_step(manual, Target(hosts=2)).parts["copies"] - manual.compute_seconds
+    )
     target = Target(hosts=2, link=parse_link(rate))
     whole, half = (
         predict_step(msgspec.structs.replace(manual, step_seconds=manual.compute_seconds + step), target)
@@ -158,10 +168,10 @@ def test_calls_that_are_quicker_in_the_step_are_so_at_faster_rates(record, rate)
 def test_time_that_calls_save_does_not_grow_with_them(record):
     """A little noise would become much where little is exposed."""
     manual = next(one for one in record.base if one.arm == "manual")
-    rest = predict_step(manual, Target(hosts=2)).rest_seconds
+    rest = predict_step(manual, Target(hosts=2)).parts["copies"]
     quicker = msgspec.structs.replace(manual, step_seconds=manual.step_seconds - rest - 0.001)
     for target in (Target(hosts=4), Target(hosts=2, link=parse_link("1mbit,1s"))):
-        assert predict_step(quicker, target).rest_seconds == pytest.approx(-0.001)
+        assert predict_step(quicker, target).parts["copies"] == pytest.approx(-0.001)
 
 
 # ---- runs ----

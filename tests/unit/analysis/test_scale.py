@@ -3,9 +3,7 @@
 import msgspec
 import pytest
 
-from compare.analysis import scale as scale_module
 from compare.analysis.scale import summarise_scale
-from compare.analysis.summary import summarise
 from tests.unit.factories import a_block
 from tests.unit.scales import BENDING, a_scale
 
@@ -76,14 +74,6 @@ def test_strong_scaling_with_a_constant_cost_has_no_growth():
     assert growth.share_seconds * 1e3 == pytest.approx(6.0)
     parts = (growth.computing_seconds, growth.waiting_seconds, growth.synchronising_seconds)
     assert [growth.step_seconds, growth.collective_seconds, *parts] == pytest.approx([0.0] * 5)
-
-
-def test_each_count_is_summarised_once(monkeypatch):
-    summarised = []
-    monkeypatch.setattr(scale_module, "summarise", lambda run: summarised.append(run) or summarise(run))
-    scale = a_scale(BENDING)
-    assert summarise_scale(scale).bends
-    assert summarised == list(scale.runs.values())
 
 
 def test_series_that_was_stopped_may_have_a_count_without_launches():

@@ -7,10 +7,16 @@ import pytest
 
 from compare.analysis import analyse
 from compare.analysis.estimate import Estimate
-from compare.analysis.summary import Detail, Parity, summarise
+from compare.analysis.proven import Parity
+from compare.analysis.summary import Detail, summarise_turns
 from compare.report.limits import warnings
-from compare.schema.results import Evaluation, Moments
+from compare.schema.results import Evaluation, Interleaved, Moments
 from tests.unit.factories import TRAINED, a_block, a_launch, a_pass, a_phased_block, a_rank, a_run, noisy
+from tests.unit.pages import render
+
+
+def summarise(run):
+    return analyse(run).summary
 
 
 def summary_of(milliseconds, **changes):
@@ -88,11 +94,6 @@ def test_final_hash_is_known_if_all_agree(last, known):
 
 
 # ---- a run ----
-
-
-def test_arms_have_the_order_of_the_config():
-    arms = {"none": [4], "mpi": [9], "ddp": [5], "manual": [7]}
-    assert list(summary_of(arms)) == list(arms)
 
 
 @pytest.mark.parametrize(
@@ -389,3 +390,36 @@ def test_parity_of_an_arm(arm, passes, parity):
     (found,) = summarise(a_run({arm: []}, launches=launches)).arms
     outcome, steps, difference = parity
     assert found.parity == Parity(outcome=outcome, steps=steps, difference=difference)
+
+
+# ---- turns ----
+
+
+def a_cohort(*arms, mode="blocks", **changes):
+    """Return a run of one cohort."""
+    launches = [a_launch(arm, ranks=[a_rank(0, **changes)]) for arm in arms]
+    return a_run({arm: [] for arm in arms}, interleaved=Interleaved(mode=mode), launches=launches)
+
+
+def test_arm_that_takes_cpu_time_while_it_waits_is_named():
+    quiet = a_cohort("ddp", waited_ns=10**9, waited_cpu_ns=19 * 10**6)
+    assert summarise_turns(quiet).awake == {}
+    busy = a_cohort("ddp", waited_ns=10**9, waited_cpu_ns=90 * 10**6)
+    assert summarise_turns(busy).awake == {"ddp": pytest.approx(0.09)}
+    assert "more than 2 % of a core: ddp 9.0 %." in render(busy, analyse(busy), "table", wide=True)
+
+
+def test_steps_beyond_the_training_are_named():
+    run = a_cohort("ddp", "mpi", trained_steps=250)
+    printed = render(run, analyse(run), "markdown")
+    assert "Every arm trained 100 steps. For timing only, every arm went on after them." in printed
+    assert summarise_turns(a_cohort("ddp", trained_steps=100)).trained_on == []
+
+
+def test_memory_of_a_cohort_is_that_of_all_its_ranks():
+    run = a_cohort("ddp", "mpi", whole_peak_memory_bytes=300 << 20)
+    assert summarise_turns(run).memory_bytes == 600 << 20
+
+
+def test_launches_one_after_another_have_no_turns():
+    assert summarise_turns(a_cohort("ddp", mode="launches")) is None

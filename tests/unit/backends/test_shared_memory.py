@@ -32,7 +32,7 @@ from backends.shared_memory.layout import RESULTS, Layout
 from backends.shared_memory.sum import SharedSum
 from backends.strategies.averaging import REDUCERS, AveragingReplica
 from backends.strategies.ddp import DDPReplica
-from compare.analysis.summary import summarise
+from compare.analysis import analyse
 from compare.worker.loop import train
 from compare.worker.models import classify
 from tests.unit.factories import a_launch, a_rank, a_run
@@ -161,7 +161,7 @@ def test_summary_shows_the_strategys_transport_before_the_groups():
     ):
         ranks = [a_rank(rank, attestation=group | replica) for rank in range(2)]
         run = a_run(launches=[a_launch("ddp", ranks=ranks)])
-        assert [arm.transport for arm in summarise(run).arms] == [shown]
+        assert [arm.transport for arm in analyse(run).summary.arms] == [shown]
 
 
 # ---- errors ----

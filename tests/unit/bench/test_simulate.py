@@ -172,9 +172,3 @@ def test_binomial_interval_matches_scipy(trials, data, level):
     successes = data.draw(st.integers(0, trials))
     expected = stats.binomtest(successes, trials).proportion_ci(level, method="exact")
     assert binomial_interval(successes, trials, level=level) == pytest.approx(tuple(expected), abs=1e-12)
-
-
-@pytest.mark.parametrize(("successes", "trials"), [(0, 0), (-1, 5), (6, 5)])
-def test_binomial_interval_without_a_rate_fails(successes, trials):
-    with pytest.raises(ValueError, match="is no rate"):
-        binomial_interval(successes, trials)

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compare.analysis.figures import Figures
 from compare.analysis.looks import FIRST_LOOK
-from compare.analysis.summary import summarise
 from compare.errors import BudgetError, OutputError
 from compare.experiment.run import carry_out
 from compare.experiment.schedule import MOST_IN_A_ROW, discard_noisy, is_settled, next_launch, order_of
@@ -106,7 +106,7 @@ def test_on_a_machine_that_is_never_quiet_a_run_comes_to_an_end(most, repeated):
     assert [launch.round for launch in run.discarded[::2]] == repeated
     assert len(run.launches) == config.total_launches
     assert len(history) == config.total_launches + 2 * len(repeated)
-    assert summarise(run).noisy_rounds == [1, 2, 3]
+    assert Figures(run).noisy_rounds == [1, 2, 3]
 
 
 def test_only_the_last_round_is_looked_at_and_only_when_complete():
@@ -228,7 +228,7 @@ def test_a_round_that_the_budget_cuts_short_is_discarded(
     run = carry_out(a_beginning(config), tmp_path, ALONE, Listening())
     assert run.complete
     assert (numbers(run.launches), numbers(run.discarded)) == (counted, discarded)
-    assert summarise(run).noisy_rounds == ([2] if noisy else [])
+    assert Figures(run).noisy_rounds == ([2] if noisy else [])
     assert read_run(tmp_path) == run
 
 

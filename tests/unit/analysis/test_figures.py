@@ -1,28 +1,28 @@
-"""Test the figures of one launch."""
+"""Test the figures of one launch, and the table of a run."""
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 import pytest
 
-from compare.analysis.step_times import (
-    OTHER_LOAD_LIMIT,
-    collective_seconds,
-    cores_per_rank,
-    is_noisy,
-    other_cores,
-    other_cpu_load,
-    step_seconds,
-)
-from compare.schema.results import Block, MachineUse
-from tests.unit.factories import a_block, a_launch, a_phased_block, a_rank
+from compare.analysis.figures import OTHER_LOAD_LIMIT, Figures, LaunchFigures
+from compare.analysis.ranking import log_ratios
+from compare.schema.results import Block, Interleaved, MachineUse
+from tests.unit.factories import a_block, a_launch, a_phased_block, a_rank, a_run
+
+
+def of(ranks):
+    """Return the figures of a launch of these ranks."""
+    return LaunchFigures(a_launch(ranks=ranks))
 
 
 def test_step_time_is_the_mean_over_ranks_and_blocks():
-    launch = a_launch(ranks=[a_rank(0, milliseconds=[10, 20, 30]), a_rank(1, milliseconds=[12, 22, 100])])
-    assert step_seconds(launch) == pytest.approx(0.097 / 3)  # the mean of 11, 21 and 65 ms
+    figures = of([a_rank(0, milliseconds=[10, 20, 30]), a_rank(1, milliseconds=[12, 22, 100])])
+    assert figures.step_seconds == pytest.approx(0.097 / 3)  # the mean of 11, 21 and 65 ms
     blocks = [Block(steps=n, wall_ns=n * 10_000_000, cpu_ns=0) for n in (30, 31)]
-    assert step_seconds(a_launch(ranks=[a_rank(blocks=blocks)])) == pytest.approx(0.010)
+    assert of([a_rank(blocks=blocks)]).step_seconds == pytest.approx(0.010)
 
 
 def test_step_time_excludes_blocks_with_phases_and_other_modes():
@@ -32,16 +32,35 @@ def test_step_time_excludes_blocks_with_phases_and_other_modes():
         a_phased_block("reference", forward=[500.0] * 30),
         a_phased_block(forward=[0.0] * 30, sync=[500.0] * 30),
     ]
-    launch = a_launch(ranks=[a_rank(rank, blocks=blocks) for rank in range(2)])
-    assert step_seconds(launch) == pytest.approx(0.010)
-    assert step_seconds(launch, "reference") == pytest.approx(0.004)
-    with pytest.raises(ValueError, match="launch 7 has no blocks of reference"):
-        step_seconds(a_launch(number=7), "reference")
+    figures = of([a_rank(rank, blocks=blocks) for rank in range(2)])
+    assert figures.step_seconds == pytest.approx(0.010)
+    assert figures.reference_seconds == pytest.approx(0.004)
+    assert of([a_rank()]).reference_seconds is None
+
+
+def in_turns(*milliseconds):
+    """Return a rank with two blocks of each turn."""
+    return a_rank(blocks=[a_block(ms, turn=n) for n, ms in enumerate(milliseconds, 1) for _ in range(2)])
+
+
+def test_step_time_is_the_geometric_mean_over_turns():
+    assert of([in_turns(2.0, 8.0)]).step_seconds == pytest.approx(4e-3)
+    assert [turn.seconds for turn in of([in_turns(2.0, 8.0)]).turns.values()] == pytest.approx([2e-3, 8e-3])
+
+
+def test_ratio_of_two_arms_is_the_mean_ratio_of_their_turns():
+    launches = [
+        a_launch("ddp", ranks=[in_turns(4.0, 6.0, 9.0)]),
+        a_launch("mpi", ranks=[in_turns(2.0, 5.0, 3.0)]),
+    ]
+    run = a_run({"ddp": [], "mpi": []}, interleaved=Interleaved(mode="blocks"), launches=launches)
+    expected = sum(math.log(a / b) for a, b in [(4, 2), (6, 5), (9, 3)]) / 3
+    assert log_ratios(Figures(run), "mpi", "ddp") == [pytest.approx(expected)]
 
 
 def test_collectives_are_the_median_of_the_mean_over_ranks():
     ranks = [a_rank(0, collective_ns=[100, 300, 900]), a_rank(1, collective_ns=[300, 500, 1900])]
-    assert collective_seconds(a_launch(ranks=ranks)) == pytest.approx(400e-9)
+    assert of(ranks).collective_seconds == pytest.approx(400e-9)
 
 
 def test_cores_per_rank_cover_the_training_alone():
@@ -51,8 +70,8 @@ def test_cores_per_rank_cover_the_training_alone():
         a_block(10, mode="reference", cpu_ns=0),
         a_phased_block(forward=[10.0] * 30),
     ]
-    launch = a_launch(ranks=[a_rank(rank, blocks=blocks) for rank in range(2)])
-    assert cores_per_rank(launch) == pytest.approx(1.5)  # 2 and 1 of 300 ms each
+    figures = of([a_rank(rank, blocks=blocks) for rank in range(2)])
+    assert figures.cores_per_rank == pytest.approx(1.5)  # 2 and 1 of 300 ms each
 
 
 # ---- other CPU load ----
@@ -81,8 +100,8 @@ HOST_B = [on_host("b", 2, 100, busy_ms=1000), on_host("b", 3, 200)]
     ],
 )
 def test_other_cpu_load_is_the_hosts_load_without_its_ranks(ranks, share):
-    assert other_cpu_load(a_launch(ranks=ranks)) == pytest.approx(share)
-    assert other_cores(a_launch(ranks=ranks)) == pytest.approx(share * 2)
+    assert of(ranks).other_cpu_load == pytest.approx(share)
+    assert of(ranks).other_cores == pytest.approx(share * 2)
 
 
 def test_other_cpu_load_counts_the_ranks_of_all_hosts_of_one_machine():
@@ -90,15 +109,15 @@ def test_other_cpu_load_counts_the_ranks_of_all_hosts_of_one_machine():
     for number, (host, cpu_ms) in enumerate([("a", 900), ("b", 500)]):
         machine = MachineUse(wall_ns=10**9, cpus=2, busy_ns=15 * 10**8, stolen_ns=0, boot_id="one")
         ranks.append(a_rank(number, host=host, cpu_ns=cpu_ms * 10**6, machine=machine))
-    assert other_cpu_load(a_launch(ranks=ranks)) == pytest.approx(0.05)
+    assert of(ranks).other_cpu_load == pytest.approx(0.05)
     apart = [
         msgspec.structs.replace(rank, attestation={"affinity": [cpu, cpu + 1]})
         for rank, cpu in zip(ranks, (0, 2), strict=True)
     ]
-    assert other_cpu_load(a_launch(ranks=apart)) == pytest.approx(0.5), "two containers on other CPUs"
+    assert of(apart).other_cpu_load == pytest.approx(0.5), "two containers on other CPUs"
 
 
 @pytest.mark.parametrize(("busy", "noisy"), [(0, False), (199, False), (201, True), (2000, True)])
 def test_launch_is_noisy_above_the_limit(busy, noisy):
     assert OTHER_LOAD_LIMIT == 0.10
-    assert is_noisy(a_launch(ranks=[on_host("a", 0, 0, busy_ms=busy)])) is noisy
+    assert of([on_host("a", 0, 0, busy_ms=busy)]).is_noisy is noisy

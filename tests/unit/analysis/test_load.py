@@ -1,23 +1,27 @@
-"""Test that load beside one arm alone makes no winner."""
+"""Test what the load of the machine does to ratios and verdicts."""
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 import numpy as np
 import pytest
+from scipy.stats import linregress
 
 from compare.analysis import analyse
-from compare.analysis.aa import assess, twins
-from compare.analysis.ranking import find_lead, verdicts
-from compare.analysis.uneven import may_explain
+from compare.analysis.figures import Figures
+from compare.analysis.load import may_explain
+from compare.analysis.ranking import assess, find_lead, twins, verdicts
 from compare.analysis.verdict import judge
 from compare.report.columns import describe
 from compare.report.limits import warnings
 from compare.report.notes import notes
 from compare.report.sentences import conclusion
 from compare.schema.arms import parse_arm
-from compare.schema.results import MachineUse
-from tests.unit.factories import a_run
+from compare.schema.results import Interleaved, MachineUse
+from tests.unit.factories import a_block, a_launch, a_rank, a_run
+from tests.unit.pages import render
 
 NEAR = {"ddp": [5.0, 5.1, 5.0, 5.2, 5.1], "mpi": [2.5, 2.6, 2.5, 2.5, 2.6]}
 FAR = {"ddp": [50, 51, 50, 52, 51], "mpi": [2.5, 2.6, 2.5, 2.5, 2.6]}
@@ -57,16 +61,16 @@ UNEVEN = {
 def test_uneven_load_withholds_what_it_may_explain(case, cpus):
     times, cores, kind = UNEVEN[case]
     run = beside(a_run(times), cpus, **cores)
-    assert verdicts(run, "ddp")["mpi"].kind == kind
-    assert (find_lead(run).fastest is None) == (kind == "unresolved")
+    assert verdicts(Figures(run), "ddp")["mpi"].kind == kind
+    assert (find_lead(Figures(run)).fastest is None) == (kind == "unresolved")
 
 
 def test_the_whole_interval_must_exceed_what_the_load_explains():
     run = a_run({"ddp": [8.0, 13.0, 9.0, 14.0, 10.0], "mpi": [2.5, 2.6, 2.5, 2.5, 2.6]})
-    verdict = verdicts(run, "ddp")["mpi"]
+    verdict = verdicts(Figures(run), "ddp")["mpi"]
     explained = 1 + 3 * 0.8
     assert verdict.low < explained < verdict.speed_ratio
-    assert verdicts(beside(run, ddp=0.8, mpi=0.0), "ddp")["mpi"].uneven_load == (0.0, 0.8)
+    assert verdicts(Figures(beside(run, ddp=0.8, mpi=0.0)), "ddp")["mpi"].uneven_load == (0.0, 0.8)
 
 
 EXPERIMENTS = 300
@@ -116,7 +120,7 @@ def test_load_after_the_settling_look_is_named_and_keeps_the_verdict():
     times = {arm: its * 2 for arm, its in NEAR.items()}
     quiet_then_busy = [0.0] * 5 + [1.5] * 5
     run = beside(a_run(times, config={"rounds": 99, "settle_seconds": 1e4}), ddp=quiet_then_busy, mpi=0.0)
-    found = verdicts(run, "ddp")["mpi"]
+    found = verdicts(Figures(run), "ddp")["mpi"]
     assert (found.kind, found.settled_after) == ("faster", 5)
     assert found.uneven_load == (0.0, 0.75)
     assert "faster" in describe(found)
@@ -138,5 +142,77 @@ def test_an_aa_test_withholds_it_too():
     twin = {"arms": [first, second], "baseline": first.label, "comparisons": 1, "rounds": 5}
     config = msgspec.structs.replace(run.config, **twin)
     run = msgspec.structs.replace(run, launches=launches, config=config)
-    assert assess(run).false_differences == 1
-    assert assess(beside(run, **{first.label: 1.0, second.label: 0.0})).false_differences == 0
+    assert assess(Figures(run)).false_differences == 1
+    uneven = beside(run, **{first.label: 1.0, second.label: 0.0})
+    assert assess(Figures(uneven)).false_differences == 0
+
+
+# ---- ratios that change with the load ----
+
+
+def a_waiting_rank(loads, time):
+    """Return a rank whose turns waited for a core."""
+    blocks = []
+    for turn, load in enumerate(loads, start=1):
+        block = a_block(time(load), turn=turn)
+        blocks += [msgspec.structs.replace(block, cpu_ns=int(block.wall_ns / load))] * 2
+    return a_rank(0, blocks=blocks)
+
+
+def under_load(loads, arms):
+    """Return a run from the load of every pass."""
+    cohorts = [loads[at : at + 4] for at in range(0, len(loads), 4)]
+    launches = [
+        a_launch(arm, round_, ranks=[a_waiting_rank(cohort, time)])
+        for round_, cohort in enumerate(cohorts, start=1)
+        for arm, time in arms.items()
+    ]
+    changes = {"interleaved": Interleaved(mode="blocks"), "config": {"rounds": len(cohorts)}}
+    return a_run({arm: [] for arm in arms}, launches=launches, **changes)
+
+
+BUSY_AND_QUIET = [1.0, 1.1, 2.5, 2.2, 1.3, 1.0, 3.0, 1.9, 1.2, 2.8]
+BUSY_AND_QUIET += [1.1, 1.6, 2.0, 1.0, 2.4, 3.1, 1.4, 1.0, 1.2, 2.6]
+SPINS = {"none": lambda load: load, "ddp": lambda load: 4 + load, "mpi": lambda load: 1.3 * load**2.5}
+
+
+def test_ratio_that_changes_with_the_load_is_named():
+    run = under_load(BUSY_AND_QUIET, SPINS)
+    (found,) = analyse(run).load_dependence
+    assert found.arm == "mpi"
+    assert found.quiet_ratio > 2.5
+    assert found.busy_ratio < 1
+    ratios = [math.log((4 + load) / (1.3 * load**2.5)) for load in BUSY_AND_QUIET]
+    theirs = linregress([math.log(load) for load in BUSY_AND_QUIET], ratios)
+    assert found.p == pytest.approx(theirs.pvalue, rel=1e-3)
+    printed = render(run, analyse(run), "markdown")
+    assert "On a quiet machine mpi has 3.80× the speed (a rank of none gets 1.00 cores)." in printed
+
+
+def test_lead_that_depends_on_the_load_is_an_average():
+    run = under_load(BUSY_AND_QUIET, SPINS | {"mpi": lambda load: 0.5 * load**2})
+    assert conclusion(run, analyse(run)).endswith("(on average over loads).")
+
+
+def test_load_shows_through_a_machine_of_changing_speed():
+    speed = {load: 1 + 0.3 * math.sin(9 * index) for index, load in enumerate(BUSY_AND_QUIET)}
+    arms = SPINS | {"none": speed.__getitem__}
+    assert [found.arm for found in analyse(under_load(BUSY_AND_QUIET, arms)).load_dependence] == ["mpi"]
+
+
+NOISE = {load: math.exp(0.5 * math.sin(7 * index)) for index, load in enumerate(BUSY_AND_QUIET)}
+
+
+@pytest.mark.parametrize(
+    ("loads", "arms"),
+    [
+        (BUSY_AND_QUIET, {"mpi": lambda load: 5 * load**0.8, "ddp": lambda load: 4 * load}),
+        (BUSY_AND_QUIET, {"mpi": lambda load: 5 * load, "ddp": lambda load: 4 * load}),
+        (BUSY_AND_QUIET, {"mpi": lambda load: load * NOISE[load]}),
+        ([1 + 0.02 * math.sin(index) for index in range(20)], {"mpi": lambda load: 1.3 * load**20}),
+        (BUSY_AND_QUIET[:8], {}),
+    ],
+    ids=["it hardly changes", "it is constant", "within the noise", "a quiet machine", "few passes"],
+)
+def test_ratio_that_need_not_change_with_the_load_is_not_named(loads, arms):
+    assert analyse(under_load(loads, SPINS | arms)).load_dependence == []
