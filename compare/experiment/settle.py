@@ -117,8 +117,7 @@ def _draft(request: UserRequest, cluster: Cluster) -> RunConfig:
     """Return the config before the arms, the baseline and the device are settled."""
     learning_rate = request.learning_rate
     if learning_rate is None:
-        # The config itself refuses an optimizer that does not exist.
-        learning_rate = OPTIMIZERS.get(request.optimizer, next(iter(OPTIMIZERS.values())))
+        learning_rate = OPTIMIZERS[request.optimizer]
     return RunConfig(
         arms=request.arms,
         ranks=sum(host.slots for host in cluster.hosts),

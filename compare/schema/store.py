@@ -200,14 +200,14 @@ def create_output(asked: Path | None, what: str, ranks: int, *, purpose: str = "
     """
     if asked:
         return create_directory(asked)
+    paths = _new_folders(what, ranks, purpose)
     with _errors_of_output(RUNS):
         RUNS.mkdir(exist_ok=True)
-    paths = _new_folders(what, ranks, purpose)
-    while True:
-        path = next(paths)
-        with _errors_of_output(path), suppress(FileExistsError):
-            path.mkdir()
-            return create_directory(path)
+        while True:
+            path = next(paths)
+            with suppress(FileExistsError):
+                path.mkdir()
+                return create_directory(path)
 
 
 def create_directory(path: Path) -> Path:

@@ -214,21 +214,6 @@ def test_load_split_every_prefix_is_a_data_error(small, tmp_path, pack):
     assert data.load_split(source(directory), "test")[1].shape == (10,)
 
 
-def test_load_split_every_flipped_byte_is_noticed(small, tmp_path):
-    whole = gzip.compress(small[TEST_LABELS], mtime=0)
-    directory = put(tmp_path, small)
-    (directory / TEST_LABELS).unlink()
-    for position in range(len(whole)):
-        flipped = whole[:position] + bytes([whole[position] ^ 0x55]) + whole[position + 1 :]
-        (directory / f"{TEST_LABELS}.gz").write_bytes(flipped)
-        try:
-            _, labels = data.load_split(source(directory), "test")
-        except DataError:
-            continue
-        assert position < 10  # the gzip header holds a time and a system, which are not content
-        np.testing.assert_array_equal(labels, small_arrays()[TEST_LABELS])
-
-
 def test_load_split_reads_only_its_own_plain_files(small, tmp_path):
     directory = put(tmp_path, small | {TEST_IMAGES: b"damaged"})
     put(tmp_path, {f"{TRAIN_IMAGES}.gz": b"damaged"})

@@ -228,19 +228,6 @@ def test_any_text_gives_hosts_or_the_place_of_a_mistake(source, parse, text):
 
 
 @pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ("a", [("a", 1)]),
-        (" a:2 , b:2 ", [("a", 2), ("b", 2)]),
-        ("a,a,b", [("a", 2), ("b", 1)]),
-        ("n[1-2,5]:4,[::1]:2", [("n1", 4), ("n2", 4), ("n5", 4), ("::1", 2)]),
-    ],
-)
-def test_parse_hosts_reads_lists(spec, expected):
-    assert [(host.name, host.slots) for host in parse_hosts(spec)] == expected
-
-
-@pytest.mark.parametrize(
     ("spec", "place_of_mistake"),
     [
         *((spec, 1) for spec in ("", ",", "a b", "n[1,2", "a#b", "a\nb")),

@@ -13,14 +13,11 @@ READ = {
     "ends of lines": ("n1 slots=2,\nn2;\n", {"n1": 2, "n2": 1}),
     "tabs": ("n1\tslots=2\nn2\t\tslots=2\t# two\n", {"n1": 2, "n2": 2}),
     "commas": ("n1,n2, n1\n", {"n1": 2, "n2": 1}),
-    "commas and counts": ("n1:2,n2:4\n", {"n1": 2, "n2": 4}),
     "commas and slots": ("n1 slots=2, n2 slots=2\n", {"n1": 2, "n2": 2}),
     "Slurm's list": ("alpha,beta[001,003],gamma\n", {"alpha": 1, "beta001": 1, "beta003": 1, "gamma": 1}),
-    "Slurm's brackets": ("r[0-1]b[2-3]-ib0\n", {f"r{r}b{b}-ib0": 1 for r in (0, 1) for b in (2, 3)}),
     "blanks round a colon": ("n1 : 4\nn2: 4\n", {"n1": 4, "n2": 4}),
     "Grid Engine": ("n1 4 all.q@n1 UNDEFINED\nn2 2 all.q@n2 <NULL>\n", {"n1": 4, "n2": 2}),
     "Grid Engine's queues": ("n1 4 all.q@n1 UNDEFINED\nn1 1 big.q@n1 UNDEFINED\n", {"n1": 5}),
-    "MPICH": ("n1:4 # a comment\n", {"n1": 4}),
 }
 """What is certain."""
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 
 import msgspec
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from compare.errors import UsageError
 from compare.schema.hostfile import parse_hostfile
 from compare.schema.hosts import Host, is_local, local_host, place
-from tests.unit.schema.hosts_strategy import hosts_of, lists_of, untimed
+from tests.unit.schema.hosts_strategy import hosts_of, untimed
 
 
 @untimed
@@ -100,14 +98,3 @@ def test_place_refuses_too_many_ranks_or_none(ranks, what):
     assert "a:2,b:2" in caught.value.found
     with pytest.raises(UsageError):
         place((), None)
-
-
-@untimed
-@given(lists_of(hosts_of()), st.data())
-def test_place_gives_every_rank_a_slot(hosts, data):
-    ranks = data.draw(st.integers(1, sum(host.slots for host in hosts)))
-    chosen = place(hosts, ranks)
-    assert sum(host.slots for host in chosen) == ranks
-    where = [[host.name for host in hosts].index(host.name) for host in chosen]
-    assert all(earlier < later for earlier, later in itertools.pairwise(where))
-    assert all(host.slots <= hosts[index].slots for host, index in zip(chosen, where, strict=True))

@@ -137,17 +137,6 @@ def test_read_run_sees_the_old_file_or_the_new_one(tmp_path):
     assert seen <= {1, 50}
 
 
-def test_write_json_names_a_missing_folder(tmp_path):
-    path = tmp_path / "gone" / RESULTS_FILE
-    with pytest.raises(OutputError) as caught:
-        write_json(path, a_run())
-    assert str(path) in caught.value.what
-    assert "No such file" in caught.value.found
-    (tmp_path / "table.md").mkdir()
-    with pytest.raises(OutputError, match=r"table\.md"):
-        write_text(tmp_path / "table.md", "text")
-
-
 def test_temporary_root_without_a_place_names_the_places_tried(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/nowhere"])
