@@ -60,7 +60,7 @@ def benchmark(changes: Changes) -> str:
             "unit": unit or "ms",
             "value": change.new.mean * factor,
             "range": f"± {(change.new.high - change.new.low) / 2 * factor:.2f}",
-            "extra": printable(". ".join([_told(changes, change), *_forced(changes)])),
+            "extra": printable(". ".join([_in_one_line(changes, change), *_forced(changes)])),
         }
         for change in changes.changes
         if change.new
@@ -78,7 +78,7 @@ def junit(gate: Changes) -> str:
     for name, value in {"old": gate.old, "new": gate.new, "limit": f"{gate.limit:g}"}.items():
         ET.SubElement(properties, "property", name=name, value=printable(value))
     for change in gate.changes:
-        told = printable(_told(gate, change))
+        told = printable(_in_one_line(gate, change))
         case = _test(suite, change.arm, _JUNIT_ELEMENT.get(change.kind), message=told, type=change.kind)
         ET.SubElement(case, "system-out").text = told
     return _xml(suite)
@@ -167,7 +167,7 @@ def _columns(changes: Changes) -> list[Column[Change]]:
     ]
 
 
-def _told(changes: Changes, change: Change) -> str:
+def _in_one_line(changes: Changes, change: Change) -> str:
     """Return the row of a change in one line, without the name of the arm."""
     return ", ".join(f"{column.heading} {column.cell(change)}" for column in _columns(changes)[1:])
 

@@ -12,6 +12,7 @@ from compare.analysis.noise import POWER
 from compare.analysis.proven import Parity
 from compare.analysis.summary import WAITING_CORES_LIMIT, Summary, TurnsSummary
 from compare.report.columns import describe, size_of
+from compare.report.sentences import why_marked
 from compare.schema.arms import Arm
 from compare.schema.results import Launch, Run
 from compare.text import counted, duration, listed
@@ -186,15 +187,11 @@ def _why_other(arm: Arm) -> str:
     """Return why an arm may end with another hash than exact arms; empty if it may not."""
     if arm.traits.one_process:
         return "adds up the samples of a step in one process, in another order"
-    if arm.traits.another_training:
-        return "is another training by declaration: read its accuracy and loss beside its speed"
     if not arm.same_training:
-        return "is the same training at period 1 alone: read its accuracy and loss beside its speed"
+        return f"is {why_marked(arm)}: read its accuracy and loss beside its speed"
     if arm.traits.in_shards:
         return "holds its parameters in shards, so only the reference proves its training"
-    if not arm.exact:
-        return "rounds or compresses by design: its ranks agree, on other parameters than exact arms"
-    return ""
+    return "" if arm.exact else f"{why_marked(arm)}: its ranks agree, on other parameters than exact arms"
 
 
 def _short(end: str | None) -> str:

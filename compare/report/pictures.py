@@ -283,7 +283,17 @@ def draw_lines(
         picture.path("grid", f"M{_LINES_LEFT} {y:g}H{RIGHT}")
         picture.write("tick end", _LINES_LEFT - 6, y + 4, up.words(tick))
     for number, (label, line) in enumerate(lines.items()):
-        _draw_line(picture, label, number, line, wide, tall)
+        style = f"series s{number % SERIES}"
+        places = [(wide.at(point.x), tall.at(point.y)) for point in line]
+        for point, (x, _) in zip(line, places, strict=True):
+            if point.low is not None and point.high is not None:
+                picture.line(f"{style} whisker", x, tall.at(point.low), x, tall.at(point.high))
+        picture.path(f"{style} line", "M" + "L".join(f"{x:g} {y:g}" for x, y in places), label)
+        picture.dots(style, places, label)
+        # Colours repeat from the ninth line on, and hollow dots tell them apart.
+        hollow = [own for own, point in zip(places, line, strict=True) if point.is_open or number >= SERIES]
+        if hollow:
+            picture.dots("hole", hollow)
     picture.height = top + _LINES_HEIGHT
     picture.axis(across, wide, top=top)
     picture.description = "; ".join(
@@ -292,18 +302,3 @@ def draw_lines(
         for label, line in lines.items()
     )
     yield picture
-
-
-def _draw_line(  # noqa: PLR0917 -- a line with its place
-    picture: Picture, label: str, number: int, line: Sequence[Point], wide: Scale, tall: Scale
-) -> None:
-    style = f"series s{number % SERIES}"
-    places = [(wide.at(point.x), tall.at(point.y)) for point in line]
-    for point, (x, _) in zip(line, places, strict=True):
-        if point.low is not None and point.high is not None:
-            picture.line(f"{style} whisker", x, tall.at(point.low), x, tall.at(point.high))
-    picture.path(f"{style} line", "M" + "L".join(f"{x:g} {y:g}" for x, y in places), label)
-    picture.dots(style, places, label)
-    hollow = [place for place, point in zip(places, line, strict=True) if point.is_open or number >= SERIES]
-    if hollow:  # colours repeat from the ninth line on, and hollow dots tell them apart
-        picture.dots("hole", hollow)

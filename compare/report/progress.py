@@ -126,9 +126,8 @@ class LiveProgress:
         self._quiet = quiet
         self._ranks = ""
         self._arms = len(config.arms) if isinstance(config, RunConfig) else len(config.groups)
-        self._counted: set[Stage] = (
-            {"collectives"} if isinstance(config, SweepConfig) else {"reference", "train"}
-        )
+        is_sweep = isinstance(config, SweepConfig)
+        self._counted: set[Stage] = {"collectives"} if is_sweep else {"reference", "train"}
         self._begun = 0
         self._in_turn = False
         self._seen: RankProgress | None = None
@@ -143,7 +142,6 @@ class LiveProgress:
             auto_refresh=False,
         )
         self._launches = self._bar.add_task("launches", total=self._pace.launches, left="")
-        self._doing = Text()
         drawn = console.is_terminal and not console.is_dumb_terminal and not quiet
         # Without a thread that redraws: only events do.
         self._live = Live(console=console, auto_refresh=False, transient=True) if drawn else None
@@ -169,14 +167,11 @@ class LiveProgress:
             self._console.print(printable_line(line, style), soft_wrap=True)
 
     def _show(self, doing: str) -> None:
-        self._doing = Text(printable(doing), style="dim", no_wrap=True, overflow="ellipsis")
-        self._draw()
-
-    def _draw(self) -> None:
         if self._live:
             left = self._pace.left(time.monotonic())
             self._bar.update(self._launches, left=left, completed=self._pace.done, total=self._pace.launches)
-            self._live.update(Group(self._bar, self._doing), refresh=True)
+            line = Text(printable(doing), style="dim", no_wrap=True, overflow="ellipsis")
+            self._live.update(Group(self._bar, line), refresh=True)
 
     # ---- a launch ----
 

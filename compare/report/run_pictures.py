@@ -158,7 +158,16 @@ def _speed(run: Run, analysis: Analysis) -> Iterator[Picture]:
     scale, top = _RATIO.scale([*ends, low, high], LEFT, RIGHT), picture.height
     words = {arm.arm: against_baseline(run, analysis.summary, arm) for arm, _ in judged}
     for arm, verdict in judged:
-        _interval(picture, arm.arm, verdict, scale, words[arm.arm])
+        picture.name(arm.arm, words[arm.arm])
+        y, style = picture.height + 6, "open" if verdict.kind == "unresolved" else "settled"
+        if verdict.low and verdict.high:
+            left, right = max(verdict.low, scale.low), min(verdict.high, scale.high)
+            picture.line(f"interval {style}", scale.at(left), y, scale.at(right), y)
+        middle = scale.at(verdict.speed_ratio)
+        picture.dots(style, [(middle, y)], f"{arm.arm}: {words[arm.arm]}")
+        if style == "open":
+            picture.dots("hole", [(middle, y)])
+        picture.height += 16
     picture.line("one", scale.at(1), top, scale.at(1), picture.height + 4)
     picture.band("band", scale.at(low), scale.at(high), top=top)
     picture.axis(_RATIO, scale, top=top)
@@ -171,19 +180,6 @@ def _ends(verdict: Verdict) -> list[float]:
     if verdict.low and verdict.high and verdict.high / verdict.low < _WIDEST:
         return [verdict.speed_ratio, verdict.low, verdict.high]
     return [verdict.speed_ratio]
-
-
-def _interval(picture: Picture, arm: str, verdict: Verdict, scale: Scale, words: str) -> None:
-    picture.name(arm, words)
-    y, style = picture.height + 6, "open" if verdict.kind == "unresolved" else "settled"
-    if verdict.low and verdict.high:
-        low, high = max(verdict.low, scale.low), min(verdict.high, scale.high)
-        picture.line(f"interval {style}", scale.at(low), y, scale.at(high), y)
-    x = scale.at(verdict.speed_ratio)
-    picture.dots(style, [(x, y)], f"{arm}: {words}")
-    if style == "open":
-        picture.dots("hole", [(x, y)])
-    picture.height += 16
 
 
 # ---- every turn ----
