@@ -13,39 +13,51 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from compare.errors import AllocationError, BudgetError, HostError, LaunchError, UsageError
-from compare.experiment.settle import choose_all_hosts, choose_hosts
 from compare.launch.engines import Allocation, Carrier, ScheduledJob, slurm
 from compare.launch.engines.detect import find_job, require_started_once
 from compare.launch.engines.ssh import Ssh
 from compare.launch.signals import uninterrupted
-from compare.schema.hosts import Host, is_local, listed, local_host, shown
+from compare.schema.hostfile import parse_hosts, read_hostfile, select
+from compare.schema.hosts import Host, is_local, listed, local_host, place, shown
 from compare.text import duration
 
+DEFAULT_RANKS = 2
+"""Number of ranks if the user names neither ranks nor hosts, and no scheduler does."""
 _ALONE = (local_host(1),)
 
 
 def choose_allocation(
-    engine: str,
-    hostfile: Path | None,
-    ranks: int | None,
-    *,
-    ssh: Ssh,
-    named: str | None = None,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    environ: Mapping[str, str] = os.environ,
+    found: Allocation, ranks: int | None, *, include: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> Allocation:
-    """Return the hosts of a run, each with as many slots as it gets ranks, and how to reach them.
+    """Return the hosts of a run, each with as many slots as it gets ranks.
+
+    They are chosen from those that were ``found``. Without ``ranks`` every slot is filled. If neither the
+    user nor a scheduler names hosts, this machine takes all ranks.
 
     Raises:
-        UsageError: the hosts are not valid, or the engine cannot reach them.
-        UnavailableError: Slurm does not answer.
+        UsageError: the slots are fewer than ``ranks``, this machine is named twice, or there are no hosts
+            from which ``include`` and ``exclude`` could choose.
     """
-    found = find_allocation(engine, hostfile, named, ssh=ssh, environ=environ)
     if found.hosts == _ALONE:
-        return found._replace(hosts=choose_hosts(None, ranks, include=include, exclude=exclude))
-    hosts = choose_hosts(None, ranks, include=include, exclude=exclude, given=found.hosts)
+        if include or exclude:
+            raise UsageError(
+                "--include and --exclude need named hosts.", remedy="Name hosts with --hostfile or -H."
+            )
+        return found._replace(hosts=(local_host(ranks or DEFAULT_RANKS),))
+    hosts = select(found.hosts, include, exclude)
+    here = [host for host in hosts if is_local(host)]
+    if len(here) > 1:
+        raise UsageError(
+            f"{here[1].source}: this machine is named twice, as {here[0].name} and as {here[1].name}.",
+            remedy="Name it once, with all its slots.",
+        )
+    if len(hosts) == 1 and here:
+        # Launchers know this machine by one name only: mpirun takes neither ::1 nor 127.0.0.9.
+        hosts = (msgspec.structs.replace(here[0], name="localhost"),)
+    hosts = place(hosts, ranks)
     return found._replace(hosts=hosts, source=f"{len(hosts)} of {found.source}")
 
 
@@ -60,10 +72,11 @@ def find_allocation(
     """Return all hosts that a run could use, with all their slots, and how to reach them.
 
     Raises:
-        UsageError, UnavailableError: see ``choose_allocation``.
+        UsageError: the hosts are not valid, or the engine cannot reach them.
+        UnavailableError: Slurm does not answer.
     """
     require_started_once(environ)
-    asked = choose_all_hosts(hostfile, named) if hostfile or named is not None else ()
+    asked = _read_hosts(hostfile, named)
     whose = shown(str(hostfile or "-H"))
     if engine == "local":
         return _of_this_machine(asked, whose)
@@ -79,6 +92,19 @@ def find_allocation(
         return Allocation(_ALONE, Carrier(), source)
     by_ssh = engine == "ssh" or isinstance(found.carrier, Ssh)
     return found._replace(carrier=ssh) if by_ssh else found
+
+
+def _read_hosts(hostfile: Path | None, named: str | None) -> tuple[Host, ...]:
+    """Return the hosts of a hostfile or of ``-H`` (``named``); none without either.
+
+    Raises:
+        UsageError: a host is not valid, or both are given.
+    """
+    if hostfile and named is not None:
+        raise UsageError("--hostfile and -H both name hosts.", remedy="Give one of them.")
+    if hostfile:
+        return read_hostfile(hostfile)
+    return () if named is None else parse_hosts(named)
 
 
 def _of_this_machine(asked: tuple[Host, ...], whose: str) -> Allocation:
@@ -111,7 +137,7 @@ def _of_slurm(asked: tuple[Host, ...], whose: str, environ: Mapping[str, str]) -
 
 
 @contextmanager
-def endings_named(job: ScheduledJob | None) -> Iterator[None]:
+def naming_scheduler(job: ScheduledJob | None) -> Iterator[None]:
     """Raise an error that names the scheduler, if the end of its job is why the block failed.
 
     Raises:
@@ -132,7 +158,7 @@ def endings_named(job: ScheduledJob | None) -> Iterator[None]:
         raise ended from error
 
 
-def time_of(job: ScheduledJob | None) -> float:
+def end_of_job(job: ScheduledJob | None) -> float:
     """Return the Unix time after which nothing may be measured; infinity without a job."""
     return job.ends_at if job else math.inf
 

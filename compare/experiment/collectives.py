@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -14,11 +15,11 @@ from backends import BACKENDS, GROUPS
 from compare import __version__
 from compare.doctor import availability
 from compare.doctor.availability import Survey
-from compare.errors import BudgetError, LaunchError, UnavailableError, UsageError
-from compare.experiment.allocation import endings_named, require_time, time_of, too_little_time
-from compare.experiment.run import Watch, kept, open_hosts
+from compare.errors import BudgetError, UnavailableError, UsageError
+from compare.experiment.allocation import end_of_job, require_time
+from compare.experiment.run import Watch, attempt, open_hosts, reporting_early_end
+from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import LaunchRequest, choose_device, choose_threads, count_gpus
-from compare.experiment.turn_plan import START_SECONDS
 from compare.launch.alone import launch_sweep
 from compare.launch.arm import Observer
 from compare.launch.cluster import Cluster
@@ -64,17 +65,9 @@ def compare_collectives(
     watch: Watch[SweepConfig, SweepObserver],
     on_early_end: Callable[[CollectivesRun], None] = lambda _: None,
 ) -> tuple[CollectivesRun, Path]:
-    """Time the collectives of every group that a user asked for, and save the results in a folder.
+    """Time the collectives of every group that a user asked for, save the results in a folder, return both.
 
-    ``say`` prints a line, and ``watch`` makes the observer of the run. ``on_early_end`` receives the saved
-    part of a run that is stopped or fails.
-
-    Returns:
-        The results, and the path of their folder.
-
-    Raises:
-        RingsideError: something failed; a note of the error names the folder of the finished part, if any.
-        KeyboardInterrupt: the user stopped the run; with the same note.
+    See ``compare_arms`` for the other arguments and the errors.
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle_sweep(request, cluster)
@@ -92,7 +85,7 @@ def compare_collectives(
         )
         file = directory / COLLECTIVES_FILE
         write_json(file, run)
-        early = kept(directory, lambda: read_json(file, CollectivesRun), on_early_end)
+        early = reporting_early_end(directory, lambda: read_json(file, CollectivesRun), on_early_end)
         with early, watch(config) as observer:
             return sweep_groups(run, directory, cluster, observer), directory
 
@@ -171,7 +164,7 @@ def refusal_of(name: str, device: str, found: Survey, *, one_host: bool) -> Unav
         kinds: Mapping[str, str] = {"cuda": "GPU memory", "cpu": "host memory"}
         return UnavailableError(
             what,
-            found=f"It moves tensors in {kinds[entry.device]} alone, and the device is {device}.",
+            found=f"It moves tensors only in {kinds[entry.device]}, and the device is {device}.",
             remedy=f"Use --device {entry.device}.",
         )
     if entry.one_host and not one_host:
@@ -212,32 +205,27 @@ def sweep_groups(
         RingsideError: something failed that would fail every launch; what was finished is saved.
     """
     write_request(run, directory)
-    groups, ends_at = len(run.config.groups), time_of(cluster.job)
+    ends_at = end_of_job(cluster.job)
     for planned in plan_sweeps(run.config):
         if any(failure.arm == planned.group for failure in run.failures):
             observer.sweep_skipped()
             continue
         observer.launch_begins(planned)
-        launch = None
+        launch = partial(
+            launch_sweep, run.config, planned, directory, cluster, observer, budget_ends_at=ends_at
+        )
         try:
-            with endings_named(cluster.job):
-                launch = launch_sweep(
-                    run.config, planned, directory, cluster, observer, budget_ends_at=ends_at
-                )
-            run = msgspec.structs.replace(run, launches=[*run.launches, launch])
+            outcome = attempt(launch, planned, cluster, "group", len(run.config.groups))
         except BudgetError:
             if planned.round > 1:
                 return run
-            assert cluster.job  # noqa: S101 -- nothing else sets a limit
-            limit = f"The time of {cluster.job.name}"
-            raise too_little_time(limit, "group", planned.number - 1, groups) from None
-        except LaunchError as error:
-            failure = Failure(
-                arm=planned.group, round=planned.round, kind=type(error).__name__, message=str(error)
-            )
-            run = msgspec.structs.replace(run, failures=[*run.failures, failure])
+            raise
+        if isinstance(outcome, Failure):
+            run = msgspec.structs.replace(run, failures=[*run.failures, outcome])
+        else:
+            run = msgspec.structs.replace(run, launches=[*run.launches, outcome])
         write_json(directory / COLLECTIVES_FILE, run)
-        observer.sweep_ended(planned, launch)
+        observer.sweep_ended(planned, None if isinstance(outcome, Failure) else outcome)
     run = msgspec.structs.replace(run, complete=True)
     write_json(directory / COLLECTIVES_FILE, run)
     return run

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from compare import data
 from compare.experiment.rounds import choose_interleaving
-from compare.experiment.schedule import order_of
+from compare.experiment.schedule import least_round_seconds, order_of
 from compare.experiment.settle import UserRequest, settle
-from compare.experiment.turn_plan import least_round_seconds
 from compare.launch.arm import launch_files
 from compare.launch.unreached import INTERFACE, PlannedLaunch, Unreached
 from compare.schema.config import RunConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -15,13 +15,11 @@ from compare import __version__, data
 from compare.analysis.budget import rounds_done
 from compare.data import DatasetSource
 from compare.doctor import check_beforehand
-from compare.doctor.facts import Finding
-from compare.errors import BudgetError, OutputError, RingsideError
-from compare.experiment.allocation import endings_named, require_time, too_little_time
-from compare.experiment.rounds import Cohorts, Launches, choose_interleaving
-from compare.experiment.schedule import discard_unfinished
+from compare.errors import BudgetError, LaunchError, OutputError, RingsideError
+from compare.experiment.allocation import naming_scheduler, require_time, too_little_time
+from compare.experiment.rounds import Rounds, choose_interleaving
+from compare.experiment.schedule import discard_unfinished, least_round_seconds, next_launches
 from compare.experiment.settle import LaunchRequest, UserRequest, settle
-from compare.experiment.turn_plan import least_round_seconds
 from compare.launch.arm import Observer
 from compare.launch.circumstances import Defect
 from compare.launch.cluster import Cluster, open_cluster
@@ -48,13 +46,10 @@ def compare_arms(
     watch: Watch[RunConfig, Observer],
     on_early_end: Callable[[Run], None] = lambda _: None,
 ) -> tuple[Run, Path]:
-    """Run the same training through every arm that a user asked for, and save the run in a folder.
+    """Run the same training through every arm that a user asked for, save it in a folder, and return both.
 
     ``say`` prints a line, and ``watch`` makes the observer of the run. ``on_early_end`` receives the saved
     part of a run that is stopped or fails.
-
-    Returns:
-        The run, and the path of its folder.
 
     Raises:
         RingsideError: something failed; a note of the error names the folder of the finished part, if any.
@@ -65,13 +60,13 @@ def compare_arms(
         least = least_round_seconds(config, choose_interleaving(config).mode)
         require_time(cluster.job, "arm", least, unix_time())
         run, directory = begin(request, config, left_out, cluster, say)
-        early = kept(directory, lambda: read_run(directory), on_early_end)
+        early = reporting_early_end(directory, lambda: read_run(directory), on_early_end)
         with early, watch(run.config) as observer:
             return carry_out(run, directory, cluster, observer), directory
 
 
 @contextmanager
-def kept(
+def reporting_early_end(
     directory: Path,
     read: Callable[[], T],
     on_early_end: Callable[[T], None],
@@ -113,16 +108,21 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
     if request.wait_seconds:
         wait_for_hosts(hosts, carrier=carrier, seconds=request.wait_seconds, say=say)
     findings = check_beforehand(hosts, carrier=carrier)
+
+    def say_findings(*, failed: bool) -> None:
+        for finding in findings(failed=failed):
+            say(f"{finding.level}: {finding.host}: {finding.what} {finding.found} {finding.fix}")
+
     with ExitStack() as opened:
         try:
-            with endings_named(job):
+            with naming_scheduler(job):
                 cluster = opened.enter_context(
                     open_cluster(request.allocation, interface=request.interface, exported=request.exported)
                 )
         except RingsideError:
-            _say_findings(findings(failed=True), say)
+            say_findings(failed=True)
             raise
-        _say_findings(findings(failed=False), say)
+        say_findings(failed=False)
         cluster.defects = lambda: [
             Defect(each.topic, each.host, f"{each.what} {each.found}", each.fix)
             for each in findings(failed=True)
@@ -132,12 +132,6 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
         for line in cluster.topology() if named else ():
             say(line)
         yield cluster
-
-
-def _say_findings(findings: Iterable[Finding], say: Callable[[str], None]) -> None:
-    """Print each finding of the check of hosts as one line."""
-    for finding in findings:
-        say(f"{finding.level}: {finding.host}: {finding.what} {finding.found} {finding.fix}")
 
 
 def begin(
@@ -193,36 +187,56 @@ def carry_out(
     """
     write_request(run, directory)
     write_json(directory / RESULTS_FILE, run)
-    conductor = Cohorts if run.interleaved.mode == "blocks" else Launches
-    going = conductor(run, directory, cluster, observer)
+    going = Rounds(run, directory, cluster, observer)
     observer.rounds_done(run)
-    while (planned := going.next()) and rounds_done(going.run) < rounds:
+    while (planned := next_launches(going.run)) and rounds_done(going.run) < rounds:
         try:
-            with endings_named(cluster.job):
-                going = going.carry_out(planned)
+            with naming_scheduler(cluster.job):
+                going.carry_out(planned)
         except BudgetError:
             run = discard_unfinished(going.run)
             if run.launches:
                 going.run, planned = run, []
                 break
             error = too_little_time(going.limit(), "arm", len(going.run.launches), len(run.config.arms))
-            _save_failure(going.run, planned[0], error, directory)
+            _save_failure(going.run, _failure(planned[0], error), directory)
             raise error from None
         except (RingsideError, KeyboardInterrupt) as error:
-            _save_failure(going.run, going.failed or planned[0], error, directory)
+            _save_failure(going.run, _failure(going.current or planned[0], error), directory)
             raise
     run = msgspec.structs.replace(going.run, complete=not planned)
     write_json(directory / RESULTS_FILE, run)
     return run
 
 
-def _save_failure(run: Run, planned: Planned, error: BaseException, directory: Path) -> None:
-    failure = Failure(
-        arm=planned.arm.label,
-        round=planned.round,
-        kind=type(error).__name__,
-        message=str(error) or "interrupted",
-    )
+def attempt(
+    launch: Callable[[], T], planned: Planned, cluster: Cluster, noun: str, count: int
+) -> T | Failure:
+    """Return what ``launch`` returns, or the failure of the planned launch, which stops no other one.
+
+    ``noun`` and ``count`` say how many arms or groups there are to be launched.
+
+    Raises:
+        BudgetError: the time of the scheduler's job ended before.
+        RingsideError: something failed that would fail every launch.
+    """
+    try:
+        with naming_scheduler(cluster.job):
+            return launch()
+    except BudgetError:
+        assert cluster.job  # noqa: S101 -- nothing else sets a limit
+        limit = f"The time of {cluster.job.name}"
+        raise too_little_time(limit, noun, planned.number - 1, count) from None
+    except LaunchError as error:
+        return _failure(planned, error)
+
+
+def _failure(planned: Planned, error: BaseException) -> Failure:
+    kind, message = type(error).__name__, str(error) or "interrupted"
+    return Failure(arm=planned.label, round=planned.round, kind=kind, message=message)
+
+
+def _save_failure(run: Run, failure: Failure, directory: Path) -> None:
     # Where nothing can be written, the first error is the one to report.
     with suppress(OutputError):
         write_json(directory / RESULTS_FILE, msgspec.structs.replace(run, failure=failure))

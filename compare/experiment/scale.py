@@ -12,13 +12,12 @@ from typing import Protocol
 from compare import __version__
 from compare.analysis.budget import rounds_done
 from compare.data import DatasetSource
-from compare.experiment.allocation import endings_named, require_time
-from compare.experiment.run import Watch, carry_out, find_data, kept, new_run, open_hosts
+from compare.experiment.allocation import naming_scheduler, require_time
+from compare.experiment.run import Watch, carry_out, find_data, new_run, open_hosts, reporting_early_end
+from compare.experiment.schedule import least_round_seconds
 from compare.experiment.settle import UserRequest, settle
-from compare.experiment.turn_plan import least_round_seconds
 from compare.launch.arm import Observer
 from compare.launch.cluster import Cluster, open_cluster
-from compare.launch.engines import Allocation
 from compare.schema.config import RunConfig
 from compare.schema.hosts import place
 from compare.schema.results import Run
@@ -50,17 +49,9 @@ def scale_arms(
     watch: Watch[RunConfig, ScaleObserver],
     on_early_end: Callable[[Scale], None] = lambda _: None,
 ) -> tuple[Scale, Path]:
-    """Run every arm with every number of ranks, and save the runs in a folder.
+    """Run every arm with every number of ranks, save the runs in a folder, and return both.
 
-    ``say`` prints a line, and ``watch`` makes the observer of the series. ``on_early_end`` receives the saved
-    part of a series that is stopped or fails.
-
-    Returns:
-        The series with its runs, and the path of the folder.
-
-    Raises:
-        RingsideError: something failed; a note of the error names the folder of the finished part, if any.
-        KeyboardInterrupt: the user stopped the series; with the same note.
+    See ``compare_arms`` for the other arguments and the errors.
     """
     series = Series(
         ringside_version=__version__,
@@ -77,22 +68,22 @@ def scale_arms(
     write_json(directory / SCALE_FILE, series)
     for count, run in runs.items():
         write_json(create_directory(folder_of(directory, count)) / RESULTS_FILE, run)
-    early = kept(directory, lambda: _saved(series, directory), on_early_end)
+
+    def read() -> Scale:
+        return Scale(series=series, runs={count: read_run(folder_of(directory, count)) for count in runs})
+
+    early = reporting_early_end(directory, read, on_early_end)
     with early, watch(largest) as observer:
         for round_, count in _order(largest.rounds, request.counts):
             observer.count_begins(count)
-            with _cluster_of(request, count, runs[count], source) as cluster:
+            with _cluster_of(request, count, runs[count].network.interface) as cluster:
+                cluster.stage(source, lambda _line: None)
                 runs[count] = carry_out(
                     runs[count], folder_of(directory, count), cluster, observer, rounds=round_
                 )
             if rounds_done(runs[count]) < round_:  # the job's time is over
                 break
     return Scale(series=series, runs=runs), directory
-
-
-def _saved(series: Series, directory: Path) -> Scale:
-    """Return a series that ended early, with its runs as they were saved."""
-    return Scale(series=series, runs={n: read_run(folder_of(directory, n)) for n in series.counts})
 
 
 def _order(rounds: int, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -130,11 +121,7 @@ def _settle_counts(request: ScaleRequest, say: Callable[[str], None]) -> tuple[d
             threads_per_rank=config.threads_per_rank,
             config={**asked.config, "device": config.device},
         )
-        allocation = _allocation(request, count)
-        with (
-            endings_named(allocation.job),
-            open_cluster(allocation, interface=network.interface, exported=own.exported) as cluster,
-        ):
+        with _cluster_of(request, count, network.interface) as cluster:
             settled, _ = settle(own, cluster)
             runs[count] = new_run(settled, source, cluster, left_out, request.command)
     return {count: runs[count] for count in request.counts}, source
@@ -146,16 +133,11 @@ def _with_batch(request: ScaleRequest, count: int) -> ScaleRequest:
 
 
 @contextmanager
-def _cluster_of(request: ScaleRequest, count: int, run: Run, source: DatasetSource) -> Iterator[Cluster]:
-    """Start agents on the hosts of a count, stage the data, and end the agents after the block."""
-    allocation = _allocation(request, count)
+def _cluster_of(request: ScaleRequest, count: int, interface: str) -> Iterator[Cluster]:
+    """Start agents on the hosts of a number of ranks, and end them after the block."""
+    allocation = request.allocation._replace(hosts=place(request.allocation.hosts, count))
     with (
-        endings_named(allocation.job),
-        open_cluster(allocation, interface=run.network.interface, exported=request.exported) as cluster,
+        naming_scheduler(allocation.job),
+        open_cluster(allocation, interface=interface, exported=request.exported) as cluster,
     ):
-        cluster.stage(source, lambda _line: None)
         yield cluster
-
-
-def _allocation(request: ScaleRequest, count: int) -> Allocation:
-    return request.allocation._replace(hosts=place(request.allocation.hosts, count))

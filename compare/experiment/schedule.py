@@ -1,29 +1,66 @@
-"""Choose the next launch from the launches so far; the same run and seed give the same choice.
+"""Choose the next launches, and plan their turns, from the launches so far.
 
-Every round launches every arm once, in an order of its own. A drift of the machine then affects all arms.
-A noisy round is discarded and repeated as a whole, because an arm that is not repeated would keep its noisy
-figure. A run has a limit on repetitions, and each round has one, too. Otherwise a machine that stays noisy
-would spend all repetitions on one round.
+The same run and seed give the same plan. Every round launches every arm once, in an order of its own, so a
+drift of the machine affects all arms. A noisy round is discarded and repeated as a whole, because an arm that
+is not repeated would keep its noisy figure. A run has a limit on repetitions, and each round has one, too.
+Otherwise a machine that stays noisy would spend all repetitions on one round.
+
+In open comparisons, the length and number of turns depend on how step times spread between turns and between
+launches, never on which arm is faster. Settled arms take short turns. For turns of T seconds and spread s,
+the variance of a log ratio is s_a^2 / T_a + s_b^2 / T_b. So the turns of an arm are as long as its s times
+the square root of the number of its open comparisons, up to a common factor. In a given time, that minimises
+the sum of all variances (J. Neyman, Journal of the Royal Statistical Society 97, 1934).
 """
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from compare.analysis.budget import has_time_left, is_oversubscribed
-from compare.analysis.change import judge_gate
+from compare.analysis.budget import (
+    elapsed_seconds,
+    has_time_left,
+    is_oversubscribed,
+    rounds_done,
+    seconds_to_settle,
+)
+from compare.analysis.change import judge_gate, pairs_of
 from compare.analysis.figures import Figures, LaunchFigures
 from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.ranking import verdicts
+from compare.analysis.spread import cohorts, launch_variance, turn_spreads
 from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
 from compare.schema.job import Planned
-from compare.schema.results import Run
+from compare.schema.results import Launch, Run
+from compare.schema.turns import PlannedTurn
 
 MOST_IN_A_ROW = 2
 """Maximum number of discarded attempts at one round; the next attempt counts, noisy or not."""
+TURNS = 4
+"""Turns of each arm in a cohort until spreads are known; later the minimum."""
+MOST_TURNS = 10
+"""Maximum of an arm's turns in a cohort; more gain little, because the spread of launches remains."""
+TURN_SECONDS = 0.7
+"""Mean length of a turn, without the blocks of its reference."""
+SHORT_SECONDS = 0.35
+"""Length of the turns of arms without an open comparison: the control, and settled arms."""
+LEAD_SECONDS = 0.1
+"""Length of the first part of a turn, which is not timed because its steps take longer."""
+START_SECONDS = 3.0
+"""Least time to start the ranks of an arm: they load torch."""
+_HANDOVER_SECONDS = 0.02
+"""Time from the last step of a turn to the first of the next one."""
+_RESERVE = 0.85
+"""Share of a time limit that a plan may fill, because rounds differ and a budget ends a late one."""
+_ENOUGH_COHORTS = 2
+"""Minimum number of finished cohorts from which spreads are estimated."""
+
+Comparison = tuple[str, str]
+"""Labels of an arm, and of what it is compared with: the baseline, or its twin in a gate."""
 
 
 def order_of(config: RunConfig, round_: int) -> tuple[Arm, ...]:
@@ -39,23 +76,19 @@ def order_of(config: RunConfig, round_: int) -> tuple[Arm, ...]:
     return tuple(reversed(arms) if second else arms)
 
 
-def next_cohort(run: Run) -> list[Planned]:
-    """Return the launches of the next round in order; empty when the run is done."""
-    rounds = len(run.launches) // len(run.config.arms)
-    if not _goes_on(run, rounds):
+def next_launches(run: Run) -> list[Planned]:
+    """Return the launches that are planned together: in turns a whole round, otherwise one.
+
+    They are in the order in which they start. The list is empty when the run is done.
+    """
+    finished_rounds, position = divmod(len(run.launches), len(run.config.arms))
+    if position == 0 and not _goes_on(run, finished_rounds):
         return []
-    first = len(run.launches) + len(run.discarded) + 1
-    return [Planned(first + i, rounds + 1, arm) for i, arm in enumerate(order_of(run.config, rounds + 1))]
-
-
-def next_launch(run: Run) -> Planned | None:
-    """Return the next launch, or None when the run is done."""
-    round_index, position = divmod(len(run.launches), len(run.config.arms))
-    if position == 0 and not _goes_on(run, round_index):
-        return None
-    round_ = round_index + 1
-    arm = order_of(run.config, round_)[position]
-    return Planned(len(run.launches) + len(run.discarded) + 1, round_, arm)
+    number, round_ = len(run.launches) + len(run.discarded) + 1, finished_rounds + 1
+    arms = order_of(run.config, round_)[position:]
+    if run.interleaved.mode == "launches":
+        arms = arms[:1]
+    return [Planned(number + place, round_, arm) for place, arm in enumerate(arms)]
 
 
 def _goes_on(run: Run, rounds: int) -> bool:
@@ -106,3 +139,152 @@ def discard_noisy(run: Run) -> Run:
     repeated = msgspec.structs.replace(run, launches=run.launches[:-width], discarded=[*run.discarded, *last])
     noisy = any(LaunchFigures(launch).is_noisy for launch in last)
     return repeated if not used_up and noisy and has_time_left(repeated) else run
+
+
+# ---- turns ----
+
+
+def plan_turns(run: Run, planned: Sequence[Planned]) -> list[PlannedTurn]:
+    """Return all turns of a cohort in their order, settled before the cohort starts.
+
+    ``planned`` are the launches of the cohort. In a pass every arm takes one turn. As in ``order_of``, each
+    two passes get a new random order, which the second pass reverses.
+    """
+    order, turns = random.Random(f"{run.config.seed}/{planned[0].round}/turns"), []
+    open_ones = open_comparisons(run)
+    spreads = _spreads(run)
+    seconds = turn_seconds([arm.label for arm in run.config.arms], open_ones, spreads)
+    arms = list(range(len(planned)))
+    for number in range(1, turns_of_arm(run, open_ones, seconds, spreads) + 1):
+        if number % 2:
+            order.shuffle(arms)
+        else:
+            arms.reverse()
+        turns += [
+            PlannedTurn(
+                arm=arm,
+                number=number,
+                seconds=seconds[planned[arm].arm.label],
+                lead_seconds=LEAD_SECONDS,
+            )
+            for arm in arms
+        ]
+    return turns
+
+
+def open_comparisons(run: Run) -> list[Comparison]:
+    """Return the comparisons that no look at the verdicts has settled yet.
+
+    Without a time limit that is every comparison, because such a run has its only look at the end.
+    """
+    config = run.config
+    if config.slower_limit is not None:
+        pairs = [(new.label, old.label) for new, old in pairs_of(config.arms)]
+    else:
+        rivals = [arm.label for arm in config.rivals]
+        pairs = [(arm, config.baseline) for arm in rivals]
+    settled = set() if config.limit_seconds is None else _settled(run)
+    return [pair for pair in pairs if pair[0] not in settled]
+
+
+def _settled(run: Run) -> set[str]:
+    """Return the labels of the arms whose verdict is not ``unresolved``."""
+    figures = Figures(run)
+    gate = judge_gate(figures)
+    kinds = (
+        {change.arm: change.kind for change in gate.changes}
+        if gate
+        else {arm: verdict.kind for arm, verdict in verdicts(figures, run.config.baseline).items()}
+    )
+    return {arm for arm, kind in kinds.items() if kind != "unresolved"}
+
+
+def turn_seconds(
+    arms: Sequence[str], comparisons: Sequence[Comparison], spreads: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the length of each arm's turns in seconds, by its label.
+
+    A pass takes `TURN_SECONDS` times the number of arms. Arms without a comparison take `SHORT_SECONDS`. The
+    others share the rest by the spread of their turns and the square root of their number of comparisons, and
+    take `SHORT_SECONDS` at least.
+    """
+    weights = {
+        arm: spreads[arm] * math.sqrt(count)
+        for arm in arms
+        if (count := sum(arm in pair for pair in comparisons))
+    }
+    if not weights:
+        return dict.fromkeys(arms, TURN_SECONDS)
+    rest = len(arms) * TURN_SECONDS - (len(arms) - len(weights)) * SHORT_SECONDS
+    whole = sum(weights.values())
+    return {
+        arm: max(SHORT_SECONDS, rest * weights[arm] / whole) if arm in weights else SHORT_SECONDS
+        for arm in arms
+    }
+
+
+def turns_of_arm(
+    run: Run, comparisons: Sequence[Comparison], seconds: Mapping[str, float], spreads: Mapping[str, float]
+) -> int:
+    """Return how many turns each arm takes in the next cohort, from `TURNS` to `MOST_TURNS`.
+
+    With m turns of each arm, a cohort has the variance L + V / m, where L is that of launches and V that of
+    turns, summed over comparisons. A cohort takes its start plus m passes. In a given time, the variance of
+    the mean is least for m = sqrt(V / L * start / pass) (two-stage sampling: W. G. Cochran, "Sampling
+    Techniques", 3rd ed., 1977). Fewer are taken if the first five cohorts or ``--timeout`` leave no time.
+    Without a time limit the number is `TURNS`, because more turns only make a run longer.
+    """
+    if run.config.limit_seconds is None:
+        return TURNS
+    if rounds_done(run) < _ENOUGH_COHORTS or not comparisons or is_oversubscribed(run):
+        return TURNS
+    of_turns = sum(spreads[arm] ** 2 / seconds[arm] for pair in comparisons for arm in pair)
+    of_launches = sum(launch_variance(run, *pair) or 0.0 for pair in comparisons)
+    one_pass = _pass_seconds(run)
+    start = max(0.0, elapsed_seconds(run) - _passes(run) * one_pass) / rounds_done(run)
+    best = math.sqrt(of_turns / of_launches * start / one_pass) if of_launches > 0 else math.inf
+    missing = max(1, FIRST_LOOK - rounds_done(run))
+    fitting = (_RESERVE * seconds_to_settle(run) / missing - start) / one_pass
+    return math.floor(max(TURNS, min(best, MOST_TURNS, fitting, *_most_by_timeout(run))))
+
+
+def least_round_seconds(config: RunConfig, mode: str) -> float:
+    """Return the minimum time of a round in seconds: all starts, and in mode ``blocks`` all turns."""
+    turns = TURNS * TURN_SECONDS if mode == "blocks" else 0.0
+    return len(config.arms) * (START_SECONDS + turns)
+
+
+def _spreads(run: Run) -> dict[str, float]:
+    if rounds_done(run) < _ENOUGH_COHORTS:
+        return dict.fromkeys((arm.label for arm in run.config.arms), 1.0)
+    return turn_spreads(run)
+
+
+def _pass_seconds(run: Run) -> float:
+    """Return the seconds that a pass of the last cohort took, with the blocks of the reference.
+
+    It is longer than planned if steps are slow, because a turn has a minimum number of steps.
+    """
+    return sum(map(_turn_seconds, cohorts(run)[-1]))
+
+
+def _turn_seconds(launch: Launch) -> float:
+    """Return the mean seconds of a launch's turns, from the first step of one to that of the next turn."""
+    blocks = launch.ranks[0].blocks
+    of_blocks = sum(block.wall_ns * (block.steps + 1) / block.steps for block in blocks) / 1e9
+    return of_blocks / len({block.turn for block in blocks}) + LEAD_SECONDS + _HANDOVER_SECONDS
+
+
+def _most_by_timeout(run: Run) -> Iterator[float]:
+    """Yield for each arm how many turns its launch has time for before ``--timeout`` ends it."""
+    for launch in cohorts(run)[-1]:
+        rank, turn = launch.ranks[0], _turn_seconds(launch)
+        own = launch.seconds - rank.waited_ns / 1e9
+        outside = max(0.0, own - turn * len({block.turn for block in rank.blocks}))
+        yield (_RESERVE * run.config.launch_timeout_seconds - outside) / turn
+
+
+def _passes(run: Run) -> int:
+    """Return how many passes the finished cohorts had together."""
+    first = run.config.arms[0]
+    return sum(len({block.turn for block in launch.ranks[0].blocks}) for launch in run.of(first))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -23,18 +22,15 @@ from compare.errors import UnavailableError, UsageError
 from compare.launch.cluster import Cluster
 from compare.launch.engines import Allocation
 from compare.schema.arms import CONTROL, Arm, Interpreter, parse_arm
-from compare.schema.config import MOST_ROUNDS, OPTIMIZERS, LaunchFields, Length, RunConfig, RunFields
-from compare.schema.hostfile import parse_hosts, read_hostfile, select
-from compare.schema.hosts import Host, is_local, local_host, place
+from compare.schema.config import MOST_ROUNDS, LaunchFields, Length, RunConfig, RunFields
+from compare.schema.hosts import Host, is_local
 from compare.text import counted
 
 SETTLE_SECONDS = 300.0
 """Time in which rounds beyond the fifth begin, if the user gives neither their number nor a budget."""
-_OTHER_INTERPRETER = "The other interpreter was asked on this machine alone"
+_OTHER_INTERPRETER = "Only this machine was asked for the other interpreter"
 OWN_STEPS = 200
 """Training steps of an own workload if the user gives none."""
-DEFAULT_RANKS = 2
-"""Number of ranks if the user names neither ranks nor hosts, and no scheduler does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +67,6 @@ class UserRequest(LaunchRequest):
     data_dir: Path | None
     own: DatasetSource | None = None
     """The user's own workload, in place of a data set; None without one."""
-    optimizer: str
-    learning_rate: float | None
-    """None for the optimizer's default."""
 
 
 def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str, str]]:
@@ -89,7 +82,12 @@ def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str,
         UnavailableError: an arm or a device that the user named is not available, or no arm is.
         UsageError: a value is wrong, or the baseline is none of the arms.
     """
-    draft = _draft(request, cluster)
+    draft = RunConfig(
+        arms=request.arms,
+        ranks=sum(host.slots for host in cluster.hosts),
+        threads_per_rank=choose_threads(request.threads_per_rank, cluster),
+        **request.config,
+    )
     survey = availability.survey(arm.backend for arm in draft.arms)
     device = choose_device(draft.device, cluster.hosts, count_gpus(cluster, survey))
     one_host = len(cluster.hosts) == 1
@@ -113,28 +111,15 @@ def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str,
     return config, left_out
 
 
-def _draft(request: UserRequest, cluster: Cluster) -> RunConfig:
-    """Return the config before the arms, the baseline and the device are settled."""
-    learning_rate = request.learning_rate
-    if learning_rate is None:
-        learning_rate = OPTIMIZERS[request.optimizer]
-    return RunConfig(
-        arms=request.arms,
-        ranks=sum(host.slots for host in cluster.hosts),
-        optimizer=request.optimizer,
-        learning_rate=learning_rate,
-        threads_per_rank=choose_threads(request.threads_per_rank, cluster),
-        **request.config,
-    )
-
-
 def choose_threads(asked: int | None, cluster: Cluster) -> int:
-    """Return the threads of each rank: ``asked``, or an equal share of its host's CPUs if that is None."""
+    """Return the threads of each rank: ``asked``, or the smallest share of a host's CPUs for one rank."""
     if asked is not None:
         return asked
     if cluster.network.rehearsed:  # all hosts have the same CPUs
-        return max(1, len(cluster.cpus()[0]) // sum(host.slots for host in cluster.hosts))
-    return default_threads(cluster.hosts, cluster.cores())
+        share = len(cluster.cpus()[0]) // sum(host.slots for host in cluster.hosts)
+    else:
+        share = min(cores // host.slots for host, cores in zip(cluster.hosts, cluster.cores(), strict=True))
+    return max(1, share)
 
 
 def count_gpus(cluster: Cluster, survey: Survey) -> list[int]:
@@ -159,11 +144,6 @@ def choose_length(repeats: int | None, budget: float | None) -> Length:
         "budget_seconds": budget,
         "settle_seconds": SETTLE_SECONDS if repeats is None and budget is None else None,
     }
-
-
-def default_threads(hosts: Sequence[Host], cores: Sequence[int]) -> int:
-    """Return the threads of every rank: the smallest share of a host's CPUs for one rank, at least 1."""
-    return max(1, min(its // host.slots for host, its in zip(hosts, cores, strict=True)))
 
 
 def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str:
@@ -232,23 +212,21 @@ def choose_arms(
 
 def _require_arm(arm: Arm, device: str, survey: Survey) -> None:
     survey.require(arm.backend, arm.options)
-    if device == "cuda" and not BACKENDS[arm.backend].cuda:
+    backend = BACKENDS[arm.backend]
+    if device == "cuda":
+        where, other = "GPUs", "cpu"
+        found = "" if backend.cuda else "It averages in host memory."
+    else:
+        where, other = "the CPU", "cuda"
+        reason = backend.not_on_cpus
+        found = f"{reason[:1].upper()}{reason[1:]}." if reason else ""
+        if arm.cuda_only:
+            found = f"torch supports {' and '.join(arm.cuda_only)} on CUDA alone."
+    if found:
         raise UnavailableError(
-            f"{arm.label} cannot run on GPUs.",
-            found="It averages in host memory.",
-            remedy="Use --device cpu, or leave it out.",
-        )
-    if device != "cuda" and (reason := BACKENDS[arm.backend].not_on_cpus):
-        raise UnavailableError(
-            f"{arm.label} cannot run on the CPU.",
-            found=f"{reason[0].upper()}{reason[1:]}.",
-            remedy="Use --device cuda, or leave it out.",
-        )
-    if device != "cuda" and arm.cuda_only:
-        raise UnavailableError(
-            f"{arm.label} cannot run on the CPU.",
-            found=f"torch supports {' and '.join(arm.cuda_only)} on CUDA alone.",
-            remedy="Use --device cuda, or another choice.",
+            f"{arm.label} cannot run on {where}.",
+            found=found,
+            remedy=f"Use --device {other}, or leave the arm out.",
         )
 
 
@@ -295,37 +273,15 @@ def choose_baseline(asked: str | None, arms: tuple[Arm, ...]) -> str:
     return next((arm.label for arm in arms if arm.backend != CONTROL), CONTROL)
 
 
-def choose_dataset(asked: str) -> DatasetChoice:
-    """Return ``asked``, after checking that it is the name of a data set or ``auto``.
+def choose_own(written: str, replaced: Mapping[str, object], *, epochs: int) -> DatasetSource:
+    """Return the workload that ``--workload`` names.
 
-    Raises:
-        UsageError: it is neither.
-    """
-    known: tuple[DatasetChoice, ...] = ("auto", "mnist", "digits")
-    for name in known:
-        if name == asked:
-            return name
-    raise UsageError(f"--dataset cannot be {asked!r}.", remedy=f"Use {' or '.join(known)}.")
-
-
-class OwnChoice(NamedTuple):
-    """A workload of the user's own, and the fields of the config that follow from it."""
-
-    source: DatasetSource
-    config: RunFields
-
-
-def choose_own(written: str | None, replaced: Mapping[str, object], *, length: RunFields) -> OwnChoice | None:
-    """Return the workload that ``--workload`` names; None if the flag is left out.
-
-    ``replaced`` has the flags whose place the workload takes, each with its value or None. ``length`` has the
-    ``epochs`` and ``steps`` of the command.
+    ``replaced`` has the flags whose place the workload takes, each with its value or None. ``epochs`` are
+    those of the command.
 
     Raises:
         UsageError: the flag names no file, or another flag contradicts it.
     """
-    if written is None:
-        return None
     source = data.own_source(written)
     for flag, value in replaced.items():
         if value is not None:
@@ -334,59 +290,10 @@ def choose_own(written: str | None, replaced: Mapping[str, object], *, length: R
                 found=f"{source.workload} makes model, data and optimizer.",
                 remedy=f"Leave out {flag}, and set it in your file.",
             )
-    if length.get("epochs", 1) != 1:
+    if epochs != 1:
         raise UsageError(
             "--epochs and --workload contradict each other.",
-            found="The ranks alone know how many samples there are.",
+            found="Only the ranks know how many samples there are.",
             remedy="Give the length in --steps.",
         )
-    return OwnChoice(source, {"model": source.workload, "steps": length.get("steps") or OWN_STEPS})
-
-
-def choose_all_hosts(hostfile: Path | None, named: str | None) -> tuple[Host, ...]:
-    """Return the hosts of a hostfile or of ``-H`` (``named``); with neither, this machine with one slot.
-
-    Raises:
-        UsageError: a host is not valid, or both a hostfile and ``-H`` were given.
-    """
-    if hostfile and named is not None:
-        raise UsageError("--hostfile and -H both name hosts.", remedy="Give one of them.")
-    if hostfile:
-        return read_hostfile(hostfile)
-    return (local_host(1),) if named is None else parse_hosts(named)
-
-
-def choose_hosts(
-    hostfile: Path | None,
-    ranks: int | None,
-    *,
-    named: str | None = None,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    given: Sequence[Host] = (),
-) -> tuple[Host, ...]:
-    """Return the hosts of a run, each with as many slots as it gets ranks.
-
-    Without ``ranks`` every slot is filled. ``given`` hosts take the place of a hostfile and of ``-H``. If no
-    hosts come from anywhere, this machine takes all ranks.
-
-    Raises:
-        UsageError: a host is not valid, the slots are fewer than ``ranks``, or this machine is named twice.
-    """
-    if hostfile is None and named is None and not given:
-        if include or exclude:
-            raise UsageError(
-                "--include and --exclude need named hosts.", remedy="Name hosts with --hostfile or -H."
-            )
-        return (local_host(ranks or DEFAULT_RANKS),)
-    hosts = select(given or choose_all_hosts(hostfile, named), include, exclude)
-    here = [host for host in hosts if is_local(host)]
-    if len(here) > 1:
-        raise UsageError(
-            f"{here[1].source}: this machine is named twice, as {here[0].name} and as {here[1].name}.",
-            remedy="Name it once, with all its slots.",
-        )
-    if len(hosts) == 1 and here:
-        # Launchers know this machine by one name only: mpirun takes neither ::1 nor 127.0.0.9.
-        hosts = (msgspec.structs.replace(here[0], name="localhost"),)
-    return place(hosts, ranks)
+    return source

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -11,11 +12,10 @@ import msgspec
 
 from compare.analysis.gates import pass_of
 from compare.analysis.parity import check_gates
-from compare.errors import BudgetError, LaunchError
-from compare.experiment.allocation import endings_named, require_time, time_of, too_little_time
-from compare.experiment.run import Watch, begin, kept, open_hosts
+from compare.experiment.allocation import end_of_job, require_time
+from compare.experiment.run import Watch, attempt, begin, open_hosts, reporting_early_end
+from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import UserRequest, settle
-from compare.experiment.turn_plan import START_SECONDS
 from compare.launch.alone import launch_arm
 from compare.launch.arm import Observer
 from compare.launch.cluster import Cluster
@@ -40,17 +40,9 @@ def verify_arms(
     watch: Watch[RunConfig, VerificationObserver],
     on_early_end: Callable[[Verification], None] = lambda _: None,
 ) -> tuple[Verification, Path]:
-    """Verify every arm that a user asked for, and save the results in a folder.
+    """Verify every arm that a user asked for, save the results in a folder, and return both.
 
-    ``say`` prints a line, and ``watch`` makes the observer of the verification. ``on_early_end`` receives the
-    saved part of a verification that is stopped or fails.
-
-    Returns:
-        The results, and the path of their folder.
-
-    Raises:
-        RingsideError: something failed; a note of the error names the folder of the finished part, if any.
-        KeyboardInterrupt: the user stopped the verification; with the same note.
+    See ``compare_arms`` for the other arguments and the errors.
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle(request, cluster)
@@ -58,7 +50,9 @@ def verify_arms(
         run, directory = begin(request, config, left_out, cluster, say, purpose="-verify")
         file = directory / VERIFICATION_FILE
         write_json(file, Verification(run=run))
-        early = kept(directory, lambda: read_json(file, Verification), on_early_end, where="is in")
+        early = reporting_early_end(
+            directory, lambda: read_json(file, Verification), on_early_end, where="is in"
+        )
         with early, watch(run.config) as observer:
             return verify(run, directory, cluster, observer), directory
 
@@ -73,25 +67,21 @@ def verify(run: Run, directory: Path, cluster: Cluster, observer: VerificationOb
         RingsideError: something failed that would fail every arm; what was finished is saved.
     """
     write_request(run, directory)
-    ends_at = time_of(cluster.job)
+    ends_at = end_of_job(cluster.job)
     verification = Verification(run=run)
     for number, arm in enumerate(run.config.arms, start=1):
         planned = Planned(number, 1, arm)
         observer.launch_begins(planned)
         began = time.monotonic()
+        launch = attempt(
+            partial(
+                launch_arm, run, planned, directory, cluster, observer, proof="whole", budget_ends_at=ends_at
+            ),
+            *(planned, cluster, "arm", len(run.config.arms)),
+        )
         launches = verification.run.launches
-        try:
-            with endings_named(cluster.job):
-                launch = launch_arm(
-                    run, planned, directory, cluster, observer, proof="whole", budget_ends_at=ends_at
-                )
-        except BudgetError:
-            assert cluster.job  # noqa: S101 -- nothing else sets a limit
-            limit = f"The time of {cluster.job.name}"
-            raise too_little_time(limit, "arm", number - 1, len(run.config.arms)) from None
-        except LaunchError as error:
-            failure = Failure(arm=arm.label, round=1, kind=type(error).__name__, message=str(error))
-            found = ArmVerification(arm=arm.label, failure=failure, seconds=time.monotonic() - began)
+        if isinstance(launch, Failure):
+            found = ArmVerification(arm=arm.label, failure=launch, seconds=time.monotonic() - began)
         else:
             launches = [*launches, launch]
             found = _judged(planned, launch)

@@ -48,6 +48,8 @@ class RunFields(LaunchFields, total=False):
     """The settings of a run that a user gives before its hosts are known: fields of ``RunConfig``."""
 
     model: str
+    optimizer: str
+    learning_rate: float
     batch_size_per_rank: int
     accumulate: int
     epochs: int

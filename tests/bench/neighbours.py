@@ -18,7 +18,7 @@ from pathlib import Path
 
 from compare.analysis.figures import LaunchFigures
 from compare.experiment import rounds
-from compare.experiment.turn_plan import LEAD_SECONDS, TURN_SECONDS
+from compare.experiment.schedule import LEAD_SECONDS, TURN_SECONDS
 from compare.launch.cohort import Cohort
 from compare.schema.store import read_run
 from compare.schema.turns import PlannedTurn

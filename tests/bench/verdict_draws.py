@@ -27,9 +27,8 @@ from compare.analysis.estimate import binomial_interval
 from compare.analysis.figures import Figures, LaunchFigures
 from compare.analysis.ranking import verdicts
 from compare.analysis.spread import cohorts, launch_variance, turn_spreads
-from compare.experiment import turn_plan
-from compare.experiment.schedule import next_cohort
-from compare.experiment.turn_plan import LEAD_SECONDS, TURN_SECONDS, plan_turns
+from compare.experiment import schedule
+from compare.experiment.schedule import LEAD_SECONDS, TURN_SECONDS, next_launches, plan_turns
 from compare.schema.results import Interleaved
 from compare.schema.store import read_run
 from tests.unit.factories import a_block, a_launch, a_rank, a_run
@@ -82,7 +81,7 @@ def draw(machine, difference, limit_seconds, seed):
         interleaved=Interleaved(mode="blocks"),
     )
     now = 0.0
-    while planned := next_cohort(run):
+    while planned := next_launches(run):
         turns = plan_turns(run, planned)
         took = machine.start_seconds + sum(turn.seconds + _TURN_OVERHEAD for turn in turns)
         launches = [
@@ -139,7 +138,7 @@ def _recorded(given):
     rivals = [arm.label for arm in run.config.rivals]
     between = statistics.fmean(launch_variance(run, arm, run.config.baseline) for arm in rivals)
     of_launches = math.sqrt(max(0.0, between) / 2)
-    passes = turn_plan._passes(run) * turn_plan._pass_seconds(run)
+    passes = schedule._passes(run) * schedule._pass_seconds(run)
     start = given.start or (elapsed_seconds(run) - passes) / len(cohorts(run))
     keep = [arm for arm in arms if not given.spreads or arm in given.spreads]
     return Machine({arm: spreads[arm] for arm in keep}, residuals, of_launches, start)

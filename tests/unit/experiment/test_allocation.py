@@ -8,7 +8,12 @@ import pytest
 
 from compare.errors import AllocationError, BudgetError, HostError, UsageError
 from compare.experiment import collectives, run, verify
-from compare.experiment.allocation import choose_allocation, endings_named, require_time
+from compare.experiment.allocation import (
+    choose_allocation,
+    find_allocation,
+    naming_scheduler,
+    require_time,
+)
 from compare.launch.engines import Carrier, slurm
 from compare.launch.engines.slurm import Slurm
 from compare.launch.engines.ssh import Ssh
@@ -29,8 +34,9 @@ def job(monkeypatch):
     monkeypatch.setattr(slurm, "show_job", lambda *_, **__: JOB)
 
 
-def choose(environ, engine="auto", named=None, hostfile=None, ranks=None):
-    return choose_allocation(engine, hostfile, ranks, ssh=Ssh(), named=named, environ=environ)
+def choose(environ, engine="auto", named=None, hostfile=None, ranks=None, **chosen):
+    found = find_allocation(engine, hostfile, named, ssh=Ssh(), environ=environ)
+    return choose_allocation(found, ranks, **chosen)
 
 
 def names(chosen):
@@ -94,6 +100,55 @@ def test_engine_that_cannot_reach_the_hosts_is_refused(environ, options, says):
         choose(environ, **options)
 
 
+@pytest.fixture
+def hostfile(tmp_path):
+    def write(text):
+        path = tmp_path / "hosts"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "flags", "what"),
+    [
+        ("localhost slots=2\n", 3, {}, "3 ranks do not fit"),
+        ("localhost slots=2\n127.0.0.1 slots=2\n", 2, {}, "hosts:2: this machine is named twice"),
+        ("", 2, {}, "no host is named"),
+        ("n1\n", None, {"named": "n1"}, "both name hosts"),
+        (None, None, {"include": ["n1"]}, "need named hosts"),
+    ],
+)
+def test_hosts_that_cannot_be_chosen_are_refused(hostfile, text, ranks, flags, what):
+    path = None if text is None else hostfile(text)
+    with pytest.raises(UsageError) as caught:
+        choose({}, hostfile=path, ranks=ranks, **flags)
+    assert what in caught.value.what
+    assert caught.value.remedy
+
+
+THREE = "n1 slots=2\nn2 slots=2\nn3 slots=2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "flags", "hosts"),
+    [
+        (None, 3, {}, [("localhost", 3)]),
+        (None, None, {}, [("localhost", 2)]),
+        ("localhost slots=4\n", None, {}, [("localhost", 4)]),
+        ("localhost slots=4\n", 3, {}, [("localhost", 3)]),
+        (THREE, 3, {}, [("n1", 2), ("n2", 1)]),
+        (None, None, {"named": "n[1-2]:2,n3"}, [("n1", 2), ("n2", 2), ("n3", 1)]),
+        (THREE, None, {"exclude": ["n2"]}, [("n1", 2), ("n3", 2)]),
+        (THREE, None, {"include": ["n[2-3]"]}, [("n2", 2), ("n3", 2)]),
+    ],
+)
+def test_slots_of_a_file_or_of_flags_are_given_to_ranks(hostfile, text, ranks, flags, hosts):
+    found = choose({}, hostfile=hostfile(text) if text else None, ranks=ranks, **flags).hosts
+    assert [(host.name, host.slots) for host in found] == hosts
+
+
 class AnEndedJob:
     name = "Slurm job 17"
     ends_at = 100.0
@@ -105,10 +160,10 @@ class AnEndedJob:
 @pytest.mark.parametrize("error", [HostError("lost"), KeyboardInterrupt()])
 def test_scheduler_that_ended_the_job_is_named(error):
     error.add_note("kept")
-    with pytest.raises(AllocationError, match="was cancelled") as caught, endings_named(AnEndedJob()):
+    with pytest.raises(AllocationError, match="was cancelled") as caught, naming_scheduler(AnEndedJob()):
         raise error
     assert caught.value.__notes__ == ["kept"]
-    with pytest.raises(type(error)), endings_named(None):
+    with pytest.raises(type(error)), naming_scheduler(None):
         raise error
 
 

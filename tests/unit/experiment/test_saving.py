@@ -20,7 +20,7 @@ def saves_of(launches, folder, monkeypatch, *, seconds):
     monkeypatch.setattr(rounds, "write_json", write)
     monkeypatch.setattr(rounds, "discard_noisy", lambda run: run)
     monkeypatch.setattr(rounds.time, "monotonic", lambda: now[0])
-    going = rounds.Launches(a_run({"ddp": []}), folder, a_cluster(), None)
+    going = rounds.Rounds(a_run({"ddp": []}), folder, a_cluster(), None)
     for number in range(1, launches + 1):
         now[0] += 50
         going._keep([a_launch("ddp", number)])

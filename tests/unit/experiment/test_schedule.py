@@ -18,7 +18,7 @@ from compare.analysis.figures import Figures
 from compare.analysis.looks import FIRST_LOOK
 from compare.errors import BudgetError, OutputError
 from compare.experiment.run import carry_out
-from compare.experiment.schedule import MOST_IN_A_ROW, discard_noisy, is_settled, next_launch, order_of
+from compare.experiment.schedule import MOST_IN_A_ROW, discard_noisy, is_settled, next_launches, order_of
 from compare.launch.arm import Observer
 from compare.schema.results import MachineUse
 from compare.schema.store import read_run
@@ -43,6 +43,10 @@ CONFIGS = st.builds(
 
 def a_beginning(config):
     return msgspec.structs.replace(a_run(), config=config, launches=[], complete=False)
+
+
+def next_launch(run):
+    return next(iter(next_launches(run)), None)
 
 
 def launched(planned, *, noisy=False):

@@ -137,17 +137,9 @@ MPICH, BF16 = "mpi:library=mpich", "ddp:comm_hook=bf16"
 @pytest.mark.parametrize(
     ("text", "device", "without", "what", "found", "remedy"),
     [
-        (
-            "ddp,horovod",
-            "cpu",
-            {"missing": ["horovod"]},
-            "horovod",
-            "not installed",
-            "compare install horovod",
-        ),
+        ("horovod", "cpu", {"missing": ["horovod"]}, "horovod", "not installed", "compare install horovod"),
         ("ddp,mpi", "cuda", {"gpus": 2}, "mpi", "", "--device cpu"),
         ("horovod:controller=mpi", "cpu", {"controllers": ["gloo"]}, "without its mpi controller", "", ""),
-        ("horovod", "cpu", {"controllers": ["mpi"]}, "without its gloo controller", "", ""),
         (f"mpi,{MPICH}", "cpu", {}, f"{MPICH} cannot run", "not installed", "compare install mpich"),
         (f"ddp,{BF16}", "cpu", {}, f"{BF16} cannot run on the CPU.", "comm_hook=bf16 on CUDA alone", ""),
         ("dataparallel", "cpu", {}, "cannot run on the CPU.", "returns the plain module", "--device cuda"),
@@ -195,20 +187,14 @@ def test_the_control_runs_first_unless_it_is_not_wanted(named, control, run):
     assert [arm.label for arm in settle.with_control(parse_arms([named]), control=control)] == run
 
 
-OVERLAP = "manual:mode=overlap:bucket_mb=2"
-
-
 @pytest.mark.parametrize(
     ("asked", "named", "baseline"),
     [
         (None, "ddp,mpi", "ddp"),
         (None, "none,mpi,ddp", "mpi"),
         (None, "none", "none"),
-        ("mpi", "ddp,mpi", "mpi"),
-        ("ddp:bucket_cap_mb=1", "ddp,ddp:bucket_cap_mb=1", "ddp:bucket_cap_mb=1"),
         # However it is spelled, as long as it is the same arm.
         ("ddp:bucket-cap-mb=1.0", "ddp,ddp:bucket_cap_mb=1", "ddp:bucket_cap_mb=1"),
-        ("manual:bucket_mb=2:mode=overlap", OVERLAP, OVERLAP),
         # The config refuses it, with the arms that there are.
         ("horovod", "ddp,mpi", "horovod"),
     ],
@@ -217,77 +203,19 @@ def test_choose_baseline_takes_the_named_arm_or_the_first(asked, named, baseline
     assert settle.choose_baseline(asked, parse_arms([named])) == baseline
 
 
-# ---- data and hosts ----
+# ---- threads and what ranks are given ----
 
 
-@pytest.mark.parametrize("name", ["auto", "mnist", "digits"])
-def test_choose_dataset_knows_three_names(name):
-    assert settle.choose_dataset(name) == name
-
-
-def test_unknown_baseline_or_data_set_is_refused():
+def test_unknown_baseline_is_refused():
     with pytest.raises(UsageError, match="'dpp'"):
         settle.choose_baseline("dpp", parse_arms(["ddp"]))
-    with pytest.raises(UsageError) as caught:
-        settle.choose_dataset("cifar")
-    assert "'cifar'" in caught.value.what
-    assert "auto or mnist or digits" in caught.value.remedy
-
-
-@pytest.fixture
-def hostfile(tmp_path):
-    def write(text):
-        path = tmp_path / "hosts"
-        path.write_text(text)
-        return path
-
-    return write
-
-
-@pytest.mark.parametrize(
-    ("text", "ranks", "flags", "what"),
-    [
-        ("localhost slots=2\n", 3, {}, "3 ranks do not fit"),
-        ("far.example slots=2\n", 3, {}, "3 ranks do not fit"),
-        ("localhost slots=2\n127.0.0.1 slots=2\n", 2, {}, "hosts:2: this machine is named twice"),
-        ("", 2, {}, "no host is named"),
-        ("n1\n", None, {"named": "n1"}, "both name hosts"),
-        (None, None, {"include": ["n1"]}, "need named hosts"),
-        (None, None, {"exclude": ["n1"]}, "need named hosts"),
-    ],
-)
-def test_choose_hosts_refuses_wrong_hosts(hostfile, text, ranks, flags, what):
-    path = None if text is None else hostfile(text)
-    with pytest.raises(UsageError) as caught:
-        settle.choose_hosts(path, ranks, **flags)
-    assert what in caught.value.what
-    assert caught.value.remedy
-
-
-THREE = "n1 slots=2\nn2 slots=2\nn3 slots=2\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "ranks", "flags", "hosts"),
-    [
-        (None, 3, {}, [("localhost", 3)]),
-        (None, None, {}, [("localhost", 2)]),
-        ("localhost slots=4\n", None, {}, [("localhost", 4)]),
-        ("localhost slots=4\n", 3, {}, [("localhost", 3)]),
-        (THREE, 3, {}, [("n1", 2), ("n2", 1)]),
-        (None, None, {"named": "n[1-2]:2,n3"}, [("n1", 2), ("n2", 2), ("n3", 1)]),
-        (THREE, None, {"exclude": ["n2"]}, [("n1", 2), ("n3", 2)]),
-        (THREE, None, {"include": ["n[2-3]"]}, [("n2", 2), ("n3", 2)]),
-    ],
-)
-def test_choose_hosts_gives_the_slots_of_a_file_or_of_flags_to_ranks(hostfile, text, ranks, flags, hosts):
-    found = settle.choose_hosts(hostfile(text) if text else None, ranks, **flags)
-    assert [(host.name, host.slots) for host in found] == hosts
 
 
 @pytest.mark.parametrize(("cores", "threads"), [([8, 8], 4), ([2, 8], 2), ([8, 1], 1)])
 def test_threads_are_shared_out_by_the_fullest_host(cores, threads):
-    assert settle.default_threads((Host("n1", 1), Host("n2", 2)), cores) == threads
+    hosts = [Host("n1", 1), Host("n2", 2)]
+    cluster = SimpleNamespace(hosts=hosts, cores=lambda: cores, network=Network())
+    assert settle.choose_threads(None, cluster) == threads
 
 
 def test_threads_of_a_rehearsal_share_the_cores_of_one_machine():
@@ -427,15 +355,9 @@ def workload(tmp_path):
     return f"{tmp_path}/train.py:make"
 
 
-def choose_own(written, replaced=None, **length):
-    return settle.choose_own(written, replaced or {"--model": None}, length=length)
-
-
 def test_choose_own_takes_the_place_of_a_model(workload):
-    assert choose_own(None) is None
-    assert choose_own(workload).config == {"model": "train.py:make", "steps": settle.OWN_STEPS}
-    assert choose_own(workload, steps=7, epochs=1).config == {"model": "train.py:make", "steps": 7}
-    assert RunConfig(arms=(Arm("ddp"),), **choose_own(workload).config).is_own
+    source = settle.choose_own(workload, {"--model": None}, epochs=1)
+    assert RunConfig(arms=(Arm("ddp"),), model=source.workload, steps=settle.OWN_STEPS).is_own
 
 
 @pytest.mark.parametrize(
@@ -448,4 +370,4 @@ def test_choose_own_takes_the_place_of_a_model(workload):
 )
 def test_choose_own_refuses_flags_that_contradict_it(workload, given, says):
     with pytest.raises(UsageError, match=f"{says} and --workload contradict each other"):
-        choose_own(workload, **given)
+        settle.choose_own(workload, **({"replaced": {}, "epochs": 1} | given))

@@ -13,12 +13,12 @@ from compare.analysis.spread import launch_variance, turn_spreads
 from compare.errors import LaunchError
 from compare.experiment import rounds
 from compare.experiment.rounds import choose_interleaving
-from compare.experiment.schedule import next_cohort
-from compare.experiment.turn_plan import (
+from compare.experiment.schedule import (
     MOST_TURNS,
     SHORT_SECONDS,
     TURN_SECONDS,
     TURNS,
+    next_launches,
     open_comparisons,
     plan_turns,
     turn_seconds,
@@ -35,7 +35,7 @@ def in_turns(milliseconds=None, **changes):
 
 
 def turns_of(run):
-    return plan_turns(run, next_cohort(run))
+    return plan_turns(run, next_launches(run))
 
 
 def test_every_arm_takes_one_turn_in_a_pass_and_each_second_is_reversed():
@@ -189,10 +189,10 @@ def test_auto_takes_turns_if_there_are_several_arms(arms, asked, mode, device):
 
 def test_cohort_has_every_arm_once():
     run = in_turns({"none": [1.0], "ddp": [2.0]}, config={"rounds": 2})
-    planned = next_cohort(run)
+    planned = next_launches(run)
     assert sorted(one.arm.label for one in planned) == ["ddp", "none"]
     assert [(one.number, one.round) for one in planned] == [(3, 2), (4, 2)]
-    assert next_cohort(msgspec.structs.replace(run, launches=run.launches * 2)) == []
+    assert next_launches(msgspec.structs.replace(run, launches=run.launches * 2)) == []
 
 
 class FailingCohort:
@@ -215,23 +215,23 @@ def a_failing_round(monkeypatch, folder, device="cuda", asked="auto", rounds_don
     config = {"device": device, "interleave": asked}
     run = in_turns({"ddp": [1.0] * rounds_done, "mpi": [1.0] * rounds_done}, config=config)
     observer = SimpleNamespace(not_in_turns=shown.append)
-    return rounds.Cohorts(run, folder, SimpleNamespace(job=None, another=lambda: None), observer), shown
+    return rounds.Rounds(run, folder, SimpleNamespace(job=None), observer), shown
 
 
 def test_arm_that_fails_beside_others_on_a_gpu_is_tried_alone(monkeypatch, tmp_path):
-    cohorts, shown = a_failing_round(monkeypatch, tmp_path)
-    launches = cohorts.carry_out(cohorts.next())
+    going, shown = a_failing_round(monkeypatch, tmp_path)
+    going.carry_out(next_launches(going.run))
     why = "Beside other arms on a GPU: mpi: rank 0 on here failed. OutOfMemoryError: CUDA out of memory."
-    assert type(launches) is rounds.Launches
-    assert launches.run.interleaved == Interleaved(mode="launches", why=why)
+    assert going.run.interleaved == Interleaved(mode="launches", why=why)
     assert shown == [why]
+    assert len(next_launches(going.run)) == 1
 
 
 @pytest.mark.parametrize("changes", [{"rounds_done": 1}, {"asked": "blocks"}, {"device": "cpu"}])
 def test_arm_that_fails_in_turns_is_not_tried_alone_without_need(monkeypatch, tmp_path, changes):
     """After the first round it is not: what fitted once fits again."""
-    cohorts, _ = a_failing_round(monkeypatch, tmp_path, **changes)
-    planned = cohorts.next()
+    going, _ = a_failing_round(monkeypatch, tmp_path, **changes)
+    planned = next_launches(going.run)
     with pytest.raises(LaunchError):
-        cohorts.carry_out(planned)
-    assert cohorts.failed == planned[1]
+        going.carry_out(planned)
+    assert going.current == planned[1]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from compare.errors import UsageError
-from compare.experiment.allocation import choose_allocation
+from compare.experiment.allocation import choose_allocation, find_allocation
 from compare.launch.engines.detect import find_job, require_started_once
 from compare.launch.engines.ssh import Ssh
 
@@ -21,7 +21,7 @@ QUEUES = "a 4 all.q@a UNDEFINED\nb 2 all.q@b 0,0\na 1 big.q@a UNDEFINED\n"
 
 
 def allocated(environ, engine="auto", ranks=None):
-    return choose_allocation(engine, None, ranks, ssh=Ssh(), environ=environ)
+    return choose_allocation(find_allocation(engine, None, None, ssh=Ssh(), environ=environ), ranks)
 
 
 def hosts(allocation):
