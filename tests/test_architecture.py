@@ -331,7 +331,6 @@ def test_only_its_engine_and_the_command_line_know_ssh():
         "compare.jobs.kubernetes",
         *(
             "compare.experiment.allocation",
-            "compare.cli.choices",
             "compare.cli.options",
             "compare.cli.hosts",
         ),

@@ -12,14 +12,15 @@ from compare.cli.options import (
     length_flag,
     output_option,
     training_flag,
-    with_run_flags,
+    with_flags,
 )
 from compare.cli.requests import read_request
-from compare.cli.run import carry_out_and_print
+from compare.cli.run import run_and_print
 from compare.errors import UsageError
 
 
-@with_run_flags(
+@with_flags(
+    RunFlags,
     backend=Annotated[list[str] | None, arms_flag(help="The one arm that is compared with itself.")],
     output=Annotated[Path | None, output_option("-aa")],
 )
@@ -42,11 +43,11 @@ def aa(
         rounds=comparisons * repeats,
         comparisons=comparisons,
         max_reruns=max_reruns,
-        interleave=flags.interleave.value,
+        interleave=flags.interleave,
     )
     if len(request.arms) != 1:
         raise UsageError(
             f"--backend names {len(request.arms)} arms; an A/A test takes one.",
             remedy="Name one, such as ddp.",
         )
-    carry_out_and_print(request, flags)
+    run_and_print(request, flags)

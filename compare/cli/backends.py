@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from compare.cli.choices import Format
 from compare.cli.options import AsJson
-from compare.cli.show import show
+from compare.cli.output import show
 
 
 def backends(*, as_json: AsJson = False) -> None:
@@ -15,4 +14,4 @@ def backends(*, as_json: AsJson = False) -> None:
     from compare.doctor.availability import survey
     from compare.doctor.backends_table import document_of
 
-    show(document_of(survey()), Format.JSON if as_json else Format.TABLE)
+    show(document_of(survey()), "json" if as_json else "table")

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
-from compare.cli.choices import Format, complete_names
-from compare.cli.console import make_console, make_say, make_watch
 from compare.cli.nccl_tests import require_torch_names
-from compare.cli.options import (
-    LaunchFlags,
-    output_flag,
-    output_option,
-    with_launch_flags,
-)
+from compare.cli.options import Format, LaunchFlags, complete_names, output_flag, output_option, with_flags
+from compare.cli.output import carry_out, print_result
 from compare.cli.requests import read_launch
-from compare.cli.show import export, show
 from compare.errors import UsageError
-
-if TYPE_CHECKING:
-    from compare.experiment import SweepRequest
-    from compare.schema.collectives import CollectivesRun
 
 Groups: TypeAlias = Annotated[
     list[str] | None,
@@ -63,7 +51,8 @@ Operations: TypeAlias = Annotated[
 ]
 
 
-@with_launch_flags(
+@with_flags(
+    LaunchFlags,
     output=Annotated[Path | None, output_option(name="runs/<time>-<collective>-np<ranks>")],
 )
 def collectives(
@@ -86,55 +75,40 @@ def collectives(
     ] = 5,
     warmup: Annotated[int, typer.Option("-w", "--warmup", help="Calls of a size before the first.")] = 1,
     repeats: Annotated[int, typer.Option(help="Launches of every group.")] = 3,
-    form: Annotated[Format, output_flag("--format", help="What to print.")] = Format.TABLE,
+    form: Annotated[Format, output_flag("--format", help="What to print.")] = "table",
     detail: Annotated[
         bool, typer.Option("--detail", help="One table per group, with every column of nccl-tests.")
     ] = False,
 ) -> None:
     """Time each group's collectives alone over sizes, and check the results."""
-    from compare.experiment import SweepRequest
+    from compare.experiment import SweepRequest, compare_collectives
     from compare.report import View, document_of
-    from compare.schema.collectives import COLLECTIVES, DTYPES, OPERATIONS, read_bytes, read_collective
+    from compare.schema.collectives import (
+        COLLECTIVES,
+        DTYPES,
+        OPERATIONS,
+        SweepFields,
+        read_bytes,
+        read_collective,
+    )
 
     collectives = map(read_collective, _read_names("--collective", collective, COLLECTIVES))
-    request = SweepRequest(
-        groups=_read_names("--group", group),
-        config={
-            "device": flags.device.value,
-            "launch_timeout_seconds": flags.timeout,
-            "stall_seconds": flags.stall,
-            "collectives": tuple(collectives) or ("all_reduce",),
-            "dtypes": require_torch_names(_read_names("--dtype", dtype, DTYPES)) or ("float32",),
-            "operations": _read_names("--op", operation, OPERATIONS) or ("sum",),
-            "begin_bytes": read_bytes("-b/--begin", begin),
-            "end_bytes": read_bytes("-e/--end", end),
-            "factor": factor,
-            "iterations": iterations,
-            "warmup_iterations": warmup,
-            "rounds": repeats,
-        },
-        **read_launch(flags),
-    )
-    run, directory = _carry_out(request, flags, detail=detail)
-    document = document_of(run, form, View(detail=detail))
-    show(document, form, stderr=flags.exports_to_stdout)
-    make_say(make_console(stderr=True), quiet=flags.quiet)(f"Results: {directory}")
+    config: SweepFields = {
+        "collectives": tuple(collectives) or ("all_reduce",),
+        "dtypes": require_torch_names(_read_names("--dtype", dtype, DTYPES)) or ("float32",),
+        "operations": _read_names("--op", operation, OPERATIONS) or ("sum",),
+        "begin_bytes": read_bytes("-b/--begin", begin),
+        "end_bytes": read_bytes("-e/--end", end),
+        "factor": factor,
+        "iterations": iterations,
+        "warmup_iterations": warmup,
+        "rounds": repeats,
+    }
+    request = SweepRequest(groups=_read_names("--group", group), **vars(read_launch(flags, config)))
+    view = View(detail=detail)
+    run, directory = carry_out(compare_collectives, request, flags, view)
+    print_result(document_of(run, form, view), directory, flags, form)
     raise typer.Exit(run.exit_code)
-
-
-def _carry_out(request: SweepRequest, flags: LaunchFlags, *, detail: bool) -> tuple[CollectivesRun, Path]:
-    """Time the groups, and return the run with its folder; it is exported even if it ends early."""
-    from compare.experiment import compare_collectives
-
-    log = make_console(stderr=True)
-    run, directory = compare_collectives(
-        request,
-        make_say(log, quiet=flags.quiet),
-        make_watch(log, flags),
-        partial(export, flags=flags, detail=detail),
-    )
-    export(run, flags, detail=detail)
-    return run, directory
 
 
 def _read_names(flag: str, written: list[str] | None, known: Iterable[str] = ()) -> tuple[str, ...]:

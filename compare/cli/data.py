@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
 import typer
 
-from compare.cli.console import make_console
 from compare.cli.options import AsJson, DataDir
+from compare.cli.output import show
 from compare.errors import DataError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from compare.data import FileStatus
 
 
 def fetch(data_dir: DataDir = None) -> None:
@@ -33,28 +25,22 @@ def status(data_dir: DataDir = None, *, as_json: AsJson = False) -> None:
     Exits with 3 where a file is missing or damaged.
     """
     from compare import data
-    from compare.system.files import STANDARD_OUTPUT, write_json
+    from compare.report.document import Column, Document, Table
 
     files = data.status(data_dir or data.default_root())
-    if as_json:
-        write_json(STANDARD_OUTPUT, files)
-    else:
-        make_console().print(_table(files))
+    columns: list[Column[data.FileStatus]] = [
+        Column("data", lambda file: file.dataset, is_text=True),
+        Column("file", lambda file: file.name, is_text=True),
+        Column("MB", lambda file: f"{file.size_bytes / 1e6:.1f}" if file.size_bytes else "–"),
+        Column(
+            "content", lambda file: "verified" if file.verified else file.problem or file.form, is_text=True
+        ),
+        Column("where", lambda file: file.path, is_text=True),
+    ]
+    table = Table.of(
+        columns, files, style=lambda file: "" if file.verified else "bad" if file.problem else "aside"
+    )
+    document = Document(title="Files of the data sets", tables=[table], content=lambda: files)
+    show(document, "json" if as_json else "table")
     if not all(file.verified for file in files):
         raise typer.Exit(DataError.exit_code)
-
-
-def _table(files: Iterable[FileStatus]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("data", "file", "MB", "content", "where"):
-        table.add_column(heading, justify="right" if heading == "MB" else "left", overflow="fold")
-    for file in files:
-        content = "verified" if file.verified else file.problem or file.form
-        style = None if file.verified else "red" if file.problem else "dim"
-        size = f"{file.size_bytes / 1e6:.1f}" if file.size_bytes else "–"
-        table.add_row(*map(Text, (file.dataset, file.name, size, content, file.path)), style=style)
-    return table

@@ -7,10 +7,8 @@ from typing import Annotated
 
 import typer
 
-from compare.cli.choices import ChangeFormat, Format
-from compare.cli.gating import print_changes
 from compare.cli.options import output_flag
-from compare.cli.show import show
+from compare.cli.output import ChangeFormat, show, show_changes
 
 
 def diff(
@@ -22,7 +20,7 @@ def diff(
     force: Annotated[
         bool, output_flag("--force", help="Compare unlike runs; every output states it.")
     ] = False,
-    form: Annotated[ChangeFormat, output_flag("--format", help="What to print.")] = ChangeFormat.TABLE,
+    form: Annotated[ChangeFormat, output_flag("--format", help="What to print.")] = "table",
     export_markdown: Annotated[Path | None, output_flag(help="Also write the Markdown here.")] = None,
 ) -> None:
     """Compare what synchronising costs in two runs, as ratios within each.
@@ -38,5 +36,5 @@ def diff(
     runs, names = (read_run(first), read_run(second)), (str(first), str(second))
     changes = compare_runs(*runs, names, force=force)
     if export_markdown:
-        show(document_of(changes), Format.MARKDOWN, output=export_markdown)
-    print_changes(changes, form, stderr=export_markdown == Path("-"))
+        show(document_of(changes), "markdown", output=export_markdown)
+    show_changes(changes, form, stderr=export_markdown == Path("-"))

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from compare.cli.choices import Format
-from compare.cli.console import make_console, make_say
 from compare.cli.hosts import find_hosts
-from compare.cli.options import AsJson, HostFlags, with_host_flags
-from compare.cli.show import show
-
-if TYPE_CHECKING:
-    from compare.doctor.facts import Examination
+from compare.cli.options import AsJson, HostFlags, with_flags
+from compare.cli.output import make_console, make_say, show
 
 
-@with_host_flags()
+@with_flags(HostFlags)
 def doctor(
     flags: HostFlags,
     *,
@@ -50,10 +45,13 @@ def doctor(
     """
     from compare.data import own_source
     from compare.doctor.examine import examine, exit_code
+    from compare.doctor.report import document_of
     from compare.schema.store import require_writable
+    from compare.system.files import STANDARD_OUTPUT
     from compare.text import counted
 
-    for path in filter(None, (export_json, export_markdown)):
+    exports = {"json": export_json, "markdown": export_markdown}
+    for path in filter(None, exports.values()):
         require_writable(path, to_be_made=None)
     allocation = find_hosts(flags)
     chosen = allocation.hosts
@@ -68,19 +66,10 @@ def doctor(
         ports=ports and not quick and len(chosen) > 1,
         own=own,
     )
-    _write(examination, export_json, export_markdown, as_json=as_json)
-    raise typer.Exit(exit_code(examination))
-
-
-def _write(
-    examination: Examination, export_json: Path | None, export_markdown: Path | None, *, as_json: bool
-) -> None:
-    from compare.doctor.report import document_of
-    from compare.system.files import STANDARD_OUTPUT
-
     document = document_of(examination)
-    for path, form in ((export_json, Format.JSON), (export_markdown, Format.MARKDOWN)):
-        if path:
-            show(document, form, output=path)
-    to_stderr = STANDARD_OUTPUT in (export_json, export_markdown)
-    show(document, Format.JSON if as_json else Format.TABLE, stderr=to_stderr and not as_json)
+    for form, output in exports.items():
+        if output:
+            show(document, form, output=output)
+    to_stderr = STANDARD_OUTPUT in exports.values()
+    show(document, "json" if as_json else "table", stderr=to_stderr and not as_json)
+    raise typer.Exit(exit_code(examination))

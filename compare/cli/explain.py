@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from compare.cli.choices import LessonFormat
 from compare.cli.options import output_flag
 from compare.errors import UsageError
 
@@ -21,7 +20,7 @@ def explain(
     ],
     *,
     arm: Annotated[list[str] | None, output_flag("--arm", help="Explain this arm alone; repeatable.")] = None,
-    form: Annotated[LessonFormat, output_flag("--format", help="What to write.")] = LessonFormat.TEXT,
+    form: Annotated[Literal["text", "markdown"], output_flag("--format", help="What to write.")] = "text",
 ) -> None:
     """Explain a run's figures as a lesson, with the code that synchronises."""
     from compare.analysis import analyse

@@ -7,16 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from compare.cli.choices import ChangeFormat, Format
-from compare.cli.console import make_console, make_say
-from compare.cli.gating import (
-    ExportJUnit,
-    export_unfinished,
-    print_changes,
-    read_percent,
-    require_passed,
-    write_junit,
-)
 from compare.cli.options import (
     MaxReruns,
     RunFlags,
@@ -26,17 +16,21 @@ from compare.cli.options import (
     output_option,
     time_flag,
     training_flag,
-    with_run_flags,
+    with_flags,
 )
+from compare.cli.output import ChangeFormat, carry_out, export, make_console, make_say, show, show_changes
 from compare.cli.requests import read_request
-from compare.cli.run import carry_out_and_export
-from compare.cli.show import show
+from compare.errors import SlowerError, TooNoisyError, UsageError
 
 if TYPE_CHECKING:
+    from compare.analysis.change import Changes
     from compare.experiment.settle import UserRequest
+    from compare.report import View
+    from compare.schema.results import Run
 
 
-@with_run_flags(
+@with_flags(
+    RunFlags,
     backend=Annotated[
         list[str] | None,
         arms_flag(show_default="ddp", help="Arms; `none` is the computation alone. Each runs twice."),
@@ -71,8 +65,10 @@ def gate(
         ),
     ] = None,
     max_reruns: MaxReruns = 3,
-    form: Annotated[ChangeFormat, output_flag("--format", help="What to print.")] = ChangeFormat.TABLE,
-    export_junit: ExportJUnit = None,
+    form: Annotated[ChangeFormat, output_flag("--format", help="What to print.")] = "table",
+    export_junit: Annotated[
+        Path | None, output_flag("--export-junit", help="Also write JUnit XML here, one test for each arm.")
+    ] = None,
 ) -> None:
     """Compare this environment with another one, in turns of one run.
 
@@ -82,41 +78,100 @@ def gate(
     The exit code is 14 if an arm is slower, and 15 if that is open.
     """
     from compare.experiment.settle import choose_length
-    from compare.launch.interpreter import find_interpreter
     from compare.schema.store import require_writable
+    from compare.system.files import STANDARD_OUTPUT
 
-    other = find_interpreter(against)
     if export_junit:
         require_writable(export_junit, to_be_made=flags.output)
     request = read_request(
         replace(flags, backend=flags.backend or ["ddp"]),
+        against=against,
         steps=steps,
         warmup_steps=flags.warmup,
         max_reruns=max_reruns,
-        interleave=flags.interleave.value,
+        interleave=flags.interleave,
         slower_limit=read_percent(fail_if_slower),
         **choose_length(repeats, budget),
     )
-    _carry_out(replace(request, against=other), flags, form, export_junit)
+    changes, directory = _carry_out(request, flags, export_junit)
+    to_stdout = STANDARD_OUTPUT in {*flags.exports.values(), export_junit}
+    say_to_stderr = to_stdout or form != "table"
+    make_say(make_console(stderr=say_to_stderr), quiet=flags.quiet)(f"Results: {directory}")
+    show_changes(changes, form, stderr=to_stdout)
+    require_passed(changes)
 
 
-def _carry_out(request: UserRequest, flags: RunFlags, form: ChangeFormat, export_junit: Path | None) -> None:
-    """Carry out a gate, export and print it, and raise an error unless it passed."""
-    from compare.report.changes import document_of
+def _carry_out(request: UserRequest, flags: RunFlags, export_junit: Path | None) -> tuple[Changes, Path]:
+    """Carry out a gate, export it, and return what it found, with the folder of the run."""
+    from compare.analysis import analyse
+    from compare.experiment import compare_arms
+    from compare.report import View
+    from compare.report.changes import document_of, junit
+    from compare.system.files import write_text
 
-    # The Markdown of this command is that of the gate, not that of the run.
-    _, directory, analysis = carry_out_and_export(
+    view = View(detail=flags.detail, sort=flags.sort)
+    run, directory = carry_out(
+        compare_arms,
         request,
-        replace(flags, export_markdown=None),
-        partial(export_unfinished, flags=flags, junit=export_junit),
+        replace(flags, export_markdown=None),  # the Markdown of this command is that of the gate
+        view,
+        export_early_end=partial(_export_unfinished, flags=flags, view=view, junit=export_junit),
     )
-    changes = analysis.gate
+    changes = analyse(run).gate
     assert changes is not None  # noqa: S101 -- the run has a limit and twins
     if flags.export_markdown:
-        show(document_of(changes), Format.MARKDOWN, output=flags.export_markdown)
-    write_junit(changes, export_junit)
-    to_stdout = flags.exports_to_stdout or export_junit == Path("-")
-    say_to_stderr = to_stdout or form is not ChangeFormat.TABLE
-    make_say(make_console(stderr=say_to_stderr), quiet=flags.quiet)(f"Results: {directory}")
-    print_changes(changes, form, stderr=to_stdout)
-    require_passed(changes)
+        show(document_of(changes), "markdown", output=flags.export_markdown)
+    if export_junit:
+        write_text(export_junit, junit(changes) + "\n")
+    return changes, directory
+
+
+def read_percent(written: str) -> float:
+    """Return a percentage, written as ``5%`` or ``5``, as a fraction.
+
+    Raises:
+        UsageError: it is no percentage above 0 and below 1000.
+    """
+    try:
+        value = float(written.removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1000:  # noqa: PLR2004 -- ten times slower
+        raise UsageError(
+            f"--fail-if-slower cannot be {written}.",
+            remedy="Use a percentage above 0 and below 1000, such as 5%.",
+        )
+    return value / 100
+
+
+def _export_unfinished(run: Run, *, flags: RunFlags, view: View, junit: Path | None) -> None:
+    """Export the run of a gate that ended early; the JUnit file, if any, gets an error with the reason."""
+    from compare.report.changes import junit_of_early_end
+    from compare.system.files import write_text
+
+    try:
+        export(run, flags, view)
+    finally:
+        if junit:
+            write_text(junit, junit_of_early_end(run) + "\n")
+
+
+def require_passed(gate: Changes) -> None:
+    """Raise an error unless every arm passed.
+
+    The printed changes end with their conclusion, so the error does not repeat it.
+
+    Raises:
+        SlowerError: an arm is slower.
+        TooNoisyError: an arm is open, or none was compared.
+    """
+    if gate.outcome == "slower":
+        raise SlowerError(
+            f"The gate did not pass (exit code {SlowerError.exit_code}).",
+            remedy="Find the cause with `compare report`, or allow more with --fail-if-slower.",
+        )
+    if gate.outcome == "too noisy":
+        raise TooNoisyError(
+            f"The gate stays open (exit code {TooNoisyError.exit_code}).",
+            remedy="Stop other programs, or use a longer --budget. A larger limit needs less time.",
+        )

@@ -6,83 +6,42 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-EXAMPLES: dict[str, tuple[str, str]] = {
+_ARGUMENTS = {
     "run": (
-        "compare run --backend ddp,horovod --data-dir data",
-        "compare run --backend 'ddp:bucket_cap_mb={1,25}' --model wide --budget 300 --export-html run.html",
+        "--backend ddp,horovod --data-dir data",
+        "--backend 'ddp:bucket_cap_mb={1,25}' --model wide --budget 300 --export-html run.html",
     ),
-    "aa": (
-        "compare aa --backend ddp",
-        "compare aa --backend mpi --comparisons 4 --steps 300",
-    ),
-    "verify": (
-        "compare verify",
-        "compare verify --workload train.py:make --backend own_torch",
-    ),
-    "scale": (
-        "compare scale -np 1,2,4 --backend ddp,mpi",
-        "compare scale -np 1,2 --strong --batch-size 128 --backend ddp",
-    ),
-    "rehearse": (
-        "compare rehearse --hosts 4 --link 1gbit,2ms -- run --backend ddp",
-        "compare rehearse --hosts 2 -- doctor",
-    ),
+    "aa": ("--backend ddp", "--backend mpi --comparisons 4 --steps 300"),
+    "verify": ("", "--workload train.py:make --backend own_torch"),
+    "scale": ("-np 1,2,4 --backend ddp,mpi", "-np 1,2 --strong --batch-size 128 --backend ddp"),
+    "rehearse": ("--hosts 4 --link 1gbit,2ms -- run --backend ddp", "--hosts 2 -- doctor"),
     "collectives": (
-        "compare collectives --group gloo,mpi -b 1K -e 4M",
-        "compare collectives --collective all_gather,all_to_all --dtype float16 --hostfile hosts.txt",
+        "--group gloo,mpi -b 1K -e 4M",
+        "--collective all_gather,all_to_all --dtype float16 --hostfile hosts.txt",
     ),
     "submit": (
-        "compare submit --nodes 2 --wait -- run --backend ddp,horovod",
-        "compare submit --engine kubernetes --image registry/ringside:1 -- run --backend ddp",
+        "--nodes 2 --wait -- run --backend ddp,horovod",
+        "--engine kubernetes --image registry/ringside:1 -- run --backend ddp",
     ),
-    "report": (
-        "compare report last --detail",
-        "compare report runs/first runs/second --format html --output both.html",
-    ),
-    "explain": (
-        "compare explain last",
-        "compare explain runs/first --arm ddp --format markdown",
-    ),
-    "diff": (
-        "compare diff runs/before last",
-        "compare diff runs/before runs/after --export-markdown diff.md",
-    ),
+    "report": ("last --detail", "runs/first runs/second --format html --output both.html"),
+    "explain": ("last", "runs/first --arm ddp --format markdown"),
+    "diff": ("runs/before last", "runs/before runs/after --export-markdown diff.md"),
     "gate": (
-        "compare gate --against ../before/.venv/bin/python",
-        "compare gate --against old/bin/python --fail-if-slower 10% --budget 240 --export-junit gate.xml",
+        "--against ../before/.venv/bin/python",
+        "--against old/bin/python --fail-if-slower 10% --budget 240 --export-junit gate.xml",
     ),
-    "history": (
-        "compare history",
-        "compare history runs --json",
-    ),
-    "predict": (
-        "compare predict last --hosts 2,4,8 --link 10gbit",
-        "compare predict last --bucket-cap 1,25 --format markdown",
-    ),
-    "backends": (
-        "compare backends",
-        "compare backends --json",
-    ),
-    "doctor": (
-        "compare doctor --quick",
-        "compare doctor --hostfile hosts.txt --export-markdown doctor.md",
-    ),
-    "data fetch": (
-        "compare data fetch",
-        "compare data fetch --data-dir data",
-    ),
-    "data status": (
-        "compare data status",
-        "compare data status --data-dir data --json",
-    ),
-    "install horovod": (
-        "compare install horovod",
-        "compare install horovod --constraints constraints.txt",
-    ),
-    "install mpich": (
-        "compare install mpich",
-        "compare install mpich --help",
-    ),
+    "history": ("", "runs --json"),
+    "predict": ("last --hosts 2,4,8 --link 10gbit", "last --bucket-cap 1,25 --format markdown"),
+    "backends": ("", "--json"),
+    "doctor": ("--quick", "--hostfile hosts.txt --export-markdown doctor.md"),
+    "data fetch": ("", "--data-dir data"),
+    "data status": ("", "--data-dir data --json"),
+    "install horovod": ("", "--constraints constraints.txt"),
+    "install mpich": ("", "--help"),
+}
+EXAMPLES = {
+    command: [f"compare {command} {arguments}".rstrip() for arguments in pair]
+    for command, pair in _ARGUMENTS.items()
 }
 """Two examples of command lines for each command."""
 

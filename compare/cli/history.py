@@ -20,19 +20,17 @@ def history(runs: RunsFolder = Path("runs"), *, as_json: AsJson = False) -> None
     Trends join only runs that trained alike.
     """
     from compare.analysis.history import enter, follow_runs
-    from compare.experiment.folders import list_folders
+    from compare.experiment.folders import list_runs
     from compare.report.history import table
     from compare.schema.store import read_run
     from compare.system.files import STANDARD_OUTPUT, write_json
 
     entries, unread = [], {}
-    for folder in list_folders(runs):
-        if not folder.is_run:
-            continue
+    for folder in list_runs(runs):
         try:
-            entries.append(enter(folder.path.name, read_run(folder.path)))
+            entries.append(enter(folder.name, read_run(folder)))
         except OutputError as error:  # one of another version must not conceal the others
-            unread[folder.path.name] = error.found
+            unread[folder.name] = error.found
     found = follow_runs(entries, unread)
     if as_json:
         write_json(STANDARD_OUTPUT, found)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from compare.cli.choices import EngineName
-from compare.cli.rehearsed import read_rehearsed
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
     from compare.cli.options import HostFlags, LaunchFlags
     from compare.launch.engines import Allocation
-    from compare.launch.engines.ssh import Ssh
+
+REHEARSED: ContextVar[Allocation | None] = ContextVar("REHEARSED", default=None)
+"""The hosts that ``compare rehearse`` made for the command inside it."""
 
 
 def read_allocation(flags: LaunchFlags) -> Allocation:
@@ -20,8 +21,23 @@ def read_allocation(flags: LaunchFlags) -> Allocation:
     Raises:
         UsageError: a flag has a wrong value, or two contradict each other.
     """
-    allocation = _choose(flags)
-    _require_one_machine(flags, allocation)
+    from compare.experiment.allocation import choose_allocation
+    from compare.schema.hosts import is_local
+
+    allocation = choose_allocation(
+        _find(flags),
+        flags.num_proc or flags.nproc_per_node,
+        include=flags.include or (),
+        exclude=flags.exclude or (),
+    )
+    if flags.nproc_per_node and (flags.num_proc or not all(map(is_local, allocation.hosts))):
+        raise UsageError(
+            "--nproc-per-node is another name of -np, on one machine alone.",
+            found=f"-np {flags.num_proc} is given as well."
+            if flags.num_proc
+            else "The ranks are on other hosts.",
+            remedy="Use -np with the number of all ranks. The slots of a hostfile say where they go.",
+        )
     return allocation
 
 
@@ -31,63 +47,38 @@ def find_hosts(flags: HostFlags) -> Allocation:
     Raises:
         UsageError: a flag has a wrong value, or two contradict each other.
     """
-    from compare.experiment.allocation import find_allocation
     from compare.schema.hostfile import select
 
-    found = read_rehearsed(_of_own(flags)) or find_allocation(
-        flags.engine.value, flags.hostfile, flags.hosts, ssh=_read_ssh(flags)
-    )
+    found = _find(flags)
     return found._replace(hosts=select(found.hosts, flags.include or (), flags.exclude or ()))
 
 
-def _choose(flags: LaunchFlags) -> Allocation:
-    """Return the hosts of the ranks; in a rehearsal, some of those that it made."""
-    from compare.experiment.allocation import choose_allocation
-    from compare.schema.hostfile import select
-    from compare.schema.hosts import place
+def _find(flags: HostFlags) -> Allocation:
+    """Return all hosts from which the flags choose; in a rehearsal, those that it made."""
+    from compare.experiment.allocation import find_allocation
+    from compare.launch.engines.ssh import Ssh
 
-    if rehearsed := read_rehearsed(_of_own(flags)):
-        chosen = select(rehearsed.hosts, flags.include or (), flags.exclude or ())
-        hosts = place(chosen, flags.num_proc)
-        return rehearsed._replace(hosts=hosts, source=f"{len(hosts)} of {rehearsed.source}")
-    return choose_allocation(
-        flags.engine.value,
-        flags.hostfile,
-        flags.num_proc or flags.nproc_per_node,
-        ssh=_read_ssh(flags),
-        named=flags.hosts,
-        include=flags.include or (),
-        exclude=flags.exclude or (),
-    )
+    if rehearsed := REHEARSED.get():
+        _require_no_hosts(flags)
+        return rehearsed
+    identity = str(flags.ssh_identity.absolute()) if flags.ssh_identity else ""
+    ssh = Ssh(user=flags.ssh_user, port=flags.ssh_port, identity=identity)
+    return find_allocation(flags.engine, flags.hostfile, flags.hosts, ssh=ssh)
 
 
-def _of_own(flags: HostFlags) -> dict[str, object]:
-    """Return the flags that choose hosts or how to reach them, by name; a false value means not given."""
-    return {
+def _require_no_hosts(flags: HostFlags) -> None:
+    """Require that no flag chooses hosts, or how to reach them."""
+    choosing = {
         "--hostfile": flags.hostfile,
         "-H": flags.hosts,
-        "--engine": flags.engine is not EngineName.AUTO,
+        "--engine": flags.engine != "auto",
         "--ssh-user": flags.ssh_user,
         "--ssh-port": flags.ssh_port,
         "--ssh-identity": flags.ssh_identity,
     }
-
-
-def _read_ssh(flags: HostFlags) -> Ssh:
-    from compare.launch.engines.ssh import Ssh
-
-    identity = str(flags.ssh_identity.absolute()) if flags.ssh_identity else ""
-    return Ssh(user=flags.ssh_user, port=flags.ssh_port, identity=identity)
-
-
-def _require_one_machine(flags: LaunchFlags, allocation: Allocation) -> None:
-    from compare.schema.hosts import is_local
-
-    if flags.nproc_per_node and (flags.num_proc or not all(map(is_local, allocation.hosts))):
+    if given := next((flag for flag, value in choosing.items() if value), ""):
         raise UsageError(
-            "--nproc-per-node is another name of -np, on one machine alone.",
-            found=f"-np {flags.num_proc} is there, too."
-            if flags.num_proc
-            else "The ranks are on other hosts.",
-            remedy="Use -np with the number of all ranks. The slots of a hostfile say where they go.",
+            "A rehearsal makes its own hosts.",
+            found=f"{given} chooses others.",
+            remedy="Leave it out, and say how many hosts with `compare rehearse --hosts`.",
         )

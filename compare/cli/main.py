@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from compare import __version__
-from compare.cli import streams
-from compare.cli.console import print_error, print_notes
 from compare.cli.help import SUMMARIES
 from compare.cli.nccl_tests import answer_to
-from compare.cli.settings import ConfiguredCommand, configurable
+from compare.cli.output import ClosedPipeError, leave_nothing_to_write, print_error, print_notes, take_over
+from compare.cli.settings import ConfigFile, ConfiguredCommand
 from compare.errors import OutputError, RingsideError, UnavailableError, UsageError, system_reason
 from compare.launch.signals import INTERRUPTED, end_in_good_order, ignore_interrupts
 
@@ -29,6 +31,8 @@ EITHER_SPELLING = {
 
 _WrongUsage: Any = typer.BadParameter.__mro__[1]
 """The parser's error for wrong usage: click's ``UsageError``, or the copy in newer versions of typer."""
+_GROUPS = {"data": ("fetch", "status"), "install": ("horovod", "mpich")}
+"""The groups of commands, with the commands of each."""
 _REFUSALS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 
 EXIT_CODES = {
@@ -97,19 +101,19 @@ def main() -> None:
     A user's mistake ends in three lines and an exit code, never in a traceback.
     """
     end_in_good_order()
-    streams.take_over()
+    take_over()
     try:
         sys.exit(_call())
     except KeyboardInterrupt:  # while a module was being loaded
         sys.exit(INTERRUPTED)
     except RingsideError as error:
-        if not isinstance(error, streams.ClosedPipeError):
+        if not isinstance(error, ClosedPipeError):
             with suppress(OutputError):
                 print_notes(error)
                 print_error(error)
         sys.exit(error.exit_code)
     finally:
-        streams.leave_nothing_to_write()
+        leave_nothing_to_write()
 
 
 def _call() -> int:
@@ -138,13 +142,11 @@ def _call() -> int:
 
 
 def _register(to: typer.Typer, command: Callable[..., None], name: str, **settings: Any) -> None:
-    """Register a command, and turn Ctrl-C and errors of the system into exit codes.
-
-    ``name`` includes the name of its group, as in ``data fetch``.
-    """
+    """Register a command with ``--config``, and turn Ctrl-C and errors of the system into exit codes."""
 
     @wraps(command)
-    def interruptible(*arguments: Any, **options: Any) -> None:
+    def interruptible(*arguments: Any, config: Path | None = None, **options: Any) -> None:
+        del config  # the parser has read it
         try:
             _require_working_folder()
             command(*arguments, **options)
@@ -170,9 +172,13 @@ def _register(to: typer.Typer, command: Callable[..., None], name: str, **settin
                 remedy="Choose another path, or change its permissions.",
             ) from error
 
-    *_, last = name.split()
-    register = to.command(last, cls=ConfiguredCommand, context_settings=EITHER_SPELLING | settings)
-    register(configurable(interruptible, name))
+    signature = inspect.signature(command, eval_str=True)
+    config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile)
+    interruptible.__signature__ = signature.replace(  # type: ignore[attr-defined]  # typer reads it
+        parameters=[*signature.parameters.values(), config]
+    )
+    register = to.command(name, cls=ConfiguredCommand, context_settings=EITHER_SPELLING | settings)
+    register(interruptible)
 
 
 def _require_working_folder() -> None:
@@ -190,57 +196,21 @@ def _require_working_folder() -> None:
 
 
 def _load_commands() -> dict[str, Any]:
-    """Import and register every command, and return the commands and groups by name."""
-    from compare.cli import (
-        aa,
-        backends,
-        collectives,
-        data,
-        diff,
-        doctor,
-        explain,
-        gate,
-        history,
-        install,
-        predict,
-        rehearse,
-        report,
-        run,
-        scale,
-        submit,
-        verify,
-    )
+    """Import and register every command, and return the commands and groups by name.
 
+    A command is the function of its module that has its name.
+    """
     every = typer.Typer(rich_markup_mode=None)
-    commands: dict[str, Callable[..., None]] = {
-        "run": run.run,
-        "aa": aa.aa,
-        "verify": verify.verify,
-        "scale": scale.scale,
-        "collectives": collectives.collectives,
-        "predict": predict.predict,
-        "submit": submit.submit,
-        "report": report.report,
-        "explain": explain.explain,
-        "diff": diff.diff,
-        "gate": gate.gate,
-        "history": history.history,
-        "backends": backends.backends,
-        "doctor": doctor.doctor,
-    }
-    for name, command in commands.items():
-        _register(every, command, name)
-    # Flags behind the other command's name are that command's.
-    _register(every, rehearse.rehearse, "rehearse", allow_interspersed_args=False)
-    below: dict[str, tuple[Callable[..., None], ...]] = {
-        "data": (data.fetch, data.status),
-        "install": (install.horovod, install.mpich),
-    }
-    for name, of_group in below.items():
-        group = typer.Typer(help=SUMMARIES[name], no_args_is_help=True, rich_markup_mode=None)
-        every.add_typer(group, name=name)
-        for member in of_group:
-            _register(group, member, f"{name} {member.__name__}")
+    for name, summary in SUMMARIES.items():
+        module = import_module(f"compare.cli.{name}")
+        if name in _GROUPS:
+            group = typer.Typer(help=summary, no_args_is_help=True, rich_markup_mode=None)
+            every.add_typer(group, name=name)
+            for member in _GROUPS[name]:
+                _register(group, getattr(module, member), member)
+        else:
+            # Flags behind the command that is rehearsed are those of that command.
+            _register(every, getattr(module, name), name, allow_interspersed_args=name != "rehearse")
     return dict(typer.main.get_group(every).commands)
 
 

@@ -1,27 +1,53 @@
-"""Declare the flags that several commands share."""
+"""Declare the flags that several commands share, and give them to commands."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 import typer
 
-from compare.cli.choices import (
-    Dataset,
-    Device,
-    EngineName,
-    Interleave,
-    Optimizer,
-    Order,
-    Precision,
-    complete_names,
-)
-from compare.cli.passing import pass_flags
-from compare.cli.times import read_seconds
+from compare.schema.config import Interleave, Precision
+from compare.system.files import STANDARD_OUTPUT
+from compare.text import seconds_of
+
+Format: TypeAlias = Literal["table", "markdown", "html", "csv", "json"]
+"""Formats of what was measured or predicted."""
+Order: TypeAlias = Literal["step", "name", "sync"]
+"""Orders of the arms in a report."""
+
+
+def read_seconds(written: str | float) -> float:
+    """Return a time in seconds, which is written as a number or with a unit, such as ``5m``.
+
+    Raises:
+        BadParameter: it is neither; the parser adds the flag, or the file with its key.
+    """
+    try:
+        return seconds_of(str(written))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def complete_names(module: str, known: str) -> Callable[[str], list[str]]:
+    """Return a function by which a shell completes the last of several names, separated by commas.
+
+    The names are in the attribute ``known`` of ``module``, which only a completing shell imports, not
+    ``--help``.
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        names = getattr(import_module(module), known)
+        return [f"{before}{comma}{name}" for name in names if name.startswith(last)]
+
+    return complete
+
 
 arms_flag = partial(typer.Option, rich_help_panel="Arms")
 training_flag = partial(typer.Option, rich_help_panel="Training")
@@ -86,12 +112,12 @@ class HostFlags:
         str | None, hosts_flag("-H", "--hosts", help="Hosts instead of a file: node1:4,node[2-3]:2.")
     ] = None
     engine: Annotated[
-        EngineName,
+        Literal["auto", "local", "ssh", "slurm"],
         hosts_flag(
             help="How hosts are reached. auto: your hosts by ssh; else those of the "
             "allocation that this program runs in; else this machine."
         ),
-    ] = EngineName.AUTO
+    ] = "auto"
     include: Annotated[list[str] | None, hosts_flag(help="Use only these of the hosts: node[1-2],node7.")] = (
         None
     )
@@ -150,7 +176,7 @@ class LaunchFlags(HostFlags):
             "kept out of command lines, logs and results.",
         ),
     ] = None
-    device: Annotated[Device, hosts_flag(help="What the ranks compute on.")] = Device.AUTO
+    device: Annotated[Literal["auto", "cpu", "cuda"], hosts_flag(help="What the ranks compute on.")] = "auto"
     threads: Annotated[
         int | None, hosts_flag(show_default="cores / ranks per host", help="Threads per rank.")
     ] = None
@@ -175,19 +201,12 @@ class LaunchFlags(HostFlags):
     @property
     def exports(self) -> dict[str, Path]:
         """Return the file of each format that is to be exported, by the name of the format."""
-        files = {
-            "json": self.export_json,
-            "csv": self.export_csv,
-            "markdown": self.export_markdown,
-            "html": self.export_html,
-        }
-        return {form: path for form, path in files.items() if path}
+        named = ((form, getattr(self, f"export_{form}")) for form in ("json", "csv", "markdown", "html"))
+        return {form: path for form, path in named if path}
 
     @property
     def exports_to_stdout(self) -> bool:
         """Return whether an export goes to standard output, so that tables must not."""
-        from compare.system.files import STANDARD_OUTPUT
-
         return STANDARD_OUTPUT in self.exports.values()
 
 
@@ -212,7 +231,8 @@ class Shared(LaunchFlags):
         ),
     ] = None
     optimizer: Annotated[
-        Optimizer | None, training_flag(show_default="sgd", help="Optimizer of a built-in model.")
+        Literal["sgd", "adam", "adamw"] | None,
+        training_flag(show_default="sgd", help="Optimizer of a built-in model."),
     ] = None
     lr: Annotated[
         float | None,
@@ -228,12 +248,13 @@ class Shared(LaunchFlags):
     precision: Annotated[
         Precision,
         training_flag(help="bf16-autocast: forward and loss in torch.autocast with bfloat16."),
-    ] = Precision.FLOAT32
+    ] = "float32"
     compile: Annotated[
         bool, training_flag("--compile", help="Compile the model of every arm with torch.compile.")
     ] = False
     dataset: Annotated[
-        Dataset | None, training_flag(show_default="auto", help="auto: digits where MNIST cannot be had.")
+        Literal["auto", "mnist", "digits"] | None,
+        training_flag(show_default="auto", help="auto: digits where MNIST cannot be had."),
     ] = None
     data_dir: DataDir = None
 
@@ -243,27 +264,32 @@ class RunFlags(Shared):
     """The flags that ``run``, ``aa`` and ``gate`` share."""
 
     warmup: Warmup = 30
-    interleave: InterleaveMode = Interleave.AUTO
+    interleave: InterleaveMode = "auto"
     wide: Wide = False
     detail: Detail = False
     sort: Sort = None
 
 
-def with_run_flags(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that passes the flags of ``RunFlags``; see ``pass_flags``."""
-    return partial(pass_flags, RunFlags, described, last=LaunchFlags)
+def with_flags(kind: type[Any], **described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator by which a command gets the flags of a dataclass as its first argument.
 
+    ``described`` replaces the annotations of some flags by name, and so what ``--help`` shows of them. The
+    flags of ``LaunchFlags`` come last among those of ``kind``.
+    """
+    hints = get_type_hints(kind, include_extras=True) | described
+    # The signature of a dataclass has its flags, all with defaults.
+    flags = [
+        flag.replace(annotation=hints[name]) for name, flag in inspect.signature(kind).parameters.items()
+    ]
+    flags.sort(key=lambda flag: flag.name in LaunchFlags.__dataclass_fields__)
 
-def with_shared(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that passes the flags of ``Shared``; see ``pass_flags``."""
-    return partial(pass_flags, Shared, described, last=LaunchFlags)
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def called(**given: Any) -> None:
+            command(kind(**{flag.name: given.pop(flag.name) for flag in flags}), **given)
 
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        called.__signature__ = inspect.Signature([*flags, *own])  # type: ignore[attr-defined]
+        return called
 
-def with_host_flags(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that passes the flags of ``HostFlags``; see ``pass_flags``."""
-    return partial(pass_flags, HostFlags, described, last=HostFlags)
-
-
-def with_launch_flags(**described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that passes the flags of ``LaunchFlags``; see ``pass_flags``."""
-    return partial(pass_flags, LaunchFlags, described, last=LaunchFlags)
+    return decorate

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from compare.cli.choices import Format
-from compare.cli.options import arms_flag, hosts_flag, output_flag
-from compare.cli.show import show
+from compare.cli.options import Format, arms_flag, hosts_flag, output_flag
+from compare.cli.output import show
 from compare.errors import UsageError
 
 
@@ -44,7 +43,7 @@ def predict(
     against: Annotated[
         Path | None, output_flag(help="Print predictions beside the measurements of this other run.")
     ] = None,
-    form: Annotated[Format, output_flag("--format", help="What to print.")] = Format.TABLE,
+    form: Annotated[Format, output_flag("--format", help="What to print.")] = "table",
 ) -> None:
     """Predict step times with other hosts, links and bucket sizes."""
     from compare.analysis.against import compare_with
@@ -58,7 +57,12 @@ def predict(
         run = with_measured_link(run, parse_link(measured_link))
     other_link = parse_link(link) if link else None
     if against:
-        _require_no_target(hosts, bucket_cap)
+        if hosts or bucket_cap:
+            raise UsageError(
+                "--against takes hosts and buckets from the other run.",
+                found=f"{'--hosts' if hosts else '--bucket-cap'} names others.",
+                remedy="Leave out one of them.",
+            )
         document = document_against(
             compare_with(run, read_run(find_run(against, [RESULTS_FILE])), other_link)
         )
@@ -67,15 +71,6 @@ def predict(
         caps = _read_numbers("--bucket-cap", bucket_cap, least=0.1) if bucket_cap else []
         document = document_of(forecast(run, counts, other_link, caps))
     show(document, form)
-
-
-def _require_no_target(hosts: str | None, bucket_cap: str | None) -> None:
-    if hosts or bucket_cap:
-        raise UsageError(
-            "--against takes hosts and buckets from the other run.",
-            found=f"{'--hosts' if hosts else '--bucket-cap'} names others.",
-            remedy="Leave out one of them.",
-        )
 
 
 def _read_numbers(flag: str, written: str, *, least: float, whole: bool = False) -> list[float]:

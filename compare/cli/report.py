@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compare.cli.choices import Format
-from compare.cli.options import Detail, Sort, Wide, output_flag
-from compare.cli.show import show
+from compare.cli.options import Detail, Format, Sort, Wide, output_flag
+from compare.cli.output import show
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def report(
         ),
     ],
     *,
-    form: Annotated[Format, output_flag("--format", help="What to write.")] = Format.TABLE,
+    form: Annotated[Format, output_flag("--format", help="What to write.")] = "table",
     wide: Wide = False,
     detail: Detail = False,
     sort: Sort = None,
@@ -40,21 +40,26 @@ def report(
     """Show a run again in any format, also one that was stopped."""
     from compare.report import View, document_of
     from compare.report.formats.html import page_of
-    from compare.schema.store import OF_RESULTS, find_run, read_result
+    from compare.schema.store import OF_RESULTS, file_of, find_run, read_result
     from compare.system.files import write_text
 
     paths = [find_run(path, OF_RESULTS) for path in runs]
-    _require_one(paths, form)
+    if len(paths) > 1 and form != "html":
+        raise UsageError(
+            f"--format {form} shows one run.",
+            found=f"{len(paths)} are named.",
+            remedy="Name one of them, or use --format html.",
+        )
     if png and not pictures:
         raise UsageError("--png writes pictures into a folder.", remedy="Name it: --pictures DIR.")
-    if output:
-        _require_another_file(output, paths)
+    if output and os.path.realpath(output) in map(os.path.realpath, map(file_of, paths)):
+        raise UsageError(f"{output} holds the run itself.", remedy="Write the report to another file.")
     results = [read_result(path) for path in paths]
-    if pictures or form is Format.HTML:
-        pages = [document_of(result, Format.HTML, View(sort=sort)) for result in results]
+    if pictures or form == "html":
+        pages = [document_of(result, "html", View(sort=sort)) for result in results]
         if pictures:
             _write_pictures(pages, pictures, png=png)
-        if form is Format.HTML:
+        if form == "html":
             text = page_of(pages)
             write_text(output, text + "\n") if output else typer.echo(text)
             return
@@ -74,20 +79,3 @@ def _write_pictures(pages: Sequence[Document], folder: Path, *, png: bool) -> No
         write_text(folder / f"{name}.svg", svg + "\n")
     for name, image in pixels.items():
         write_bytes(folder / f"{name}.png", image)
-
-
-def _require_one(paths: Sequence[Path], form: Format) -> None:
-    if len(paths) > 1 and form is not Format.HTML:
-        raise UsageError(
-            f"--format {form} shows one run.",
-            found=f"{len(paths)} are named.",
-            remedy="Name one of them, or use --format html.",
-        )
-
-
-def _require_another_file(output: Path, paths: Sequence[Path]) -> None:
-    from compare.schema.store import file_of
-
-    for holding in map(file_of, paths):
-        if output.exists() and holding.exists() and output.samefile(holding):
-            raise UsageError(f"{output} holds the run itself.", remedy="Write the report to another file.")

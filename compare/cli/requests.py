@@ -3,84 +3,89 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Unpack
 
-from compare.cli.choices import Dataset, Optimizer
 from compare.cli.hosts import read_allocation
 from compare.cli.settings import command_line
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     from compare.cli.options import LaunchFlags, Shared
-    from compare.experiment.settle import UserRequest
-    from compare.launch.engines import Allocation
-    from compare.schema.arms import Arm
-    from compare.schema.config import RunFields
+    from compare.experiment.settle import LaunchRequest, UserRequest
+    from compare.schema.config import LaunchFields, RunFields
 
 
 def read_request(
-    shared: Shared, *, baseline: str | None = None, control: bool = False, **config: Unpack[RunFields]
+    shared: Shared,
+    *,
+    baseline: str | None = None,
+    control: bool = False,
+    against: str | None = None,
+    **config: Unpack[RunFields],
 ) -> UserRequest:
     """Return the request that the flags describe.
 
-    ``config`` holds the settings for which the command has flags of its own.
+    ``against`` is the other interpreter of a gate. ``config`` holds the settings for which the command has
+    flags of its own.
 
     Raises:
         UsageError: a flag has a wrong value.
         OutputError: a file to export to cannot be written.
     """
-    from compare.experiment.settle import UserRequest, choose_dataset, choose_own
+    from compare.experiment.settle import OWN_STEPS, UserRequest, choose_own
+    from compare.launch.interpreter import find_interpreter
+    from compare.schema.arms import parse_arms
+    from compare.schema.config import OPTIMIZERS
 
-    arms = read_arms(shared.backend)
-    dataset = choose_dataset((shared.dataset or Dataset.AUTO).value)
-    own = choose_own(shared.workload, _replaced_by_a_workload(shared), length=config)
+    arms = parse_arms(shared.backend or [])
+    if shared.backend and not arms:
+        raise UsageError(
+            "--backend names no arm.", remedy="Name some, or leave it out to compare all that are available."
+        )
     settings: RunFields = {
-        "device": shared.device.value,
-        "launch_timeout_seconds": shared.timeout,
-        "stall_seconds": shared.stall,
         "model": shared.model or "mlp",
+        "optimizer": shared.optimizer or "sgd",
+        "learning_rate": OPTIMIZERS[shared.optimizer or "sgd"] if shared.lr is None else shared.lr,
         "batch_size_per_rank": shared.batch_size,
         "accumulate": shared.accumulate,
         "seed": shared.seed,
-        "precision": shared.precision.value,
+        "precision": shared.precision,
         "compile": shared.compile,
+        **config,
     }
+    own = None
+    if shared.workload is not None:
+        replaced = {
+            "--model": shared.model,
+            "--dataset": shared.dataset,
+            "--data-dir": shared.data_dir,
+            "--optimizer": shared.optimizer,
+            "--lr": shared.lr,
+        }
+        own = choose_own(shared.workload, replaced, epochs=config.get("epochs", 1))
+        settings |= {"model": own.workload, "steps": config.get("steps") or OWN_STEPS}
     return UserRequest(
+        **vars(read_launch(shared, settings)),
         arms=arms,
         baseline=baseline,
         control=control,
-        dataset=dataset,
+        against=None if against is None else find_interpreter(against),
+        dataset=shared.dataset or "auto",
         data_dir=shared.data_dir,
-        own=own.source if own else None,
-        optimizer=(shared.optimizer or Optimizer.SGD).value,
-        learning_rate=shared.lr,
-        config=settings | config | (own.config if own else {}),
-        **read_launch(shared),
+        own=own,
     )
 
 
-class Launching(TypedDict):
-    """The fields of a ``LaunchRequest`` that every command reads from the same flags."""
+def read_launch(flags: LaunchFlags, config: LaunchFields) -> LaunchRequest:
+    """Return what every request has that launches ranks.
 
-    allocation: Allocation
-    interface: str | None
-    exported: Mapping[str, str]
-    output: Path | None
-    threads_per_rank: int | None
-    command: Sequence[str]
-    wait_seconds: float
-
-
-def read_launch(flags: LaunchFlags) -> Launching:
-    """Return the fields of a request that every command which launches ranks reads from its flags.
+    ``config`` holds the settings beyond those of ``LaunchFlags``.
 
     Raises:
         UsageError: a flag has a wrong value.
         OutputError: a file to export to cannot be written.
     """
+    from compare.experiment.settle import LaunchRequest
     from compare.schema.config import LARGEST_NUMBER, require
     from compare.schema.environment import read_exports
     from compare.schema.store import require_writable
@@ -97,39 +102,18 @@ def read_launch(flags: LaunchFlags) -> Launching:
         raise UsageError(f"Two formats cannot both go to {where}.", remedy="Name a file for each.")
     for path in paths:
         require_writable(path, to_be_made=flags.output)
-    return {
-        "allocation": allocation,
-        "interface": flags.interface,
-        "exported": read_exports(flags.env or [], os.environ),
-        "output": flags.output,
-        "threads_per_rank": flags.threads,
-        "command": command_line(),
-        "wait_seconds": wait,
-    }
-
-
-def _replaced_by_a_workload(shared: Shared) -> dict[str, object]:
-    """Return the flags that do not apply to a user's own workload, by name; None is a flag not given."""
-    return {
-        "--model": shared.model,
-        "--dataset": shared.dataset,
-        "--data-dir": shared.data_dir,
-        "--optimizer": shared.optimizer,
-        "--lr": shared.lr,
-    }
-
-
-def read_arms(backend: list[str] | None) -> tuple[Arm, ...]:
-    """Return the arms that ``--backend`` names; empty if the flag is left out.
-
-    Raises:
-        UsageError: an arm is wrong, or the flag names none.
-    """
-    from compare.schema.arms import parse_arms
-
-    arms = parse_arms(backend or [])
-    if backend and not arms:
-        raise UsageError(
-            "--backend names no arm.", remedy="Name some, or leave it out to compare all that are available."
-        )
-    return arms
+    return LaunchRequest(
+        allocation=allocation,
+        interface=flags.interface,
+        exported=read_exports(flags.env or [], os.environ),
+        output=flags.output,
+        threads_per_rank=flags.threads,
+        command=command_line(),
+        wait_seconds=wait,
+        config={
+            "device": flags.device,
+            "launch_timeout_seconds": flags.timeout,
+            "stall_seconds": flags.stall,
+            **config,
+        },
+    )

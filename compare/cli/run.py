@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from compare.cli.console import make_console, make_say, make_watch
 from compare.cli.options import (
     MaxReruns,
     RunFlags,
@@ -19,19 +16,18 @@ from compare.cli.options import (
     output_flag,
     time_flag,
     training_flag,
-    with_run_flags,
+    with_flags,
 )
+from compare.cli.output import carry_out, make_console, print_result
 from compare.cli.requests import read_request
-from compare.cli.show import export, show
 
 if TYPE_CHECKING:
     from compare.analysis import Analysis
     from compare.experiment.plan import Plan
     from compare.experiment.settle import UserRequest
-    from compare.schema.results import Run
 
 
-@with_run_flags()
+@with_flags(RunFlags)
 def run(
     flags: RunFlags,
     *,
@@ -78,61 +74,30 @@ def run(
         steps=steps,
         warmup_steps=flags.warmup,
         max_reruns=max_reruns,
-        interleave=flags.interleave.value,
+        interleave=flags.interleave,
         **choose_length(repeats, budget),
     )
     if dry_run:
         _print_plan(plan(request), verbose=flags.verbose)
         return
-    analysis = carry_out_and_print(request, flags)
+    analysis = run_and_print(request, flags)
     if strict:
         _require_same_conditions(analysis)
 
 
-def carry_out_and_print(request: UserRequest, flags: RunFlags) -> Analysis:
+def run_and_print(request: UserRequest, flags: RunFlags) -> Analysis:
     """Carry out a run, export and print it, and return its analysis."""
-    run, directory, analysis = carry_out_and_export(request, flags)
-    _print(run, directory, analysis, flags)
-    return analysis
-
-
-def carry_out_and_export(
-    request: UserRequest, flags: RunFlags, export_early_end: Callable[[Run], None] | None = None
-) -> tuple[Run, Path, Analysis]:
-    """Carry out a run, export it, and return it with its folder and its analysis.
-
-    A run that is stopped or fails is exported as far as it was saved. ``export_early_end`` does that in place
-    of ``export_run``.
-    """
     from compare.analysis import analyse
     from compare.experiment import compare_arms
-
-    log = make_console(stderr=True)
-    run, directory = compare_arms(
-        request,
-        make_say(log, quiet=flags.quiet),
-        make_watch(log, flags),
-        export_early_end or partial(export_run, flags=flags),
-    )
-    analysis = analyse(run)
-    export_run(run, flags)
-    return run, directory, analysis
-
-
-def export_run(run: Run, flags: RunFlags) -> None:
-    """Write a run to every file that the flags name."""
-    export(run, flags, detail=flags.detail, sort=flags.sort)
-
-
-def _print(run: Run, directory: Path, analysis: Analysis, flags: RunFlags) -> None:
-    """Print the table of a run, to standard error if an export takes standard output."""
     from compare.report import View, document_of
     from compare.schema.store import name_of_run
 
-    to_stderr = flags.exports_to_stdout
-    make_say(make_console(stderr=to_stderr), quiet=flags.quiet)(f"Results: {directory}")
-    view = View(wide=flags.wide, detail=flags.detail, sort=flags.sort, report_argument=name_of_run(directory))
-    show(document_of(run, view=view, analysis=analysis), stderr=to_stderr)
+    view = View(wide=flags.wide, detail=flags.detail, sort=flags.sort)
+    result, directory = carry_out(compare_arms, request, flags, view)
+    analysis = analyse(result)
+    view = replace(view, report_argument=name_of_run(directory))
+    print_result(document_of(result, view=view, analysis=analysis), directory, flags)
+    return analysis
 
 
 def _require_same_conditions(analysis: Analysis) -> None:

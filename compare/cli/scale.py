@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from compare.cli.choices import Format, Interleave
-from compare.cli.console import make_console, make_say, make_watch
 from compare.cli.options import (
+    Format,
     InterleaveMode,
     MaxReruns,
     Shared,
@@ -20,14 +18,15 @@ from compare.cli.options import (
     output_flag,
     output_option,
     training_flag,
-    with_shared,
+    with_flags,
 )
+from compare.cli.output import carry_out, print_result
 from compare.cli.requests import read_request
-from compare.cli.show import export, show
 from compare.errors import UsageError
 
 
-@with_shared(
+@with_flags(
+    Shared,
     num_proc=Annotated[str | None, hosts_flag("-np", "--num-proc", help="Numbers of ranks: 1,2,4.")],
     batch_size=Annotated[
         int, training_flag(help="Samples per rank and pass; with --strong, of all ranks together.")
@@ -44,11 +43,11 @@ def scale(
     steps: Annotated[int, training_flag(help="Training steps of a launch.")] = 150,
     warmup: Warmup = 30,
     max_reruns: MaxReruns = 3,
-    interleave: InterleaveMode = Interleave.AUTO,
+    interleave: InterleaveMode = "auto",
     control: Annotated[
         bool, arms_flag("--control/--no-control", help="Also run the ranks without communication.")
     ] = True,
-    form: Annotated[Format, output_flag("--format", help="What to print.")] = Format.TABLE,
+    form: Annotated[Format, output_flag("--format", help="What to print.")] = "table",
 ) -> None:
     """Run arms with several numbers of ranks; find where they bend."""
     from compare.experiment import ScaleRequest, scale_arms
@@ -65,18 +64,8 @@ def scale(
         warmup_steps=warmup,
         rounds=repeats,
         max_reruns=max_reruns,
-        interleave=interleave.value,
+        interleave=interleave,
     )
-    log = make_console(stderr=True)
-
-    found, directory = scale_arms(
-        ScaleRequest(**vars(request), mode="weak" if weak else "strong", counts=counts),
-        make_say(log, quiet=shared.quiet),
-        make_watch(log, shared, counts=len(counts)),
-        partial(export, flags=shared),
-    )
-    export(found, shared)
-    console = make_console(stderr=shared.exports_to_stdout)
-    console.print()
-    show(document_of(found), form, stderr=shared.exports_to_stdout)
-    make_say(log, quiet=shared.quiet)(f"Results: {directory}")
+    asked = ScaleRequest(**vars(request), mode="weak" if weak else "strong", counts=counts)
+    found, directory = carry_out(scale_arms, asked, shared, counts=len(counts))
+    print_result(document_of(found), directory, shared, form)

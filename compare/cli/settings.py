@@ -1,27 +1,28 @@
-"""Take flags from a file: ``--config`` and ``[tool.ringside]``."""
+"""Take flags from a TOML file: ``--config`` and ``[tool.ringside]``.
+
+A key is a flag without its dashes. Keys outside tables hold for every command that has the flag. Those in a
+table named after a command hold for that command, and win.
+"""
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
-from enum import Enum
-from functools import wraps
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin
 
 import typer
 
 from compare.cli.help import Command
-from compare.cli.passing import with_parameters
-from compare.errors import UsageError
+from compare.errors import UsageError, system_reason
 from compare.text import printable
-
-if TYPE_CHECKING:
-    from compare.cli.settings_file import Flag, Flags, Kind
 
 ConfigFile = Annotated[
     Path | None,
@@ -33,16 +34,11 @@ ConfigFile = Annotated[
         help="TOML file with flags, as backend = ['ddp', 'mpi']. Flags of the command line win.",
     ),
 ]
-_HINTS: dict[str, Mapping[str, Any]] = {}
-"""The annotations of each command's parameters, by the name of the command."""
+PYPROJECT = "pyproject.toml"
+"""Name of the file that is looked for; its table ``tool.ringside`` holds the settings."""
 _USED: ContextVar[Path | None] = ContextVar("_USED", default=None)
-_TAKEN = f"{__name__}.taken"
+_TAKEN_KEY = f"{__name__}.taken"
 """Key in typer's context of the line that names the settings file and the keys taken from it."""
-_NEVER = {"config"}
-"""Flags that no file may give."""
-_FILES: dict[str, Kind] = {"workload": "path", "against": "program"}
-"""Flags whose text names a file."""
-_KINDS: dict[type, Kind] = {bool: "switch", int: "whole number", float: "number", Path: "path"}
 _RIVALS = {
     "hosts": ["hostfile"],
     "hostfile": ["hosts"],
@@ -57,10 +53,61 @@ _RIVALS = {
     **{key: ["workload"] for key in ("model", "dataset", "data_dir", "optimizer", "lr")},
 }
 """For a flag on the command line, the settings of other flags that it replaces."""
+_TAKEN_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number, without quotes"),
+    float: ((int, float, str), "a number, or a time in quotes"),
+    Path: ((str,), "a path in quotes"),
+}
+"""The types of TOML that a type of flags takes, and what to use.
+
+Any other flag takes text.
+"""
+_AS_TEXT = ((str, int, float), "text in quotes")
+
+
+class Flag(NamedTuple):
+    """A flag that a file may give."""
+
+    parameter: str
+    """Name of the command's parameter for it."""
+    kind: Any
+    """Type of its value, or of each value."""
+    many: bool = False
+    """Whether it takes a list."""
+
+
+Flags: TypeAlias = Mapping[str, Flag]
+"""The flags of a command by their keys, which have no dashes."""
+
+
+class SettingsFile(NamedTuple):
+    """A file of settings, as it was read."""
+
+    path: Path
+    table: Mapping[str, Any]
 
 
 class ConfiguredCommand(Command):
-    """A command whose flags a file may give."""
+    """A command whose flags a file may give.
+
+    The annotations of its callback are evaluated.
+    """
+
+    def flags(self) -> dict[str, Flag]:
+        """Return the flags that a file may give, by their keys."""
+        parameters = inspect.signature(self.callback).parameters  # type: ignore[arg-type]
+        found = {}
+        for option in self.params:
+            if option.param_type_name == "option" and option.name != "config":
+                first = next(name for name in option.opts if name.startswith("--"))
+                kind = get_args(parameters[option.name].annotation)[0]
+                if NoneType in get_args(kind):
+                    kind = get_args(kind)[0]
+                many = get_origin(kind) is list
+                key = first.removeprefix("--").replace("-", "_")
+                found[key] = Flag(str(option.name), get_args(kind)[0] if many else kind, many)
+        return found
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments, and take the flags that they leave out from a file of settings.
@@ -71,33 +118,31 @@ class ConfiguredCommand(Command):
         Raises:
             UsageError: the file cannot be read, or a setting is wrong.
         """
-        given: dict[str, Any] = {}
-        if not ctx.resilient_parsing:  # else the shell completes a word
-            given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-        if ctx.resilient_parsing or given.get("help"):
+        if ctx.resilient_parsing:  # the shell completes a word
             return super().parse_args(ctx, args)
-        from compare.cli.settings_file import find_settings, read_settings, settings_for
-
+        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        if given.get("help"):
+            return super().parse_args(ctx, args)
         command = ctx.command_path.partition(" ")[2]
         named = given.get("config")
         file = read_settings(Path(named)) if named is not None else find_settings()
         if file is None:
             return super().parse_args(ctx, args)
-        flags_of = {name: _flags_of(hints) for name, hints in _HINTS.items()}
-        flags, settings = flags_of[command], settings_for(file, command, flags_of)
+        settings = settings_for(file, command, dict(_every_command(ctx.find_root().command)))
+        name_of = {key: flag.parameter for key, flag in self.flags().items()}
         replaced = {name for flag in given for name in (flag, *_RIVALS.get(flag, []))}
-        taken = {key: value for key, value in settings.items() if flags[key].parameter not in replaced}
+        taken = {key: value for key, value in settings.items() if name_of[key] not in replaced}
         quiet = given.get("quiet", taken.get("quiet", False))
         if (named is not None or taken) and not quiet:
             listed = ", ".join(taken) or f"none for `compare {command}`"
             typer.secho(printable(f"Settings of {file.path}: {listed}"), dim=True, err=True)
-        ctx.meta[_TAKEN] = f"With settings of {file.path}: {', '.join(taken)}." if taken else ""
-        ctx.default_map = {flags[key].parameter: value for key, value in taken.items()}
+        ctx.meta[_TAKEN_KEY] = f"With settings of {file.path}: {', '.join(taken)}." if taken else ""
+        ctx.default_map = {name_of[key]: value for key, value in taken.items()}
         _USED.set(file.path if taken and named is None else None)
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            key = next((key for key in taken if flags[key].parameter == getattr(error.param, "name", "")), "")
+            key = next((key for key in taken if name_of[key] == getattr(error.param, "name", "")), "")
             if not key:
                 raise
             raise UsageError(
@@ -114,24 +159,8 @@ class ConfiguredCommand(Command):
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            error.found = "\n".join(filter(None, [error.found, ctx.meta.get(_TAKEN)]))
+            error.found = "\n".join(filter(None, [error.found, ctx.meta.get(_TAKEN_KEY)]))
             raise
-
-
-def configurable(command: Callable[..., None], name: str) -> Callable[..., None]:
-    """Return a command with ``--config`` added, and keep its annotations under ``name``."""
-    signature = inspect.signature(command)
-    hints = get_type_hints(command, include_extras=True)
-    _HINTS[name] = hints
-
-    @wraps(command)
-    def called(*arguments: Any, config: Path | None = None, **options: Any) -> None:
-        del config  # the parser has read it
-        command(*arguments, **options)
-
-    added = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile)
-    parameters = [each.replace(annotation=hints[each.name]) for each in signature.parameters.values()]
-    return with_parameters(called, [*parameters, added])
 
 
 def command_line() -> list[str]:
@@ -148,34 +177,136 @@ def command_line() -> list[str]:
     return ["compare", *(os.fsencode(word).decode(errors="replace") for word in words)]
 
 
-def _flags_of(hints: Mapping[str, Any]) -> Flags:
-    """Return the flags that a file may give to a command, from the annotations of its parameters."""
-    found = {}
-    for parameter, hint in hints.items():
-        if get_origin(hint) is not Annotated:
-            continue
-        kind, *notes = get_args(hint)
-        option = next((note for note in notes if isinstance(note, typer.models.OptionInfo)), None)
-        if option is None:
-            continue
-        # With one name alone, typer keeps it in the place of the default.
-        names = [option.default, *(option.param_decls or ())]
-        written = [str(name) for name in names if str(name).startswith("--")] or [parameter]
-        key = written[0].partition("/")[0].removeprefix("--").replace("-", "_")
-        if key not in _NEVER:
-            found[key] = _flag_of(parameter, key, kind, option)
-    return found
+def find_settings() -> SettingsFile | None:
+    """Return the settings of the nearest pyproject.toml that has the table ``tool.ringside``.
+
+    The search goes from the working folder up through its parents. None if there is no such file.
+
+    Raises:
+        UsageError: such a file cannot be read, or is not TOML.
+    """
+    with suppress(FileNotFoundError):  # the command itself says that the working folder was removed
+        for up in range(len(Path.cwd().parts)):
+            path = Path(*[".."] * up, PYPROJECT)
+            # ``Path.is_file`` raises for a folder that may not be searched.
+            if os.path.isfile(path) and (found := read_settings(path)).table:  # noqa: PTH113
+                return found
+    return None
 
 
-def _flag_of(parameter: str, key: str, kind: Any, option: Any) -> Flag:
-    from compare.cli.settings_file import Flag
+def read_settings(path: Path) -> SettingsFile:
+    """Return the settings of a file; those of a pyproject.toml are in its table ``tool.ringside``.
 
-    if get_origin(kind) is UnionType:
-        kind = next(each for each in get_args(kind) if each is not type(None))
-    many = get_origin(kind) is list
-    if many:
-        (kind,) = get_args(kind)
-    if option.parser is not None:
-        return Flag(parameter, "time", many)
-    text = issubclass(kind, str | Enum)
-    return Flag(parameter, _FILES.get(key, "text") if text else _KINDS[kind], many)
+    Raises:
+        UsageError: it cannot be read, or is not TOML.
+    """
+    from compare.system.files import read_bytes
+
+    of_a_project = path.name == PYPROJECT
+    try:
+        content = read_bytes(path)
+        # Most projects have no settings of this program, so their files may be wrong for all it knows.
+        unrelated = of_a_project and b"ringside" not in content
+        table: Any = {} if unrelated else tomllib.loads(content.decode("utf-8-sig"))
+    except OSError as error:
+        raise UsageError(
+            f"{path}: the settings cannot be read.",
+            found=f"{system_reason(error)}.",
+            remedy="Name a TOML file: --config run.toml.",
+        ) from None
+    except (ValueError, RecursionError) as error:  # the parser's own errors are values, too
+        raise UsageError(
+            f"{path} is not TOML.",
+            found=f"{error}.",
+            remedy='Write one setting a line: backend = ["ddp", "horovod"]',
+        ) from None
+    for name in ("tool", "ringside") if of_a_project else ():
+        table = table.get(name, {}) if isinstance(table, dict) else {}
+    return SettingsFile(path, table if isinstance(table, dict) else {})
+
+
+def settings_for(
+    file: SettingsFile, command: str, flags_of: Mapping[str, Flags]
+) -> dict[str, bool | float | str | list[str]]:
+    """Return the settings of a command by their keys.
+
+    A relative path is joined to the folder of the file. ``flags_of`` has the flags of every command, because
+    the whole file is checked.
+
+    Raises:
+        UsageError: a key is unknown, or a value has the wrong type.
+    """
+    found: dict[str, dict[str, Any]] = {"": {}, command: {}}
+    for owner, key, value in _entries(file, "", file.table, flags_of):
+        if flag := flags_of[owner or command].get(key):  # else another command has it
+            found.setdefault(owner, {})[key] = _read_value(file.path, owner, key, flag, value)
+    return found[""] | found[command]
+
+
+def _every_command(group: Any, path: str = "") -> Iterator[tuple[str, Flags]]:
+    """Yield each command below a group with its flags."""
+    for name, command in group.commands.items():
+        if isinstance(command, ConfiguredCommand):
+            yield f"{path} {name}".strip(), command.flags()
+        else:
+            yield from _every_command(command, name)
+
+
+def _entries(
+    file: SettingsFile, owner: str, table: Mapping[str, Any], flags_of: Mapping[str, Flags]
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield the command, the key and the value of each setting; the command is empty outside its tables.
+
+    Raises:
+        UsageError: a key is unknown.
+    """
+    groups = {command.rpartition(" ")[0] for command in flags_of}
+    keys = flags_of.get(owner, {}) if owner else {key for flags in flags_of.values() for key in flags}
+    for written, value in table.items():
+        key, inner = written.replace("-", "_"), f"{owner} {written}".strip()
+        if isinstance(value, dict) and (inner in flags_of or inner in groups):
+            yield from _entries(file, inner, value, flags_of)
+        elif key in keys:
+            yield owner, key, value
+        else:
+            names = [name.removeprefix(owner).strip() for name in flags_of if name.startswith(owner)]
+            known = sorted(filter(None, names if isinstance(value, dict) else keys))
+            raise _unknown(file.path, owner, written, known)
+
+
+def _unknown(path: Path, owner: str, written: str, known: list[str]) -> UsageError:
+    close = difflib.get_close_matches(written.replace("-", "_"), known)
+    place = f" in [{owner.replace(' ', '.')}]" if owner else ""
+    listed = f"Use one of: {', '.join(known)}." if owner else "It has the flags of every command: see --help."
+    return UsageError(
+        f"{path}: there is no setting {written!r}{place}.",
+        found=f"Did you mean {' or '.join(close)}?" if close else "",
+        remedy=listed,
+    )
+
+
+def _read_value(path: Path, owner: str, key: str, flag: Flag, value: Any) -> Any:
+    """Return a value as its flag takes it.
+
+    Raises:
+        UsageError: it has the wrong type.
+    """
+    types, right = _TAKEN_TYPES.get(flag.kind, _AS_TEXT)
+    values = value if flag.many and isinstance(value, list) else [value]
+    if not all(isinstance(one, types) and isinstance(one, bool) == (flag.kind is bool) for one in values):
+        place = f"[{owner.replace(' ', '.')}] " if owner else ""
+        as_toml = str(value).lower() if isinstance(value, bool) else repr(value)
+        raise UsageError(
+            f"{path}: {place}{key} cannot be {as_toml}.",
+            remedy=f"Use {right}{', or a list of them' if flag.many else ''}.",
+        )
+    read = [one if flag.kind is bool else _joined(path.parent, key, flag, str(one)) for one in values]
+    return read if flag.many else read[0]
+
+
+def _joined(folder: Path, key: str, flag: Flag, text: str) -> str:
+    """Return a text, or a path joined to ``folder``; a program is a path only if it has a slash."""
+    is_path = flag.kind is Path or key == "workload" or (key == "against" and os.sep in text)
+    if not is_path or text == "-":
+        return text
+    return str(folder / os.path.expanduser(text))  # noqa: PTH111 -- Path raises for an unknown user

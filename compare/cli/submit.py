@@ -8,12 +8,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from compare.cli.choices import Scheduler
-from compare.cli.console import make_console, make_say
+from compare.cli.output import make_console, make_say
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ Words: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(metavar="-- COMMAND", help="The command, as without a scheduler: run --backend ddp."),
 ]
-Engine: TypeAlias = Annotated[Scheduler, typer.Option(help="Where the job runs.")]
+Engine: TypeAlias = Annotated[Literal["slurm", "kubernetes"], typer.Option(help="Where the job runs.")]
 Nodes: TypeAlias = Annotated[
     int, typer.Option("-N", "--nodes", min=1, help="Number of nodes, or of workers' pods.")
 ]
@@ -59,7 +58,7 @@ _KEEPING = ("--output", "--export-json", "--export-csv", "--export-markdown", "-
 def submit(
     words: Words = None,
     *,
-    engine: Engine = Scheduler.SLURM,
+    engine: Engine = "slurm",
     nodes: Nodes = 2,
     ranks_per_node: RanksPerNode = 1,
     minutes: Minutes = 30,
@@ -94,7 +93,7 @@ def submit(
         "--name": name,
         "--namespace": namespace,
     }
-    if engine is Scheduler.SLURM:
+    if engine == "slurm":
         _refuse(of_kubernetes, engine)
         script = slurm.Resources(nodes, ranks_per_node, minutes, partition, option or ())
         _submit_to_slurm(script, words or [], wait=wait, dry_run=dry_run)
@@ -107,7 +106,7 @@ def submit(
         _print_manifest(pods, words or [])
 
 
-def _refuse(flags: Mapping[str, object], engine: Scheduler) -> None:
+def _refuse(flags: Mapping[str, object], engine: str) -> None:
     """Raise a ``UsageError`` if a flag of the other scheduler is given."""
     for flag, value in flags.items():
         if value:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from compare.cli.console import make_console, make_say, make_watch
-from compare.cli.options import Shared, output_option, with_shared
+from compare.cli.options import Shared, output_option, with_flags
+from compare.cli.output import carry_out, print_result
 from compare.cli.requests import read_request
-from compare.cli.show import export, show
 
 
-@with_shared(output=Annotated[Path | None, output_option("-verify")])
+@with_flags(Shared, output=Annotated[Path | None, output_option("-verify")])
 def verify(shared: Shared) -> None:
     """Prove that every arm trains what a single process would."""
     from compare.experiment import verify_arms
@@ -22,17 +20,6 @@ def verify(shared: Shared) -> None:
     from compare.schema.job import STEPS
 
     request = read_request(shared, steps=STEPS, warmup_steps=0, rounds=1)
-    log = make_console(stderr=True)
-
-    verification, directory = verify_arms(
-        request,
-        make_say(log, quiet=shared.quiet),
-        make_watch(log, shared),
-        partial(export, flags=shared),
-    )
-    export(verification, shared)
-    console = make_console(stderr=shared.exports_to_stdout)
-    console.print()
-    show(document_of(verification), stderr=shared.exports_to_stdout)
-    make_say(console, quiet=shared.quiet)(f"Results: {directory}")
+    verification, directory = carry_out(verify_arms, request, shared)
+    print_result(document_of(verification), directory, shared)
     raise typer.Exit(verification.exit_code)

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from datetime import timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,8 +22,8 @@ from hypothesis import strategies as st
 from backends import BACKENDS
 from backends.launchers import LAUNCHERS
 from compare.analysis import analyse
-from compare.cli.settings_file import Flag, read_settings, settings_for
-from compare.cli.times import read_seconds
+from compare.cli.options import read_seconds
+from compare.cli.settings import Flag, read_settings, settings_for
 from compare.data.own import own_source
 from compare.doctor import checkup, examine
 from compare.doctor.facts import Facts
@@ -229,15 +230,14 @@ def test_values_of_flags_of_any_text_are_read_or_a_usage_error(text):
 
 SETTINGS = pieces("[run]", "\n", "steps", "backend", " = ", "60", "'ddp'", "[", "]", "{", "}", "a.")
 FLAGS_OF = {
-    "run": {"steps": Flag("steps", "whole number"), "backend": Flag("backend", "text", many=True)},
-    "data fetch": {"data_dir": Flag("data_dir", "path")},
+    "run": {"steps": Flag("steps", int), "backend": Flag("backend", str, many=True)},
+    "data fetch": {"data_dir": Flag("data_dir", Path)},
 }
 
 
 @fuzz
 @given(BYTES | SETTINGS.map(lambda text: text.encode(errors="surrogatepass")))
 @example(b"a = " + b"[" * 100_000)
-@example(b"a." * 50_000 + b"a = 1")
 @example(b"steps = " + b"9" * 5_000)
 @example(b"steps = 1e400")
 def test_settings_of_any_bytes_are_read_or_a_usage_error(shared_file, content):

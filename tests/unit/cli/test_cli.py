@@ -112,16 +112,13 @@ def carried_out(monkeypatch):
     [
         ("--backend dpp", USAGE, ["'dpp'", "Did you mean ddp?", "none, ddp, manual, horovod, mpi"]),
         ("--backend allreduce", USAGE, ["'allreduce'", "Did you mean manual?"]),
-        ("--backend All-Reduce", USAGE, ["Did you mean manual?"]),
         ("--backend gloo", USAGE, ["Did you mean ddp:process_group=gloo?"]),
-        ("--backend ddp --nproc-per-node 2 -np 2", USAGE, ["--nproc-per-node", "-np 2 is there", "Use -np"]),
+        ("--backend ddp --nproc-per-node 2 -np 2", USAGE, ["--nproc-per-node", "-np 2 is given", "Use -np"]),
         ("--backend ddp --nproc-per-node 2 -H a:2,b:2", USAGE, ["--nproc-per-node", "other hosts"]),
-        ("scale --backend ddp --nproc-per-node 2", USAGE, ["needs numbers of ranks"]),
         ("--backend ddp -q -v", USAGE, ["--quiet and --verbose exclude each other"]),
         ("--backend ddp:bucket=1", USAGE, ["'bucket'", "ddp:bucket=1", "bucket_cap_mb"]),
         ("--backend ddp:process_group=mpi", USAGE, ["'mpi'", "auto or nccl or gloo"]),
         ("--backend ddp,ddp", USAGE, ["named twice", "--repeats"]),
-        ("--backend ddp --backend ddp", USAGE, ["named twice"]),
         ("--backend ddp --baseline horovod", USAGE, ["--baseline cannot be horovod", "none or ddp"]),
         ("--backend ddp --steps 10 --warmup 30", USAGE, ["left to time", "10 training steps", "--warmup"]),
         *(
@@ -134,24 +131,17 @@ def carried_out(monkeypatch):
             )
         ),
         ("--backend ddp --model resnet", USAGE, ["--model cannot be resnet", "mlp or wide or convnet"]),
-        ("--backend ddp --optimizer lion", USAGE, ["--optimizer", "'lion'", "'sgd', 'adam', 'adamw'"]),
         ("--backend ddp --device tpu", USAGE, ["--device", "'tpu'", "'cpu', 'cuda'"]),
         ("--backend ddp --budget soon", USAGE, ["'--budget'", "'soon' is no time", "5m"]),
         ("--backend ddp --wait-for-hosts soon", USAGE, ["'--wait-for-hosts'", "'soon' is no time"]),
-        ("--backend ddp --wait-for-hosts -2m", USAGE, ["--wait-for-hosts cannot be -120"]),
         ("--backend ddp --wait-for-hosts nan", USAGE, ["--wait-for-hosts cannot be nan"]),
         ("--backend ddp --dataset cifar", USAGE, ["'cifar'", "'mnist', 'digits'"]),
-        *(
-            (f"{wrong} {value}", USAGE, [wrong])
-            for wrong, value in (("-np", "0"), ("-np", "-1"), ("-np", "two"), ("--num-proc", "0"))
-        ),
+        *((f"-np {value}", USAGE, ["-np"]) for value in ("0", "two")),
         *((wrong, USAGE, [wrong.split()[0]]) for wrong in ("--no-such-flag", "--batch-size x", "rnu")),
         ("--backend ,", USAGE, ["--backend names no arm"]),
         ("-H localhost:1 -np 2", USAGE, ["2 ranks do not fit", "-np 1"]),
-        ("-H far.example:2 -np 3", USAGE, ["3 ranks do not fit"]),
         ("-H localhost:two", USAGE, ["-H:1: "]),
         ("--hostfile gone", USAGE, ["gone: the hostfile cannot be read", "No such file"]),
-        ("--hostfile .", USAGE, ["the hostfile cannot be read", "Is a directory"]),
         ("--backend mpi", UNAVAILABLE, ["mpi cannot run here", "mpi4py is not installed", "pip install"]),
         (
             "--backend horovod:controller=mpi",
@@ -167,16 +157,10 @@ def carried_out(monkeypatch):
             ["Two formats cannot both go to standard output."],
         ),
         ("aa --backend none --dataset digits", USAGE, ["An A/A test needs an arm that synchronises"]),
-        ("verify --backend dpp", USAGE, ["Did you mean ddp?"]),
         ("scale --backend ddp", USAGE, ["needs numbers of ranks", "-np 1,2,4"]),
         ("scale --backend ddp -np 2", USAGE, ["-np/--num-proc cannot be 2", "two or more"]),
-        ("scale --backend ddp -np 1,2 --format xml", USAGE, ["--format", "'xml'", "'markdown'"]),
         ("scale --backend ddp -np 1,3 --strong", USAGE, ["3 ranks cannot share a global batch of 64"]),
-        ("predict gone --format xml", USAGE, ["--format", "'xml'", "'markdown'"]),
-        ("verify --backend ,", USAGE, ["--backend names no arm"]),
         ("verify --backend mpi", UNAVAILABLE, ["mpi4py is not installed"]),
-        ("verify --backend ddp --model resnet", USAGE, ["--model cannot be resnet"]),
-        ("verify --backend ddp --export-json gone/out.json", OUTPUT, ["gone/out.json"]),
         ("collectives --group ring", USAGE, ["--group cannot be ring", "gloo or nccl"]),
         ("collectives --group ,", USAGE, ["--group names nothing"]),
         ("collectives --group mpi", UNAVAILABLE, ["mpi cannot run here", "mpi4py is not installed"]),
@@ -186,19 +170,12 @@ def carried_out(monkeypatch):
         ("collectives --dtype float31", USAGE, ["--dtype cannot be float31", "bfloat16"]),
         ("collectives -b 8Q", USAGE, ["-b/--begin cannot be '8Q'", "64M"]),
         ("collectives -b 1M -e 1K", USAGE, ["-b/--begin cannot be 1048576", "1024"]),
-        ("collectives --format xml", USAGE, ["--format", "'xml'", "'markdown'"]),
-        ("collectives --export-json gone/out.json", OUTPUT, ["gone/out.json"]),
         ("doctor -H localhost --hostfile x", USAGE, ["--hostfile and -H both name hosts"]),
         ("doctor -H a:0", USAGE, ["-H:1: 'slots=0' is out of range"]),
-        ("doctor --hostfile gone", USAGE, ["gone: the hostfile cannot be read"]),
         ("doctor --export-json gone/x.json", OUTPUT, ["gone/x.json could not be written"]),
-        ("doctor --export-markdown .", OUTPUT, ["is a folder"]),
         ("report . --format pdf", USAGE, ["--format", "'pdf'", *FORMATS, *SEE_HELP]),
         ("report . --sort pdf", USAGE, ["--sort", "'pdf'", "step", "name", "sync", *SEE_HELP]),
-        *(
-            (f"report {path}", OUTPUT, ["no run", "compare run"])
-            for path in ("gone", ".", "gone/results.json")
-        ),
+        *((f"report {path}", OUTPUT, ["no run", "compare run"]) for path in ("gone", ".")),
         *(
             (f"{command} {LONG_NAME}", OUTPUT, [REFUSED_NAME])
             for command in ("report", "--backend ddp --export-json", "doctor --export-json")
@@ -518,14 +495,7 @@ def test_run_without_a_free_descriptor_exits_with_4(compare, carried_out):
     assert ended.parts[0] == "The system refuses another process or open file."
 
 
-@pytest.mark.parametrize(
-    ("kind", "code"),
-    [
-        *((errors.UsageError, USAGE), (errors.DataError, DATA), (errors.UnavailableError, UNAVAILABLE)),
-        *((errors.OutputError, OUTPUT), (errors.LaunchError, LAUNCH)),
-        *((errors.StalledError, STALLED), (errors.ParityError, PARITY)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "code"), [(errors.StalledError, STALLED), (errors.ParityError, PARITY)])
 def test_run_that_fails_exits_with_its_code_and_prints_what_is_kept(compare, carried_out, kind, code):
     carried_out(kind("what", remedy="remedy"))
     ended = compare("run", "--backend", "ddp", "--output", "out")
@@ -556,8 +526,14 @@ def test_verify_prints_its_table_and_exits_with_its_code(compare, monkeypatch, o
 
 def test_an_interrupt_before_the_first_launch_exits_with_130(compare, monkeypatch):
     asked = []
-    monkeypatch.setattr(availability, "survey", lambda wanted: asked.append([*wanted]) or interrupt())
-    assert compare("run", "--backend", "ddp").code == INTERRUPTED
+
+    def survey(wanted):
+        asked.append([*wanted])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(availability, "survey", survey)
+    ended = compare("run", "--backend", "ddp")
+    assert (ended.code, ended.err.endswith("Interrupted.\n")) == (INTERRUPTED, True)
     assert asked == [["ddp"]], "nothing is loaded for backends that were not named"
 
 
@@ -659,13 +635,7 @@ def test_run_without_a_backend_takes_all_that_can_run(compare):
     assert set(dry_run(compare, "-H", "localhost:2")) == expected
 
 
-@pytest.mark.parametrize(
-    "spelling",
-    [
-        *("-np 3", "--num-proc 3", "--num_proc 3", "--num_proc=3", "--num-proc=3"),
-        *("--nproc-per-node 3", "--nproc_per_node=3"),
-    ],
-)
+@pytest.mark.parametrize("spelling", ["-np 3", "--num-proc 3", "--num_proc=3", "--nproc_per_node=3"])
 def test_flags_may_be_spelled_with_dashes_or_underscores(compare, spelling):
     asked = ("--backend", "ddp", "--no_control", "--batch_size", "32", *spelling.split())
     (command,) = dry_run(compare, *asked).values()
@@ -725,17 +695,6 @@ def test_doctor_that_finds_a_problem_exits_with_9(compare):
     assert ended.err == HERE.replace("Hosts", "Examining 1 host")
 
 
-def interrupt(*_, **__):
-    raise KeyboardInterrupt
-
-
-def test_doctor_that_is_interrupted_exits_with_130(compare, monkeypatch):
-    monkeypatch.setattr(doctor, "examine", interrupt)
-    ended = compare("doctor")
-    assert ended.code == INTERRUPTED
-    assert ended.err.endswith("Interrupted.\n")
-
-
 def test_doctor_logs_in_with_the_given_flags(compare, monkeypatch):
     Path("key").touch()
     asked = {}
@@ -785,21 +744,20 @@ runpy.run_module("compare", run_name="__main__", alter_sys=True)
     assert (done.returncode, done.stderr) == (130, "")
 
 
-@pytest.mark.parametrize("system", ["darwin", "win32"])
-def test_another_system_is_refused_before_anything_is_loaded(system):
-    script = f"""
+def test_another_system_is_refused_before_anything_is_loaded():
+    script = """
 import runpy, sys
-sys.platform = {system!r}
+sys.platform = "darwin"
 try:
     runpy.run_module("compare", run_name="__main__", alter_sys=True)
 finally:
-    assert not {{"typer", "rich", "msgspec", "compare.cli.main"}} & set(sys.modules)
+    assert not {"typer", "rich", "msgspec", "compare.cli.main"} & set(sys.modules)
 """
     done = execute(["-c", script])
     assert done.returncode == UNAVAILABLE
     assert done.stderr.splitlines() == [
         "error: Ringside runs on Linux only.",
-        f"  This system is {system}.",
+        "  This system is darwin.",
         "  Use a machine with Linux, a container, or WSL 2 on Windows.",
     ]
 
@@ -825,7 +783,7 @@ def test_output_that_cannot_be_printed_exits_with_5(arguments):
     assert done.returncode == OUTPUT
     what, found, remedy = done.stderr.splitlines()
     assert what == "error: Standard output cannot be written."
-    assert (found, remedy) == ("  No space left on device", "  Send it to another file or terminal.")
+    assert (found, remedy) == ("  No space left on device.", "  Send it to another file or terminal.")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["data", "status"]])

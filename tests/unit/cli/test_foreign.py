@@ -6,8 +6,8 @@ import pytest
 import typer
 from rich.console import Console
 
-from compare.cli import console
 from compare.cli import main as cli
+from compare.cli import output
 from compare.doctor import availability
 from compare.doctor.facts import Library
 from compare.errors import HostError, UsageError
@@ -23,8 +23,8 @@ BELL = "\x1b]0;mine\x07"
 def test_notes_and_errors_print_escape_sequences_as_text(capsys):
     error = HostError(f"host {BELL}", found=BELL, remedy=BELL)
     error.add_note(f"kept {BELL}")
-    console.print_notes(error)
-    console.print_error(error)
+    output.print_notes(error)
+    output.print_error(error)
     printed = capsys.readouterr().err
     assert printed.count("\\x1b]0;mine\\x07") == 4
     assert BELL not in printed
@@ -32,7 +32,7 @@ def test_notes_and_errors_print_escape_sequences_as_text(capsys):
 
 def test_progress_prints_escape_sequences_as_text():
     shown = Console(record=True, width=80)
-    console.make_say(shown)(f"topology {BELL}")
+    output.make_say(shown)(f"topology {BELL}")
     assert BELL not in shown.export_text(styles=False)
 
 

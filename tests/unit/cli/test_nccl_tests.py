@@ -18,18 +18,9 @@ def refused(monkeypatch, *words):
     ("words", "flag", "ours"),
     [
         (["-g", "2"], "-g", "-np N --device cuda"),
-        (["--ngpus", "2"], "--ngpus", "-np N"),
         (["-d", "half"], "-d", "half is float16"),
-        (["-o", "sum"], "-o", "--op"),
-        (["-c", "1"], "-c", "always checked"),
-        (["-i", "1M"], "-i", "-f 2"),
-        (["-z", "0"], "-z", "Leave it out"),
         (["-m1"], "-m", "in a row"),
-        (["-R", "1"], "-R", "not registered"),
-        (["-G", "1"], "-G", "CUDA graph"),
-        (["-N", "3"], "-N", "--repeats N"),
         (["-b", "8", "-e", "128M", "-f", "2", "-g", "1"], "-g", "-np N"),
-        (["--stepfactor", "2"], "--stepfactor", "-f here"),
         (["--warmup_iters", "5"], "--warmup-iters", "-w here"),
     ],
 )
@@ -40,13 +31,10 @@ def test_flag_of_nccl_tests_is_answered_with_ours(monkeypatch, words, flag, ours
     assert error.exit_code == 2
 
 
-@pytest.mark.parametrize(
-    ("word", "name"), [("half", "float16"), ("float", "float32"), ("double", "float64"), ("int", "int32")]
-)
-def test_dtype_of_nccl_tests_is_answered_with_the_name_in_torch(monkeypatch, word, name):
-    error = refused(monkeypatch, "collectives", "--dtype", f"int8,{word}")
-    assert error.what == f"--dtype {word} is not known."
-    assert error.remedy == f"Use --dtype {name}."
+def test_dtype_of_nccl_tests_is_answered_with_the_name_in_torch(monkeypatch):
+    error = refused(monkeypatch, "collectives", "--dtype", "int8,half")
+    assert error.what == "--dtype half is not known."
+    assert error.remedy == "Use --dtype float16."
 
 
 def test_flag_that_nccl_tests_lack_too_is_unknown(monkeypatch):

@@ -1,29 +1,142 @@
-"""Flags from a file: the command line wins."""
+"""Flags from a file: found, read, refused; the command line wins."""
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
-import typer
 
 from compare.cli import main as cli
 from compare.cli import run as running
-from compare.cli import settings
 from compare.cli.requests import read_request
-from compare.cli.times import read_seconds
+from compare.cli.settings import Flag, find_settings, read_settings, settings_for
+from compare.errors import UsageError
 
+FLAGS = {
+    "run": {
+        "backend": Flag("backend", str, many=True),
+        "steps": Flag("steps", int),
+        "lr": Flag("lr", float),
+        "control": Flag("control", bool),
+        "device": Flag("device", Literal["cpu", "cuda"]),
+        "hostfile": Flag("hostfile", Path),
+        "output": Flag("output", Path),
+    },
+    "gate": {"against": Flag("against", str), "steps": Flag("steps", int)},
+    "data fetch": {"data_dir": Flag("data_dir", Path)},
+}
 RUN = ["run", "--dry-run"]
 
 
-@pytest.fixture
-def requested(monkeypatch, capfd, tmp_path):
-    """Return the request of a command line, with what was printed."""
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(text, name="run.toml"):
+    Path(name).write_text(text)
+
+
+def settings(text, command="run", path="run.toml"):
+    write(text, path)
+    return settings_for(read_settings(Path(path)), command, FLAGS)
+
+
+def test_settings_hold_for_every_command_and_tables_for_one():
+    text = "steps = 60\n[run]\nsteps = 90\n[data.fetch]\ndata-dir = '/data'\n"
+    assert settings(text) == {"steps": "90"}
+    assert settings(text, "gate") == {"steps": "60"}
+    assert settings(text, "data fetch") == {"data_dir": "/data"}
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("backend = 'ddp,mpi'", {"backend": ["ddp,mpi"]}),
+        ("backend = ['ddp', 'mpi']", {"backend": ["ddp", "mpi"]}),
+        ("lr = 1", {"lr": "1"}),
+        ("lr = '5m'", {"lr": "5m"}),  # as a time, which the flag itself refuses
+        ("control = false", {"control": False}),
+        ("output = '-'", {"output": "-"}),
+    ],
+)
+def test_settings_are_read_as_their_flags_take_them(written, read):
+    assert settings(written) == read
+
+
+def test_paths_of_settings_are_relative_to_their_file():
+    Path("conf").mkdir()
+    assert settings("hostfile = 'hosts'", path="conf/run.toml") == {"hostfile": "conf/hosts"}
+    assert settings("hostfile = '/etc/hosts'", path="conf/run.toml") == {"hostfile": "/etc/hosts"}
+    for written, read in (("../before/bin/python", "conf/../before/bin/python"), ("python3", "python3")):
+        assert settings(f"[gate]\nagainst = '{written}'", "gate", "conf/run.toml") == {"against": read}
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("bugdet = 3\n", ["'bugdet'", "It has the flags of every command"]),
+        ("stepz = 3", ["'stepz'", "Did you mean steps?"]),
+        ("[runn]\nsteps = 3", ["'runn'", "Did you mean run?"]),
+        ("[data.fetsh]\nx = 1", ["'fetsh' in [data]", "Did you mean fetch?"]),
+        ("[run]\nagainst = 'python'", ["'against' in [run]", "Use one of: backend, control"]),
+        ("steps = '60'", ["steps cannot be '60'", "a whole number, without quotes"]),
+        ("steps = 3.5", ["steps cannot be 3.5"]),
+        ("steps = true", ["steps cannot be true"]),
+        ("steps = [3]", ["steps cannot be [3]"]),
+        ("steps = {a = 3}", ["steps cannot be {'a': 3}"]),
+        ("control = 1", ["control cannot be 1", "true or false"]),
+        ("device = true", ["device cannot be true", "text in quotes"]),
+        ("backend = ['ddp', 1979-05-27]", ["backend cannot be", "or a list of them"]),
+        ("[gate]\nsteps = 'x'", ["[gate] steps cannot be 'x'"]),
+        ("steps = ?", ["is not TOML", "line 1"]),
+        ("a = " + "[" * 5000, ["is not TOML"]),
+    ],
+)
+def test_wrong_settings_are_refused_with_file_and_key(written, says):
+    with pytest.raises(UsageError) as refused:
+        settings(written)
+    assert [text for text in ["run.toml", *says] if text not in str(refused.value)] == []
+
+
+def test_files_that_are_no_settings_are_refused():
+    Path("bytes.toml").write_bytes(b"\xff")
+    for name in ("bytes.toml", "missing.toml", ".", "/dev/zero", "x" * 300):
+        with pytest.raises(UsageError):
+            read_settings(Path(name))
+
+
+def test_settings_are_found_in_the_nearest_pyproject(folder, monkeypatch):
+    inner = folder / "a" / "b"
+    inner.mkdir(parents=True)
+    (folder / "pyproject.toml").write_text("[tool.ringside]\nsteps = 60\n")
+    (folder / "a" / "pyproject.toml").write_text("[project]\nname = 'of-another'\n")
+    (inner / "pyproject.toml").mkdir()
+    monkeypatch.chdir(inner)
+    found = find_settings()
+    assert (found.path, found.table) == (Path("../../pyproject.toml"), {"steps": 60})
+    assert read_settings(Path("../../pyproject.toml")) == found
+
+
+def test_pyproject_that_is_not_toml_is_refused_if_it_may_have_settings():
+    write("[tool.other\n", "pyproject.toml")
+    assert find_settings() is None
+    write("[tool.ringside\n", "pyproject.toml")
+    with pytest.raises(UsageError, match="is not TOML"):
+        find_settings()
+
+
+# ---- in a command ----
+
+
+@pytest.fixture
+def requested(monkeypatch, capfd):
+    """Return the request of a command line, with what was printed."""
     requests = []
-    read = read_request
 
     def reading(*given, **more):
-        requests.append(read(*given, **more))
+        requests.append(read_request(*given, **more))
         return requests[0]
 
     monkeypatch.setattr(running, "read_request", reading)
@@ -42,18 +155,17 @@ def requested(monkeypatch, capfd, tmp_path):
     return call
 
 
-def write(text, name="run.toml"):
-    Path(name).write_text(text)
-
-
 def test_flags_of_a_file_are_taken_and_named(requested):
-    write('backend = ["ddp", "manual"]\nbudget = "5m"\ncontrol = false\nnum-proc = 3\nwait-for-hosts = "2m"')
+    write(
+        'backend = ["ddp", "manual"]\nbudget = "5m"\ncontrol = false\nnum-proc = 3\nwait-for-hosts = 120\n'
+        'device = "cpu"'
+    )
     request, err = requested(*RUN, "--config", "run.toml")
     assert [arm.label for arm in request.arms] == ["ddp", "manual"]
-    assert request.config["budget_seconds"] == 300
+    assert (request.config["budget_seconds"], request.config["device"]) == (300, "cpu")
     assert (request.control, request.allocation.hosts[0].slots) == (False, 3)
     assert request.wait_seconds == 120
-    assert "Settings of run.toml: backend, budget, control, num_proc, wait_for_hosts" in err
+    assert "Settings of run.toml: backend, budget, control, num_proc, wait_for_hosts, device" in err
 
 
 def test_flags_of_the_command_line_win_over_the_file(requested):
@@ -72,9 +184,8 @@ def test_flags_of_the_command_line_replace_their_rivals_in_the_file(requested):
     assert (request.config["steps"], request.config["epochs"]) == (None, 2)
 
 
-def test_settings_of_the_nearest_pyproject_are_recorded(requested, monkeypatch):
+def test_settings_of_the_nearest_pyproject_are_recorded(requested, folder, monkeypatch):
     write("[tool.ringside]\nsteps = 90\n", "pyproject.toml")
-    folder = Path.cwd()
     (folder / "inner").mkdir()
     monkeypatch.chdir(folder / "inner")
     request, err = requested(*RUN)
@@ -88,15 +199,15 @@ def test_settings_of_the_nearest_pyproject_are_recorded(requested, monkeypatch):
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        ("stepz = 3", "run.toml: there is no setting 'stepz'"),
         ("device = 'gpu'", "run.toml: device: 'gpu' is not one of"),
         ("num-proc = 0", "run.toml: num_proc: "),
+        ("lr = 'x'", "run.toml: lr: "),
         ("[run]\nbudget = 'soon'", "run.toml: budget: 'soon' is no time. Use seconds, or a unit"),
-        ("yes = true", "there is no setting 'yes'"),
         ("config = 'other.toml'", "there is no setting 'config'"),
+        ("help = true", "there is no setting 'help'"),
     ],
 )
-def test_wrong_settings_name_their_file(requested, written, says):
+def test_values_that_a_flag_refuses_are_refused_with_file_and_key(requested, written, says):
     write(written)
     code, err = requested(*RUN, "--config", "run.toml")
     assert code == 2
@@ -123,44 +234,11 @@ def test_help_needs_no_settings(requested):
     assert requested(*RUN)[0] == 2
 
 
-def test_settings_hold_for_listing_commands_and_leave_their_output(requested):
-    write("[tool.ringside.history]\njson = true\n", "pyproject.toml")
+def test_settings_hold_for_every_command_by_its_long_flags(requested):
+    write(
+        "[tool.ringside]\njson = true\nweak = false\n[tool.ringside.data.status]\ndata-dir = 'd'\n",
+        "pyproject.toml",
+    )
     Path("runs").mkdir()
-    _, err = requested("history")
-    assert err == "Settings of pyproject.toml: json\n"
-
-
-def every_command(group, names=()):
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from every_command(command, (*names, name))
-        else:
-            yield " ".join((*names, name)), command
-
-
-def test_keys_of_settings_are_the_long_options_of_the_parser():
-    commands = dict(every_command(typer.main.get_group(cli.app)))
-    assert commands.keys() == settings._HINTS.keys()
-    for name, command in commands.items():
-        flags = settings._flags_of(settings._HINTS[name])
-        keys = set()
-        for option in (one for one in command.params if one.param_type_name == "option"):
-            first = next(each for each in option.opts if each.startswith("--"))
-            key = first.removeprefix("--").replace("-", "_")
-            if key in {"help", "config", "yes"} or (option.hidden and key not in flags):
-                continue
-            keys.add(key)
-            assert flags[key].parameter == option.name, (name, key)
-        assert flags.keys() == keys, name
-
-
-@pytest.mark.parametrize(("written", "seconds"), [("90", 90), ("90s", 90), ("1.5 h", 5400), ("5m", 300)])
-def test_time_is_read_with_or_without_a_unit(written, seconds):
-    assert read_seconds(written) == seconds
-
-
-@pytest.mark.parametrize("written", ["", "m", "5 days", "1e", "5m5", "x" * 10_000])
-def test_time_that_is_none_is_refused(written):
-    with pytest.raises(typer.BadParameter) as refused:
-        read_seconds(written)
-    assert "90s, 5m, 1h" in str(refused.value)
+    assert requested("history")[1] == "Settings of pyproject.toml: json\n"
+    assert "Settings of pyproject.toml: json, data_dir\n" in requested("data", "status")[1]

@@ -1,0 +1,213 @@
+"""Print results to standard output and all else to standard error, or write results to files.
+
+Where standard output or error cannot be written, that is an ``OutputError``.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+import typer
+
+from compare.errors import OutputError, RingsideError, system_reason
+from compare.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from compare.analysis.change import Changes
+    from compare.cli.options import LaunchFlags
+    from compare.experiment.settle import LaunchRequest
+    from compare.report import Result, View
+    from compare.report.document import Document
+
+    ResultType = TypeVar("ResultType", bound=Result)
+    RequestType = TypeVar("RequestType", bound=LaunchRequest)
+
+ChangeFormat: TypeAlias = Literal["table", "markdown", "json", "github-benchmark"]
+"""Formats of ``compare diff`` and ``compare gate``."""
+
+
+class ClosedPipeError(OutputError):
+    """The reader has closed the pipe, so no message is needed."""
+
+
+class _Output:
+    def __init__(self, stream: io.TextIOWrapper, name: str) -> None:
+        stream.reconfigure(errors="replace")  # a terminal without a character shows another one
+        self._stream = stream
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._named_errors():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with self._named_errors():
+            self._stream.flush()
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise ClosedPipeError(f"{self._name} is closed.") from None
+        except OSError as error:
+            raise OutputError(
+                f"{self._name} cannot be written.",
+                found=f"{system_reason(error)}.",
+                remedy="Send it to another file or terminal.",
+            ) from None
+
+
+def take_over() -> None:
+    """Replace standard output and error, so that they raise an ``OutputError`` if they cannot be written."""
+    for attribute, name in (("stdout", "Standard output"), ("stderr", "Standard error")):
+        stream = getattr(sys, attribute)
+        if isinstance(stream, io.TextIOWrapper):
+            setattr(sys, attribute, _Output(stream, name))
+
+
+def leave_nothing_to_write() -> None:
+    """Flush standard output and error, and discard what they cannot write, so that Python does not warn."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream:
+                stream.flush()
+        except OutputError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def print_notes(error: BaseException) -> None:
+    """Print the notes of an error, which say what was kept and where."""
+    for note in getattr(error, "__notes__", ()):
+        typer.echo(printable(note), err=True)
+
+
+def print_error(error: RingsideError) -> None:
+    """Print an error in its three parts: what is wrong, what was found, and the remedy."""
+    # The parts may hold text from a host or a file.
+    what, *parts = map(printable, (error.what, error.found, error.remedy))
+    typer.secho(f"error: {what}", fg=typer.colors.RED, bold=True, err=True)
+    for part in parts:
+        if part:
+            typer.echo("  " + part.replace("\n", "\n  "), err=True)
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Make a console as wide as the terminal.
+
+    For a file or a pipe it is as wide as the widest table, unless ``COLUMNS`` is set.
+    """
+    from rich.console import Console
+
+    from compare.report.formats.terminal import PLAIN_WIDTH
+
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PLAIN_WIDTH
+    return console
+
+
+def make_say(console: Console, *, quiet: bool = False) -> Callable[[str], None]:
+    """Return a function that prints one dim line, or nothing if ``quiet``."""
+    if quiet:
+        return lambda _line: None
+    return lambda line: console.print(printable(line), style="dim", markup=False, soft_wrap=True)
+
+
+def show(
+    document: Document, form: str = "table", *, stderr: bool = False, output: Path | None = None
+) -> None:
+    """Print a document in one format, or write it to the file ``output``.
+
+    A printed table is as wide as the terminal.
+    """
+    from compare.report.formats import write
+    from compare.report.formats.terminal import Shown
+    from compare.system.files import write_text
+
+    if output:
+        write_text(output, write(document, form) + "\n")
+    elif form == "table":
+        make_console(stderr=stderr).print(Shown(document))
+    else:
+        typer.echo(write(document, form), err=stderr)
+
+
+def show_changes(changes: Changes, form: ChangeFormat, *, stderr: bool = False) -> None:
+    """Print what a gate or ``compare diff`` found, in one format."""
+    from compare.report.changes import benchmark, document_of
+
+    if form == "github-benchmark":
+        typer.echo(benchmark(changes), err=stderr)
+    else:
+        show(document_of(changes), form, stderr=stderr)
+
+
+def carry_out(
+    start: Callable[..., tuple[ResultType, Path]],
+    request: RequestType,
+    flags: LaunchFlags,
+    view: View | None = None,
+    *,
+    counts: int = 1,
+    export_early_end: Callable[[ResultType], None] | None = None,
+) -> tuple[ResultType, Path]:
+    """Carry out a request by ``start``, a function of ``compare.experiment``, and export its result.
+
+    What was saved of a request that is stopped or fails is exported as well, by ``export_early_end`` if that
+    is given. ``counts`` is how many numbers of ranks there are; each has all launches of the config.
+
+    Returns:
+        The result, and the path of its folder.
+    """
+    from compare.report.progress import LiveProgress
+
+    log = make_console(stderr=True)
+    result, directory = start(
+        request,
+        make_say(log, quiet=flags.quiet),
+        partial(LiveProgress, log, verbose=flags.verbose, quiet=flags.quiet, counts=counts),
+        export_early_end or partial(export, flags=flags, view=view),
+    )
+    export(result, flags, view)
+    return result, directory
+
+
+def export(result: Result, flags: LaunchFlags, view: View | None = None) -> None:
+    """Write a result to every file that the flags of a command name.
+
+    Raises:
+        OutputError: a file cannot be written; the others are written all the same.
+    """
+    from compare.report import View, document_of
+
+    errors = []
+    for form, path in flags.exports.items():
+        try:
+            show(document_of(result, form, view or View()), form, output=path)
+        except OutputError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def print_result(document: Document, directory: Path, flags: LaunchFlags, form: str = "table") -> None:
+    """Print the folder of a result, and the result itself, unless an export takes standard output.
+
+    Then they go to standard error. So does the name of the folder beside a format that programs read.
+    """
+    stderr = flags.exports_to_stdout
+    make_say(make_console(stderr=stderr or form != "table"), quiet=flags.quiet)(f"Results: {directory}")
+    show(document, form, stderr=stderr)
