@@ -9,13 +9,14 @@ torch is imported for type checking only, so that the command line starts withou
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     import torch
     from torch import nn
@@ -34,10 +35,11 @@ OptionValue: TypeAlias = "bool | int | float | str"
 Options: TypeAlias = "Mapping[str, OptionValue]"
 Facts: TypeAlias = "dict[str, Any]"
 """Facts that a running library reports, by name; all values can be written as JSON."""
-
+Wait: TypeAlias = Callable[[], object]
+"""A function that waits for a collective; on a GPU, the device may wait instead of this process."""
 
 Trait: TypeAlias = Literal["sparse", "strided", "repeated", "unreached", "uncopied"]
-"""A property of a model that some strategies do not support; see ``Replica.cannot``."""
+"""A property of a model that some strategies do not support; see ``Replica.unsupported``."""
 SPARSE: Trait = "sparse"
 """Some gradients are sparse tensors."""
 STRIDED: Trait = "strided"
@@ -64,22 +66,37 @@ class Placement:
     local_world_size: int
     host: str
 
+    @classmethod
+    def read(cls, environ: Mapping[str, str], names: str) -> Placement:
+        """Read the placement of a rank on this host from a launcher's variables.
 
-class Work(ABC):
-    """A collective that has been started."""
+        ``names`` are those of the rank, the local rank, the world size and the local world size, with blanks
+        between them.
 
-    @abstractmethod
-    def wait(self) -> None:
-        """Wait for the result; on a GPU, the device may wait for it instead of this process."""
+        Raises:
+            KeyError: a variable is missing.
+        """
+        rank, local_rank, world_size, local_world_size = (int(environ[name]) for name in names.split())
+        return cls(rank, local_rank, world_size, local_world_size, socket.gethostname())
 
 
 class Collectives(NamedTuple):
     """The collectives of one training step, which can be repeated without the training."""
 
     message_bytes: tuple[int, ...]
-    """Size of each collective in bytes; empty if a step has none."""
+    """Size of each collective in bytes."""
     run: Callable[[], None]
     """Function that runs all of them once on separate buffers; every rank must call it."""
+
+    @classmethod
+    def of(cls, buffers: Sequence[torch.Tensor], start: Callable[[torch.Tensor], Wait]) -> Collectives:
+        """Return collectives that start one after another on ``buffers``, before a wait for all of them."""
+
+        def run() -> None:
+            for wait in [start(buffer) for buffer in buffers]:
+                wait()
+
+        return cls(tuple(buffer.nbytes for buffer in buffers), run)
 
 
 class Buffers(NamedTuple):
@@ -113,7 +130,7 @@ class Group(ABC):
     """The processes that train together, and the collectives between them."""
 
     name: ClassVar[str]
-    refuses: ClassVar[frozenset[str]] = frozenset()
+    unsupported_dtypes: ClassVar[frozenset[str]] = frozenset()
     """Names of the dtypes that the library cannot add up, such as ``torch.bfloat16``."""
 
     def __init__(self, placement: Placement, device: torch.device) -> None:
@@ -156,8 +173,11 @@ class Group(ABC):
         """Replace ``tensor`` (any shape, contiguous) by its sum over all ranks."""
 
     @abstractmethod
-    def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
-        """Start ``all_reduce_``; do not touch ``tensor`` until ``wait`` of the returned work is done."""
+    def all_reduce_start_(self, tensor: torch.Tensor) -> Wait:
+        """Start ``all_reduce_``, and return a function that waits for the result.
+
+        Do not touch ``tensor`` before that function has returned.
+        """
 
     def prepare(self, buffers: Buffers) -> Callable[[], torch.Tensor]:
         """Return a function that carries out the collective on ``buffers`` and returns the result.
@@ -235,6 +255,8 @@ class Replica(ABC):
     """Number of parts of a pass that have a loss each, such as a pipeline's microbatches."""
     first_layer: int | None = None
     """Index in the whole model of the first layer in ``model``; None if ``model`` has all layers."""
+    unsupported: frozenset[Trait] = frozenset()
+    """Traits of models that this strategy cannot train with any options."""
 
     @abstractmethod
     def __init__(
@@ -243,10 +265,10 @@ class Replica(ABC):
         """Take over the model, start it from rank 0's parameters, and make the optimizer."""
 
     @classmethod
-    def cannot(cls, options: Options) -> frozenset[Trait]:
+    def unsupported_with(cls, options: Options) -> frozenset[Trait]:
         """Return the traits of models that this strategy cannot train with these options."""
         del options
-        return frozenset()
+        return cls.unsupported
 
     def accumulate(self, passes: int) -> None:
         """Set the number of passes in a step; to be called before the first step.
@@ -342,14 +364,14 @@ class Replica(ABC):
     def attest(self) -> Facts:
         """Return facts of how the strategy averages, such as ``reduce_op`` and bucket sizes. Collective."""
 
-    @abstractmethod
     def collectives(self) -> Collectives | None:
         """Return the collectives of one step, to be timed without training.
 
-        None if they cannot be repeated without training, or if one bandwidth would not describe them. That is
-        so where a step mixes several kinds, as in ZeRO and FSDP, or where most steps have none. The result's
-        ``message_bytes`` are empty if no step communicates.
+        None, the default, if a step has none, if they cannot be repeated without training, or if one
+        bandwidth would not describe them. That is so where a step mixes several kinds, as in ZeRO and FSDP,
+        where activations go from neighbour to neighbour, or where most steps have none.
         """
+        return None
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:

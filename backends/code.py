@@ -56,17 +56,19 @@ def quote(name: str) -> Quote:
     """Quote a function, given as ``module:Class.function``, without its docstring.
 
     Raises:
-        LookupError: there is no such module, or its source is missing.
+        LookupError: there is no such module or function, or the source is missing.
     """
     module, _, function = name.partition(":")
     spec = find_spec(module)
     source = spec.loader.get_source(module) if spec and spec.loader else None  # type: ignore[attr-defined]
     if source is None:
         raise LookupError(name)
-    found: ast.AST = ast.parse(source)
+    found: ast.AST | None = ast.parse(source)
     for part in function.split("."):
-        found = next(node for node in ast.iter_child_nodes(found) if getattr(node, "name", "") == part)
-    assert isinstance(found, ast.FunctionDef)  # noqa: S101 -- only functions are quoted
+        children = ast.iter_child_nodes(found) if found else ()
+        found = next((node for node in children if getattr(node, "name", "") == part), None)
+    if not isinstance(found, ast.FunctionDef):
+        raise LookupError(name)  # noqa: TRY004 -- it is a name, not a value
     first = (found.body[0].end_lineno or 0) + 1 if ast.get_docstring(found) else found.body[0].lineno
     lines = [_FOR_TOOLS.sub("", line) for line in source.splitlines()[first - 1 : found.end_lineno]]
     file = f"{module.replace('.', '/')}.py"

@@ -79,10 +79,10 @@ class Backend:
 
     name: str
     summary: str
-    group: str
-    """``module:class`` of the Group."""
     strategy: str
     """``module:class`` of the Replica."""
+    group: str = "backends.groups.torch_group:TorchGroup"
+    """``module:class`` of the Group."""
     code: tuple[str, ...] = ()
     """Functions that synchronise, to be quoted: ``module:Class.function``, or ``:function`` of the group."""
     launcher: str = "torchrun"

@@ -7,13 +7,10 @@ memory show which connections are really open.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 ONE_RANK = "none (one rank)"
 

@@ -35,11 +35,7 @@ def probe_torch() -> Facts:
     gpus = torch.cuda.device_count()
     return {
         "version": str(torch.__version__),
-        "process_groups": [
-            n
-            for n, there in (("nccl", dist.is_nccl_available()), ("gloo", dist.is_gloo_available()))
-            if there
-        ],
+        "process_groups": [name for name in ("nccl", "gloo") if getattr(dist, f"is_{name}_available")()],
         "gpus": gpus,
         "shared_memory_problem": problem_here(),
         "transport": "NCCL" if gpus and dist.is_nccl_available() else "Gloo over TCP",
@@ -76,14 +72,13 @@ def probe_horovod() -> Facts:
     # With a library for another torch, horovod.torch only warns. This import raises.
     import horovod.torch.mpi_lib_v2
 
-    built = {"gloo": hvd.gloo_built(), "mpi": hvd.mpi_built(), "nccl": bool(hvd.nccl_built())}
+    ways = {"gloo": "Gloo over TCP", "mpi": "MPI", "nccl": "NCCL"}
+    built = [name for name in ways if getattr(hvd, f"{name}_built")()]
     return {
         "version": horovod.__version__,
-        "controllers": [name for name in ("gloo", "mpi") if built[name]],
-        "nccl": built["nccl"],
-        "transport": ", ".join(
-            {"gloo": "Gloo over TCP", "mpi": "MPI", "nccl": "NCCL"}[n] for n in built if built[n]
-        ),
+        "controllers": [name for name in built if name != "nccl"],
+        "nccl": "nccl" in built,
+        "transport": ", ".join(ways[name] for name in built),
     }
 
 
@@ -109,7 +104,9 @@ def probe_mpich() -> Facts | None:
     os.environ["MPI4PY_LIBMPI"] = str(hydra.library())
     facts = probe_mpi4py()
     if " on MPICH " not in facts["version"]:
-        raise ImportError(f"mpi4py {facts['version']} ignores MPI4PY_LIBMPI; its wheel from 4.1 on does not")
+        raise ImportError(
+            f"mpi4py {facts['version']} ignores MPI4PY_LIBMPI, but its wheel from 4.1 on obeys it"
+        )
     return facts | {"transport": "shared memory"}
 
 
@@ -143,7 +140,7 @@ def end_with_parent() -> None:
     fcntl.fcntl(sys.stdin, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(sys.stdin, fcntl.F_SETFL, fcntl.fcntl(sys.stdin, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([sys.stdin], [], [], 0)[0]:  # the parent ended before the signal was set up
-        sys.exit("left alone")
+        sys.exit("its parent has ended")
 
 
 if __name__ == "__main__":

@@ -75,10 +75,10 @@ def refusal(pid: int, address: int) -> str:
     if call(pid, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0) == len(into):
         return ""
     number = ctypes.get_errno()
-    return f"{os.strerror(number)}, {errno.errorcode.get(number, number)}{_by_what()}"
+    return f"{os.strerror(number)}, {errno.errorcode.get(number, number)}{_probable_cause()}"
 
 
-def _by_what() -> str:
+def _probable_cause() -> str:
     """Return the setting that probably refuses the call, as the end of a reason; empty if unknown."""
     with suppress(OSError):
         scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()

@@ -1,8 +1,6 @@
 """Options and code that several arms share."""
 
-from __future__ import annotations
-
-from backends.entry import Option, Runtime
+from backends.entry import Backend, Option, Runtime
 
 PROCESS_GROUP = Option(
     "process_group", "choice", "auto", "auto is NCCL on CUDA and Gloo on CPU", ("auto", "nccl", "gloo")
@@ -65,3 +63,22 @@ MPI_LIBRARY = Option(
     ("openmpi", "mpich"),
     runtimes={"mpich": MPICH},
 )
+
+
+def own_step(name: str, over: str, arm: Backend, option: Option) -> Backend:
+    """Return the arm of the user's own distributed step, over the group of another ``arm``."""
+    return Backend(
+        name=name,
+        summary=f"the distributed step of your own Workload, over {over}",
+        group=arm.group,
+        strategy="backends.strategies.own:OwnReplica",
+        code=("backends.strategies.own:OwnReplica.learn",),
+        launcher=arm.launcher,
+        libraries=arm.libraries,
+        install=arm.install,
+        options=(option,),
+        cuda=arm.cuda,
+        only_named=True,
+        runs_while_waiting=arm.runs_while_waiting,
+        own_step=True,
+    )

@@ -1,7 +1,5 @@
 """The arm dataparallel."""
 
-from __future__ import annotations
-
 from backends.entry import Backend, Option
 
 ARM = Backend(

@@ -1,7 +1,5 @@
 """The arm ddp."""
 
-from __future__ import annotations
-
 from backends.arms._shared import BUCKET_CAP_MB, BUCKET_VIEW, FIND_UNUSED, FP16, PROCESS_GROUP
 from backends.entry import Backend, Option
 
@@ -13,7 +11,6 @@ _LOW_RANK = 2.0
 ARM = Backend(
     name="ddp",
     summary="torch.nn.parallel.DistributedDataParallel",
-    group="backends.groups.torch_group:TorchGroup",
     strategy="backends.strategies.ddp:DDPReplica",
     code=("backends.strategies.ddp:DDPReplica._wrap",),
     options=(

@@ -1,7 +1,5 @@
 """The arm horovod."""
 
-from __future__ import annotations
-
 from backends.arms._shared import AVERAGING, AVERAGING_CODE, BUCKET_MB, CONTROLLER, FP16
 from backends.entry import Backend, Option
 

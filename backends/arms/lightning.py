@@ -1,14 +1,11 @@
 """The arm lightning."""
 
-from __future__ import annotations
-
 from backends.arms._shared import BUCKET_CAP_MB, BUCKET_VIEW, FIND_UNUSED, PROCESS_GROUP
 from backends.entry import Backend
 
 ARM = Backend(
     name="lightning",
     summary="Lightning Fabric over DDP",
-    group="backends.groups.torch_group:TorchGroup",
     strategy="backends.strategies.lightning:LightningReplica",
     code=(
         "backends.strategies.lightning:LightningReplica._wrap",

@@ -1,14 +1,11 @@
 """The arm localsgd."""
 
-from __future__ import annotations
-
 from backends.arms._shared import PROCESS_GROUP
 from backends.entry import Backend, Option
 
 ARM = Backend(
     name="localsgd",
     summary="each rank trains alone, and parameters are averaged every few steps",
-    group="backends.groups.torch_group:TorchGroup",
     strategy="backends.strategies.local_sgd:LocalSGDReplica",
     code=(
         "backends.strategies.local_sgd:LocalSGDReplica.step",

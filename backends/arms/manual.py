@@ -1,7 +1,5 @@
 """The arm manual."""
 
-from __future__ import annotations
-
 from backends.arms._shared import AVERAGING, AVERAGING_CODE, BUCKET_MB, PROCESS_GROUP
 from backends.entry import Backend, Option
 
@@ -23,7 +21,6 @@ _BY_HAND_CODE = {
 ARM = Backend(
     name="manual",
     summary="torch.distributed.all_reduce of every gradient, by hand",
-    group="backends.groups.torch_group:TorchGroup",
     strategy=AVERAGING,
     options=(
         Option(

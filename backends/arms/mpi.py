@@ -1,7 +1,5 @@
 """The arm mpi."""
 
-from __future__ import annotations
-
 from backends.arms._shared import AVERAGING, AVERAGING_CODE, BUCKET_MB, MPI_LIBRARY
 from backends.entry import Backend, Option
 

@@ -1,7 +1,5 @@
 """The arm none."""
 
-from __future__ import annotations
-
 from backends.entry import Backend
 
 ARM = Backend(

@@ -1,14 +1,11 @@
 """The arm pipeline."""
 
-from __future__ import annotations
-
 from backends.arms._shared import PROCESS_GROUP
 from backends.entry import Backend, Option
 
 ARM = Backend(
     name="pipeline",
     summary="torch.distributed.pipelining: each rank holds some layers, microbatches pass through",
-    group="backends.groups.torch_group:TorchGroup",
     strategy="backends.strategies.pipeline:PipelineReplica",
     code=("backends.strategies.pipeline:_Pass.run",),
     options=(

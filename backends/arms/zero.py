@@ -1,14 +1,11 @@
 """The arm zero."""
 
-from __future__ import annotations
-
 from backends.arms._shared import BUCKET_CAP_MB, BUCKET_VIEW, PROCESS_GROUP
 from backends.entry import Backend, Option
 
 ARM = Backend(
     name="zero",
     summary="ZeroRedundancyOptimizer over DDP: each rank updates and keeps state for a part",
-    group="backends.groups.torch_group:TorchGroup",
     strategy="backends.strategies.zero:ZeroReplica",
     code=(
         "backends.strategies.ddp:DDPReplica._wrap",

@@ -2,50 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-import re
 import statistics
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 import horovod
 import horovod.torch as hvd
 import torch
 
 from backends import evidence, single_copy
-from backends.base import BackendError, Group, Work
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from backends.base import Buffers, Facts, Options, Placement
+from backends.base import BackendError, Buffers, Facts, Group, Options, Placement, Wait
 
 _OPERATIONS = {"sum": hvd.Sum, "prod": hvd.Product, "min": hvd.Min, "max": hvd.Max, "avg": hvd.Average}
 _PROBES = 15
-_AS_STRTOL = re.compile(r"\s*[+-]?\d+")
-_AS_STRTOF = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
-
-
-class HorovodWork(Work):
-    """An all-reduce that Horovod's background thread carries out."""
-
-    def __init__(self, handle: int, number: int, in_flight: set[int]) -> None:
-        self._handle = handle
-        self._number = number
-        self._in_flight = in_flight
-
-    def wait(self) -> None:
-        hvd.synchronize(self._handle)
-        self._in_flight.discard(self._number)
 
 
 class HorovodGroup(Group):
     """All ranks, as Horovod's global process set."""
 
     name: ClassVar[str] = "horovod"
-    refuses: ClassVar[frozenset[str]] = frozenset({"torch.bfloat16", "torch.complex64", "torch.complex128"})
+    unsupported_dtypes: ClassVar[frozenset[str]] = frozenset(
+        {"torch.bfloat16", "torch.complex64", "torch.complex128"}
+    )
 
     @classmethod
     def join(
@@ -83,15 +66,20 @@ class HorovodGroup(Group):
         hvd.barrier()
 
     def all_reduce_(self, tensor: torch.Tensor) -> None:
-        self.all_reduce_start_(tensor).wait()
+        self.all_reduce_start_(tensor)()
 
-    def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
+    def all_reduce_start_(self, tensor: torch.Tensor) -> Wait:
         # Horovod caches negotiations by name. A tensor without a name gets a new one every time, which
         # costs 0.5 ms a call on two ranks. Ranks start and wait in one order, so numbers agree on all ranks.
         number = next(n for n in count() if n not in self._in_flight)
         self._in_flight.add(number)
         handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=f"ringside.{number}.{tensor.numel()}")
-        return HorovodWork(handle, number, self._in_flight)
+
+        def wait() -> None:
+            hvd.synchronize(handle)
+            self._in_flight.discard(number)
+
+        return wait
 
     def _collectives(self, buffers: Buffers) -> Mapping[str, Callable[[], torch.Tensor]]:
         source, target, operation = buffers.source, buffers.target, _OPERATIONS[buffers.operation]
@@ -159,17 +147,14 @@ def _controller() -> str:
 
 def _settings() -> Facts:
     """Return the settings that Horovod reads from variables, with its defaults (operations.cc, 0.28)."""
+    libc = ctypes.CDLL(None)
+    libc.strtol.restype, libc.strtod.restype = ctypes.c_long, ctypes.c_double
+
+    def whole(name: str, default: int) -> int:
+        return int(libc.strtol(os.environ.get(name, str(default)).encode(), None, 10))
+
     return {
-        "fusion_bytes": int(_number("HOROVOD_FUSION_THRESHOLD", 128 << 20, _AS_STRTOL)),
-        "cycle_milliseconds": _number("HOROVOD_CYCLE_TIME", 1.0, _AS_STRTOF),
-        "autotune": _number("HOROVOD_AUTOTUNE", 0, _AS_STRTOL) > 0,
+        "fusion_bytes": whole("HOROVOD_FUSION_THRESHOLD", 128 << 20),
+        "cycle_milliseconds": float(libc.strtod(os.environ.get("HOROVOD_CYCLE_TIME", "1").encode(), None)),
+        "autotune": whole("HOROVOD_AUTOTUNE", 0) > 0,
     }
-
-
-def _number(name: str, default: float, form: re.Pattern[str]) -> float:
-    """Return the number at the start of a variable: ``default`` if it is unset, 0 if it has none."""
-    text = os.environ.get(name)
-    if text is None:
-        return default
-    number = form.match(text)
-    return float(number.group()) if number else 0.0

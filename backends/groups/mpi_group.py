@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Self
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Self
 
 import mpi4py
 import torch
 from mpi4py import MPI
 
 from backends import evidence, single_copy
-from backends.base import BackendError, Group, Work
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from backends.base import Buffers, Facts, Options, Placement
+from backends.base import BackendError, Buffers, Facts, Group, Options, Placement, Wait
 
 _OPERATIONS = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}
 _NAMES = {"openmpi": "Open MPI", "mpich": "MPICH"}
 """Choices of the option ``library``, and the names by which the libraries report themselves."""
 
 
-class MPIWork(Work):
-    """A non-blocking collective that keeps its tensor alive."""
-
-    def __init__(self, request: MPI.Request, tensor: torch.Tensor) -> None:
-        self._request = request
-        self._tensor = tensor
-
-    def wait(self) -> None:
-        self._request.Wait()
-
-
 class MPIGroup(Group):
     """The ranks of ``MPI.COMM_WORLD``, whose rank and size ``join`` checks against the launcher's."""
 
     name: ClassVar[str] = "mpi"
-    refuses: ClassVar[frozenset[str]] = frozenset({"torch.bfloat16", "torch.float16"})
+    unsupported_dtypes: ClassVar[frozenset[str]] = frozenset({"torch.bfloat16", "torch.float16"})
 
     @classmethod
     def join(
@@ -67,8 +52,9 @@ class MPIGroup(Group):
     def all_reduce_(self, tensor: torch.Tensor) -> None:
         MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, tensor.numpy())
 
-    def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
-        return MPIWork(MPI.COMM_WORLD.Iallreduce(MPI.IN_PLACE, tensor.numpy()), tensor)
+    def all_reduce_start_(self, tensor: torch.Tensor) -> Wait:
+        # The request keeps the array alive, and the array its tensor's memory.
+        return MPI.COMM_WORLD.Iallreduce(MPI.IN_PLACE, tensor.numpy()).Wait
 
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
         MPI.COMM_WORLD.Bcast(tensor.numpy(), root=root)

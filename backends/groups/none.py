@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
+from typing import ClassVar, NoReturn, Self
 
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in __all__
 
-from backends.base import BackendError, Group
-
-if TYPE_CHECKING:
-    from backends.base import Facts, Options, Placement
+from backends.base import BackendError, Facts, Group, Options, Placement
 
 
 class NoGroup(Group):

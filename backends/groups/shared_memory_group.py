@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
+import torch
 from torch import nn
 
-from backends.base import BackendError
+from backends.base import BackendError, Buffers, Facts
 from backends.groups.torch_group import TorchGroup
 from backends.shared_memory.sum import SharedSum
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
-
-    from backends.base import Buffers, Facts
 
 
 class SharedMemoryGroup(TorchGroup):

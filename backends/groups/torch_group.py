@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 import torch.distributed as dist
 
 from backends import evidence
-from backends.base import BackendError, Group, Work
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from backends.base import Buffers, Facts, Options, Placement
+from backends.base import BackendError, Buffers, Facts, Group, Options, Placement, Wait
 
 _OPERATIONS = {
     "sum": dist.ReduceOp.SUM,
@@ -27,16 +23,6 @@ _OPERATIONS = {
 # torch 2.13 warns of the old names; 2.11 has no others.
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-class TorchWork(Work):
-    """A collective that was started in the process group."""
-
-    def __init__(self, work: dist.Work) -> None:
-        self._work = work
-
-    def wait(self) -> None:
-        self._work.wait()
 
 
 class TorchGroup(Group):
@@ -65,14 +51,9 @@ class TorchGroup(Group):
     def all_reduce_(self, tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor)
 
-    def all_reduce_start_(self, tensor: torch.Tensor) -> Work:
+    def all_reduce_start_(self, tensor: torch.Tensor) -> Wait:
         work = dist.all_reduce(tensor, async_op=True)
-        if work is None:
-            raise BackendError(
-                f"rank {self.rank} is not in torch's default process group. Do not replace that group in "
-                "your code."
-            )
-        return TorchWork(work)
+        return work.wait  # type: ignore[union-attr]  # None only for ranks outside the group
 
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
         dist.broadcast(tensor, src=root)
@@ -100,14 +81,14 @@ class TorchGroup(Group):
             work.wait()
 
     def attest(self) -> Facts:
-        backend = dist.get_backend()
+        backend, world = dist.get_backend(), cast("Any", dist.group.WORLD)
         versions = {"torch": str(torch.__version__)}
         if backend == "nccl":
             versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         return {
             "library": f"torch.distributed {backend}",
             # One name may stand for several: `nccl` is ProcessGroupNCCL2 from torch 2.15 on.
-            "process_group": type(_process_group()._get_backend(self.device)).__name__,  # noqa: SLF001
+            "process_group": type(world._get_backend(self.device)).__name__,  # noqa: SLF001
             "transport": _transport(backend, self.world_size),
             "versions": versions,
         }
@@ -115,10 +96,6 @@ class TorchGroup(Group):
     def leave(self) -> None:
         # Without this a Gloo program aborts at exit.
         dist.destroy_process_group()
-
-
-def _process_group() -> Any:
-    return dist.group.WORLD
 
 
 def _choose(asked: str, device: torch.device) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import socket
 from collections.abc import Mapping
 
 from backends.base import Placement
@@ -29,10 +28,7 @@ def commands(request: Request) -> list[Command]:
         "--network-interfaces",
         request.interface,
         *(_mpi_flags(request) if controller == "mpi" else ()),
-        str(request.python),
-        "-m",
-        request.module,
-        *request.arguments,
+        *request.program(),
     )
     return [Command(argv, request.environment)]
 
@@ -58,10 +54,5 @@ def placement(environ: Mapping[str, str]) -> Placement:
     """Read this rank's placement from Horovod's variables, or Open MPI's under the MPI controller."""
     if "HOROVOD_RANK" not in environ:
         return mpirun.placement(environ)
-    return Placement(
-        rank=int(environ["HOROVOD_RANK"]),
-        local_rank=int(environ["HOROVOD_LOCAL_RANK"]),
-        world_size=int(environ["HOROVOD_SIZE"]),
-        local_world_size=int(environ["HOROVOD_LOCAL_SIZE"]),
-        host=socket.gethostname(),
-    )
+    names = "HOROVOD_RANK HOROVOD_LOCAL_RANK HOROVOD_SIZE HOROVOD_LOCAL_SIZE"
+    return Placement.read(environ, names)

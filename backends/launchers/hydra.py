@@ -5,7 +5,6 @@ MPICH has a folder of its own, because its wheel installs files with the same na
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -60,14 +59,7 @@ def commands(request: Request) -> list[Command]:
         # Without this flag, Hydra would kill the groups to which it now sends SIGUSR1.
         "-disable-auto-cleanup",
         *("sh", "-c", _PARENT, "sh"),
-        # After an uncaught exception in plain mpi4py the other ranks wait for ever. mpi4py's runner aborts
-        # the job.
-        str(request.python),
-        "-m",
-        "mpi4py",
-        "-m",
-        request.module,
-        *request.arguments,
+        *request.program(by_mpi4py=True),
     )
     # mpi4py's wheel loads the library that MPI4PY_LIBMPI names, in place of the environment's.
     own = {"MPI4PY_LIBMPI": str(library()), "UCX_NET_DEVICES": request.interface}
@@ -76,10 +68,4 @@ def commands(request: Request) -> list[Command]:
 
 def placement(environ: Mapping[str, str]) -> Placement:
     """Read this rank's placement from Hydra's variables."""
-    return Placement(
-        rank=int(environ["PMI_RANK"]),
-        local_rank=int(environ["MPI_LOCALRANKID"]),
-        world_size=int(environ["PMI_SIZE"]),
-        local_world_size=int(environ["MPI_LOCALNRANKS"]),
-        host=socket.gethostname(),
-    )
+    return Placement.read(environ, "PMI_RANK MPI_LOCALRANKID PMI_SIZE MPI_LOCALNRANKS")

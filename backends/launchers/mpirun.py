@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 
 from backends.base import Placement
@@ -33,14 +32,7 @@ def commands(request: Request) -> list[Command]:
         *(flag for name, value in remote_parameters(request) for flag in mca(name, value)),
         # Only the name: the value is in mpirun's environment, and on no command line.
         *(flag for name in _exported(request) for flag in ("-x", name)),
-        # After an uncaught exception in plain mpi4py the other ranks wait for ever. mpi4py's runner aborts
-        # the job.
-        str(request.python),
-        "-m",
-        "mpi4py",
-        "-m",
-        request.module,
-        *request.arguments,
+        *request.program(by_mpi4py=True),
     )
     return [Command(argv, request.environment)]
 
@@ -74,10 +66,5 @@ def mca(name: str, value: str) -> tuple[str, str, str]:
 
 def placement(environ: Mapping[str, str]) -> Placement:
     """Read this rank's placement from Open MPI's variables."""
-    return Placement(
-        rank=int(environ["OMPI_COMM_WORLD_RANK"]),
-        local_rank=int(environ["OMPI_COMM_WORLD_LOCAL_RANK"]),
-        world_size=int(environ["OMPI_COMM_WORLD_SIZE"]),
-        local_world_size=int(environ["OMPI_COMM_WORLD_LOCAL_SIZE"]),
-        host=socket.gethostname(),
-    )
+    names = (f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE"))
+    return Placement.read(environ, " ".join(names))

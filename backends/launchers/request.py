@@ -71,6 +71,15 @@ class Request:
         """Total number of ranks on all hosts."""
         return sum(host.slots for host in self.hosts)
 
+    def program(self, *, by_mpi4py: bool = False) -> tuple[str, ...]:
+        """Return the command of a rank.
+
+        After an uncaught exception in plain mpi4py the other ranks wait for ever. With ``by_mpi4py``, its
+        runner aborts the job.
+        """
+        runner = ("-m", "mpi4py") if by_mpi4py else ()
+        return (str(self.python), *runner, "-m", self.module, *self.arguments)
+
 
 @dataclass(frozen=True, slots=True)
 class Command:

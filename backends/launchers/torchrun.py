@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 
 from backends.base import Placement
@@ -41,10 +40,4 @@ def _command(request: Request, number: int, host: Host) -> Command:
 
 def placement(environ: Mapping[str, str]) -> Placement:
     """Read this rank's placement from the variables of torchrun's agent."""
-    return Placement(
-        rank=int(environ["RANK"]),
-        local_rank=int(environ["LOCAL_RANK"]),
-        world_size=int(environ["WORLD_SIZE"]),
-        local_world_size=int(environ["LOCAL_WORLD_SIZE"]),
-        host=socket.gethostname(),
-    )
+    return Placement.read(environ, "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE")

@@ -28,21 +28,18 @@ each further share. No rank leaves a wait before all have arrived.
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import pairwise
 
 import torch
+from torch import nn
 
-from backends.base import BackendError
-from backends.shared_memory.barrier import Meeting
-from backends.shared_memory.layout import RESULTS, Layout, cut
-from backends.shared_memory.memory import mapped_bytes, share
+from backends.base import BackendError, Facts, Group
+from backends.shared_memory.memory import SEMAPHORE_BYTES, Barrier, mapped_bytes, share
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from backends.base import Facts, Group
-
+RESULTS = 2
+"""Number of planes for results; one is written while ranks still read the other."""
 BLOCK_BYTES = 256 << 10
 """Bytes that each thread adds at a time, so that the sums stay in its cache."""
 
@@ -59,8 +56,9 @@ class SharedSum:
         dtype = _common_dtype(parameters, group)
         self.layout = Layout(group.world_size, sum(p.numel() for p in parameters), dtype.itemsize)
         self._rank = group.rank
-        self._memory, self._name = share(group, self.layout)
-        self._meeting = Meeting(self._memory, group)
+        reserved = self.layout.reserved_by(group.rank)
+        self._memory, self._name = share(group, self.layout.nbytes, reserved)
+        self._meeting = Barrier(self._memory, group)
         self._block = BLOCK_BYTES // dtype.itemsize * torch.get_num_threads()
         # Blocks save nothing if each element is added to once.
         blocks = [self._block] if self.layout.planes > RESULTS else []
@@ -182,6 +180,91 @@ class _Turn:
         else:
             result, *others = [[place] for place in places]
             self.reduced.append(_Batch(slice(index, index + 1), result, others))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The shared memory: a head with semaphores, planes for results, and planes for further shares.
+
+    A plane has room for all gradients, in one chunk of whole pages per rank. So no cache line has two writers
+    at a time. Each rank reserves the memory of its own chunk. On a machine with several memory nodes, that
+    memory is then near the rank.
+    """
+
+    world: int
+    elements: int
+    element_size: int
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Size in bytes of a rank's chunk; gradients may not fill the last chunks."""
+        return _round_up(-(-self.elements * self.element_size // self.world), mmap.PAGESIZE)
+
+    @property
+    def chunk_elements(self) -> int:
+        """Number of elements in a rank's chunk."""
+        return self.chunk_bytes // self.element_size
+
+    @property
+    def head_bytes(self) -> int:
+        """Size in bytes of the head, which has the semaphores."""
+        return _round_up(SEMAPHORE_BYTES * self.world**2, mmap.PAGESIZE)
+
+    @property
+    def planes(self) -> int:
+        """Number of planes: those for results, and one for each further share of a chunk.
+
+        Two shares of a chunk need no plane of their own. The rank that reduces the chunk reads its share from
+        its gradients, and the next rank writes its share into the result.
+        """
+        return RESULTS + max(self.world - 2, 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes of the whole shared memory."""
+        return self.plane(self.planes)
+
+    def plane(self, index: int) -> int:
+        """Return the offset of a plane in bytes."""
+        return self.head_bytes + index * self.world * self.chunk_bytes
+
+    def plane_for(self, rank: int, element: int) -> int | None:
+        """Return the plane for a rank's share of an element; None if the rank reduces the element.
+
+        Counting starts with the step's result as 0, and goes on with the planes for further shares. The
+        result takes the share of the rank after the one that reduces the element. A single rank writes its
+        share into the result.
+        """
+        owner = min(element // self.chunk_elements, self.world - 1)  # an empty end belongs to the last rank
+        distance = (rank - owner - 1) % self.world
+        return distance if distance < max(self.world - 1, 1) else None
+
+    def reserved_by(self, rank: int) -> list[tuple[int, int]]:
+        """Return offset and length in bytes of a rank's chunk in every plane, and of rank 0's head."""
+        parts = [
+            (self.plane(index) + rank * self.chunk_bytes, self.chunk_bytes) for index in range(self.planes)
+        ]
+        return [(0, self.head_bytes), *parts] if rank == 0 else parts
+
+
+def cut(lengths: list[int], strides: list[int]) -> list[list[int]]:
+    """Cut parameters of these lengths, laid end to end, at every multiple of each stride.
+
+    Returns:
+        For each parameter the lengths of its pieces, in elements.
+    """
+    cuts = []
+    start = 0
+    for length in lengths:
+        stop = start + length
+        inner = {at for stride in strides for at in range(_round_up(start + 1, stride), stop, stride)}
+        cuts.append([end - begin for begin, end in pairwise([start, *sorted(inner), stop])])
+        start = stop
+    return cuts
+
+
+def _round_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
 
 
 def _views(plane: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor]:

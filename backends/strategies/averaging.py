@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from backends.base import Facts, Group, MakeOptimizer, Options, Trait, Work
+    from backends.base import Facts, Group, MakeOptimizer, Options, Trait, Wait
 
 MIB = 1 << 20
 
 
 class AveragingReplica(LocalReplica):
-    """A replica that averages gradients over the group by the reducer of its ``mode``."""
+    """A replica that averages gradients over the group by a reducer: that of its option ``mode``.
+
+    A subclass without such an option overrides ``make_reducer``.
+    """
 
     needs_every_gradient = True
 
@@ -36,35 +39,43 @@ class AveragingReplica(LocalReplica):
     ) -> None:
         require_carried(model, group)
         start_from_first_rank(model, group)
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        self.mode = str(options["mode"])
-        self.reducer = _reducer(self.mode)(parameters, group, options)
+        self._mode = {"mode": options["mode"]} if "mode" in options else {}
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self.reducer = self.make_reducer(trained, group, options)
         self._share: torch.Tensor | None = None
         super().__init__(model, make_optimizer, group, options)
 
+    def make_reducer(self, parameters: list[nn.Parameter], group: Group, options: Options) -> Reducer:
+        """Return what sums the gradients of the trained ``parameters`` over all ranks."""
+        mode = str(options["mode"])
+        if mode in REDUCERS:
+            return REDUCERS[mode](parameters, group, options)
+        from backends.strategies.primitives import PrimitiveReducer  # it needs torch.distributed
+
+        return PrimitiveReducer(parameters, group, options)
+
     @classmethod
-    def cannot(cls, options: Options) -> frozenset[Trait]:
+    def unsupported_with(cls, options: Options) -> frozenset[Trait]:
         # Only torch.distributed adds up sparse tensors, and only the mode per_parameter sends them.
-        adds_sparse = options["mode"] == "per_parameter" and "process_group" in options
+        adds_sparse = options.get("mode") == "per_parameter" and "process_group" in options
         return frozenset({UNREACHED} if adds_sparse else {UNREACHED, SPARSE})
 
     def backward(self, loss: torch.Tensor) -> None:
         # This makes each gradient the rank's share of the mean, without another pass over memory.
         if self._share is None:
-            self._share = torch.full_like(loss, 1 / self.reducer.group.world_size)
+            self._share = torch.full_like(loss, 1 / self.group.world_size)
         loss.backward(self._share)
 
     def sync(self) -> None:
         self.reducer.reduce()
 
     def collectives(self) -> Collectives | None:
-        return Collectives(tuple(self.reducer.message_bytes()), self.reducer.alone())
+        return Collectives(tuple(self.reducer.message_bytes()), self.reducer.repeatable())
 
     def attest(self) -> Facts:
-        return {
+        return super().attest() | {
             "reduce_op": "divided by the number of ranks in backward, then summed",
-            "passes_per_step": self.passes_per_step,
-            "mode": self.mode,
+            **self._mode,
             "message_bytes": self.reducer.message_bytes(),
             **self.reducer.attest(),
         }
@@ -101,9 +112,6 @@ class FlatReducer(Reducer):
             bucket.collect()
             self.group.all_reduce_(bucket.flat)
 
-    def messages(self) -> list[torch.Tensor]:
-        return [bucket.flat for bucket in self.buckets]
-
 
 _OTHER_PARTS = (
     "This step runs other parts of the model than the first did. Choose mode=flat, which waits for the end "
@@ -123,7 +131,7 @@ class OverlapReducer(Reducer):
         super().__init__(parameters, group, options)
         capacity = int(float(options["bucket_mb"]) * MIB)
         self.buckets = [Bucket(its) for its in _fill_buckets(parameters[::-1], capacity)]
-        self.started: list[Work] = []
+        self.started: list[Wait] = []
         self._is_first_step = True
         for bucket in self.buckets:
             for parameter in bucket.parameters:
@@ -133,8 +141,8 @@ class OverlapReducer(Reducer):
         late = self.buckets[len(self.started) :]
         for bucket in late:
             self._start(bucket)
-        for work in self.started:
-            work.wait()
+        for wait in self.started:
+            wait()
         self.started.clear()
         if late and not self._is_first_step:
             raise BackendError(f"fewer gradients arrived than in the first step. {_OTHER_PARTS}")
@@ -142,17 +150,9 @@ class OverlapReducer(Reducer):
             bucket.expected, bucket.arrived = bucket.arrived, 0
         self._is_first_step = False
 
-    def messages(self) -> list[torch.Tensor]:
-        return [bucket.flat for bucket in self.buckets]
-
-    def alone(self) -> Callable[[], None]:
+    def repeatable(self) -> Callable[[], None]:
         buffers = [torch.zeros_like(message) for message in self.messages()]
-
-        def run() -> None:
-            for work in [self.group.all_reduce_start_(buffer) for buffer in buffers]:
-                work.wait()
-
-        return run
+        return Collectives.of(buffers, self.group.all_reduce_start_).run
 
     def _arrived(self, bucket: Bucket) -> None:
         bucket.arrived += 1
@@ -187,7 +187,7 @@ class SharedMemoryReducer(Reducer):
     def messages(self) -> list[torch.Tensor]:
         return [torch.empty(self.shared.nbytes, dtype=torch.uint8, device="meta")]
 
-    def alone(self) -> Callable[[], None]:
+    def repeatable(self) -> Callable[[], None]:
         gradients = [torch.zeros_like(p) for p in self.parameters]
         return partial(self.shared.reduce, gradients)
 
@@ -201,14 +201,6 @@ REDUCERS: dict[str, type[Reducer]] = {
     "overlap": OverlapReducer,
     "shared_memory": SharedMemoryReducer,
 }
-
-
-def _reducer(mode: str) -> type[Reducer]:
-    if mode in REDUCERS:
-        return REDUCERS[mode]
-    from backends.strategies.primitives import PrimitiveReducer  # it needs torch.distributed
-
-    return PrimitiveReducer
 
 
 def _fill_buckets(parameters: list[nn.Parameter], cap_bytes: int) -> list[list[nn.Parameter]]:

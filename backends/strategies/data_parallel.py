@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from backends.base import BackendError
-from backends.strategies.parts import cut
-from backends.strategies.single import SingleReplica
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from backends.base import Batch, Facts, Group, Loss, MakeOptimizer, Options
+from backends.base import BackendError, Batch, Facts, Group, Loss, MakeOptimizer, Options
+from backends.strategies.local import SingleReplica, cut
 
 
 class DataParallelReplica(SingleReplica):

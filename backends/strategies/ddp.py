@@ -35,12 +35,11 @@ class DDPReplica(LocalReplica):
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
         self.wrapped = self._wrap(model, group, options)
-        self.needs_every_gradient = not options["find_unused_parameters"]
-        self._static_graph = bool(options["static_graph"])
+        self.needs_every_gradient = not options.get("find_unused_parameters")
+        self._static_graph = bool(options.get("static_graph"))
         self._passes_done = 0
         self._power = _register_hook(self.wrapped, options)
         super().__init__(model, make_optimizer, group, options)
-        self.group = group
 
     def _wrap(self, model: nn.Module, group: Group, options: Options) -> DistributedDataParallel:
         """Return the model wrapped in DDP, whose constructor broadcasts rank 0's parameters."""
@@ -48,7 +47,7 @@ class DDPReplica(LocalReplica):
         return DistributedDataParallel(model, device_ids=devices, **ddp_arguments(options))
 
     @classmethod
-    def cannot(cls, options: Options) -> frozenset[Trait]:
+    def unsupported_with(cls, options: Options) -> frozenset[Trait]:
         return frozenset({UNREACHED} if options.get("static_graph") else {UNREACHED, REPEATED})
 
     def accumulate(self, passes: int) -> None:
@@ -76,9 +75,8 @@ class DDPReplica(LocalReplica):
     def attest(self) -> Facts:
         seen = self.wrapped._get_ddp_logging_data()  # noqa: SLF001 -- DDP shows its buckets nowhere else
         hook = str(seen.get("comm_hook") or "none")
-        return {
+        return super().attest() | {
             "reduce_op": "mean",
-            "passes_per_step": self.passes_per_step,
             "bucket_cap_bytes": seen["bucket_cap_bytes"],
             "bucket_bytes": _sizes(seen.get("rebuilt_bucket_sizes") or seen["bucket_sizes"]),
             "gradient_as_bucket_view": bool(seen["gradient_as_bucket_view"]),
@@ -92,19 +90,16 @@ class DDPReplica(LocalReplica):
     def collectives(self) -> Collectives | None:
         if self.attest()["comm_hook"] != "none":
             return None  # the hook decides what travels, and that is smaller than the buckets
-        parameter = next(self.model.parameters())
-        sizes = tuple(self.attest()["bucket_bytes"])
+        dtypes = {parameter.dtype for parameter in self.parameters if parameter.requires_grad}
+        if len(dtypes) > 1:
+            return None  # a bucket has one dtype, and DDP does not say which
         buckets = [
-            torch.zeros(size // parameter.element_size(), dtype=parameter.dtype, device=parameter.device)
-            for size in sizes
+            torch.zeros(size // dtype.itemsize, dtype=dtype, device=self.group.device)
+            for dtype in dtypes
+            for size in self.attest()["bucket_bytes"]
         ]
-
-        def run() -> None:
-            # DDP starts a bucket as soon as it is full, and waits for all at the end.
-            for work in [self.group.all_reduce_start_(bucket) for bucket in buckets]:
-                work.wait()
-
-        return Collectives(sizes, run)
+        # DDP starts a bucket as soon as it is full, and waits for all at the end.
+        return Collectives.of(buckets, self.group.all_reduce_start_)
 
 
 def ddp_arguments(options: Options) -> dict[str, Any]:
@@ -113,9 +108,10 @@ def ddp_arguments(options: Options) -> dict[str, Any]:
     return {
         # torch's default is 25 too, but with the number given there is no small first bucket.
         "bucket_cap_mb": None if cap == DEFAULT_CAP_MB else cap,
-        "gradient_as_bucket_view": bool(options["gradient_as_bucket_view"]),
-        "static_graph": bool(options["static_graph"]),
-        "find_unused_parameters": bool(options["find_unused_parameters"]),
+        **{
+            name: bool(options.get(name))
+            for name in ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
+        },
     }
 
 
@@ -125,7 +121,7 @@ def _register_hook(wrapped: DistributedDataParallel, options: Options) -> PowerS
     Raises:
         BackendError: torch does not support the hook on this machine.
     """
-    kind = options["comm_hook"]
+    kind = options.get("comm_hook", "none")
     if kind == "none":
         return None
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from backends.base import SPARSE, STRIDED, UNCOPIED
+from backends.base import SPARSE, STRIDED, UNCOPIED, Batch, Facts, Group, Loss, MakeOptimizer, Options
 from backends.strategies.local import LocalReplica, copy_with, require_one_dtype, start_from_first_rank
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from backends.base import Batch, Collectives, Facts, Group, Loss, MakeOptimizer, Options, Trait
 
 
 class FSDPReplica(LocalReplica):
     """A replica that holds shards of the parameters, and gathers them layer by layer in each pass."""
 
     phases = ("forward", "backward", "step")
+    unsupported = frozenset({SPARSE, STRIDED, UNCOPIED})
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
@@ -32,11 +28,6 @@ class FSDPReplica(LocalReplica):
         self._units = _shard(model)
         self._passes_done = 0
         super().__init__(model, make_optimizer, group, options)
-
-    @classmethod
-    def cannot(cls, options: Options) -> frozenset[Trait]:
-        del options
-        return frozenset({SPARSE, STRIDED, UNCOPIED})
 
     def compile(self, compile_calls: Callable[[nn.Module], None]) -> None:
         # torch gathers parameters between units, and cannot compile that.
@@ -61,14 +52,7 @@ class FSDPReplica(LocalReplica):
         return copy_with(self._plain, lambda tensor: full[id(tensor)])
 
     def attest(self) -> Facts:
-        return {
-            "reduce_op": "mean",
-            "passes_per_step": self.passes_per_step,
-            "units": len(self._units),
-        }
-
-    def collectives(self) -> Collectives | None:
-        return None  # it gathers parameters as well, so one bandwidth would not describe it
+        return super().attest() | {"reduce_op": "mean", "units": len(self._units)}
 
 
 def _shard(model: nn.Module) -> list[FSDPModule]:

@@ -5,22 +5,20 @@ Its hooks pass gradients to a background thread, which fuses and reduces them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 import horovod.torch as hvd
 import torch
+from torch import nn
 
-from backends.base import REPEATED, STRIDED, Collectives
+from backends.base import REPEATED, STRIDED, Collectives, Facts, Group, MakeOptimizer, Options, Wait
 from backends.strategies.local import LocalReplica, contiguous, require_carried, start_of
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from backends.base import Facts, Group, MakeOptimizer, Options, Trait
 
 
 class HorovodReplica(LocalReplica):
     """A replica that waits for the background thread in ``sync``, so that waiting is timed separately."""
+
+    unsupported = frozenset({STRIDED, REPEATED})
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
@@ -39,11 +37,6 @@ class HorovodReplica(LocalReplica):
             op=hvd.Average,
         )
         self.optimizer = self.distributed
-
-    @classmethod
-    def cannot(cls, options: Options) -> frozenset[Trait]:
-        del options
-        return frozenset({STRIDED, REPEATED})
 
     def accumulate(self, passes: int) -> None:
         super().accumulate(passes)
@@ -71,15 +64,12 @@ class HorovodReplica(LocalReplica):
     def collectives(self) -> Collectives | None:
         if self.attest()["compression"] != "none":
             return None  # the optimizer's hooks make smaller tensors, which cannot be sent alone
-        gradients = [torch.zeros_like(p) for p in self.model.parameters() if p.requires_grad]
+        gradients = [torch.zeros_like(p) for p in self.parameters if p.requires_grad]
+        numbers = {id(gradient): number for number, gradient in enumerate(gradients)}
 
-        def run() -> None:
+        def start(gradient: torch.Tensor) -> Wait:
             # One request per parameter, as the optimizer's hooks make them. Horovod decides which it fuses.
-            handles = [
-                hvd.allreduce_async_(gradient, name=f"alone.{index}", op=hvd.Average)
-                for index, gradient in enumerate(gradients)
-            ]
-            for handle in handles:
-                hvd.synchronize(handle)
+            name = f"alone.{numbers[id(gradient)]}"
+            return partial(hvd.synchronize, hvd.allreduce_async_(gradient, name=name, op=hvd.Average))
 
-        return Collectives(tuple(g.numel() * g.element_size() for g in gradients), run)
+        return Collectives.of(gradients, start)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any
 
 import lightning_fabric
+import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.environments import TorchElasticEnvironment
 from lightning_fabric.strategies import DDPStrategy
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from backends.base import BackendError
+from backends.base import BackendError, Facts, Group, MakeOptimizer, Options
 from backends.strategies.ddp import DDPReplica, ddp_arguments
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    import torch
-    from torch import nn
-
-    from backends.base import Facts, Group, MakeOptimizer, Options
 
 
 class LightningReplica(DDPReplica):
@@ -28,8 +23,7 @@ class LightningReplica(DDPReplica):
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
-        ddp: Options = {**options, "static_graph": False, "comm_hook": "none"}
-        super().__init__(model, make_optimizer, group, ddp)
+        super().__init__(model, make_optimizer, group, options)
         self._fabric_optimizer: Any = self._fabric.setup_optimizers(self.optimizer)
 
     def _wrap(self, model: nn.Module, group: Group, options: Options) -> DistributedDataParallel:

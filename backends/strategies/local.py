@@ -1,20 +1,16 @@
-"""Train without synchronisation, as the control and as the reference in other arms' processes."""
+"""Train without synchronisation: as the control, as other arms' reference, and in one process."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from backends.base import BackendError, Collectives, Replica
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from backends.base import Facts, Group, MakeOptimizer, Options
+from backends.base import BackendError, Batch, Facts, Group, MakeOptimizer, Options, Replica
 
 
 def start_of(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -56,7 +52,7 @@ def require_carried(model: nn.Module, group: Group) -> None:
         BackendError: the library cannot add up the dtype of a parameter, which the message names.
     """
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad or str(parameter.dtype) not in group.refuses:
+        if not parameter.requires_grad or str(parameter.dtype) not in group.unsupported_dtypes:
             continue
         if parameter.is_complex():
             raise BackendError(
@@ -91,6 +87,31 @@ def copy_with(model: nn.Module, replace: Callable[[torch.Tensor], torch.Tensor])
     return copy.deepcopy(model, memo)
 
 
+def cut(batch: Batch, count: int) -> list[Batch]:
+    """Return ``count`` equal parts of a batch, cut along its samples.
+
+    Tensors with a row for each sample are cut, and the parts hold views of them. Anything else in the batch
+    is in every part.
+
+    Raises:
+        BackendError: the number of samples is not divisible by ``count``.
+    """
+    if count == 1:
+        return [batch]
+    leaves, form = tree_flatten(batch)
+    samples = next((len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), 0)
+    if not samples or samples % count:
+        raise BackendError(
+            f"a batch of {samples} samples does not divide into {count} equal parts. Choose another "
+            "--batch-size, or another number of microbatches or GPUs."
+        )
+    rows = [isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and len(leaf) == samples for leaf in leaves]
+    pieces = [
+        leaf.chunk(count) if has_rows else [leaf] * count for leaf, has_rows in zip(leaves, rows, strict=True)
+    ]
+    return [tree_unflatten(list(part), form) for part in zip(*pieces, strict=True)]
+
+
 class LocalReplica(Replica):
     """A replica that trains on its shard without synchronisation; other strategies extend it."""
 
@@ -99,6 +120,7 @@ class LocalReplica(Replica):
     ) -> None:
         del options
         self.model = model
+        self.group = group
         self.shard = (group.rank, group.world_size)
         self.parameters = list(model.parameters())
         self.optimizer = make_optimizer(iter(self.parameters))
@@ -124,5 +146,19 @@ class LocalReplica(Replica):
     def attest(self) -> Facts:
         return {"reduce_op": "none", "passes_per_step": self.passes_per_step}
 
-    def collectives(self) -> Collectives | None:
-        return Collectives((), lambda: None)
+
+class SingleReplica(LocalReplica):
+    """A replica of a launch with one process, which trains on the whole data set."""
+
+    def __init__(
+        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
+    ) -> None:
+        if group.world_size > 1:
+            raise BackendError(
+                f"single: the launcher started {group.world_size} ranks, but it trains in one process. "
+                "Start one rank."
+            )
+        super().__init__(model, make_optimizer, group, options)
+
+    def attest(self) -> Facts:
+        return super().attest() | {"reduce_op": "mean"}

@@ -6,18 +6,12 @@ the averaged change of the parameters as the gradient of an outer optimizer: SGD
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import nn
 
-from backends.base import UNCOPIED
+from backends.base import UNCOPIED, Facts, Group, MakeOptimizer, Options
 from backends.strategies.local import LocalReplica, copy_with, require_carried, start_from_first_rank
 from backends.strategies.reducer import Bucket, by_dtype
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from backends.base import Collectives, Facts, Group, MakeOptimizer, Options, Trait
 
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
 """Learning rate and momentum of the outer optimizer, as in the paper on DiLoCo."""
@@ -31,13 +25,13 @@ class LocalSGDReplica(LocalReplica):
 
     phases = ("forward", "backward", "step")
     averages_gradients = False
+    unsupported = frozenset({UNCOPIED})
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
         require_carried(model, group)
         start_from_first_rank(model, group)
-        self.group = group
         self.cycle = int(options["period"])
         self._steps_alone = 0
         self._trained = [p for p in model.parameters() if p.requires_grad]
@@ -47,11 +41,6 @@ class LocalSGDReplica(LocalReplica):
             kept = [p.detach().clone() for p in self._trained]
             self._outer = torch.optim.SGD(kept, OUTER_RATE, momentum=OUTER_MOMENTUM, nesterov=True)
         super().__init__(model, make_optimizer, group, options)
-
-    @classmethod
-    def cannot(cls, options: Options) -> frozenset[Trait]:
-        del options
-        return frozenset({UNCOPIED})
 
     @torch.no_grad()
     def step(self) -> None:
@@ -104,12 +93,8 @@ class LocalSGDReplica(LocalReplica):
         # With period 1, averaging parameters is averaging gradients if a step is linear in its gradient.
         linear = isinstance(self.optimizer, torch.optim.SGD)
         same = self.cycle == 1 and linear and not self._outer
-        return {
+        return super().attest() | {
             "reduce_op": "mean" if same else f"mean of parameters, period {self.cycle}",
-            "passes_per_step": self.passes_per_step,
             "period": self.cycle,
             "outer": "nesterov" if self._outer else "none",
         }
-
-    def collectives(self) -> Collectives | None:
-        return None  # most steps have none

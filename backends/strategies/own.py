@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from backends.base import BackendError
+import torch
+from torch import nn
+
+from backends.base import BackendError, Batch, Facts, Group, Loss, MakeOptimizer, MakeStep, Options
 from backends.strategies.local import LocalReplica
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import torch
-    from torch import nn
-
-    from backends.base import Batch, Collectives, Facts, Group, Loss, MakeOptimizer, MakeStep, Options
 
 
 class OwnReplica(LocalReplica):
@@ -36,16 +32,12 @@ class OwnReplica(LocalReplica):
         Raises:
             BackendError: ``make_step`` returned no function, or made no optimizer by its second argument.
         """
-        del options
         made: list[torch.optim.Optimizer] = []
 
         def make(parameters: Iterator[nn.Parameter] | Any) -> torch.optim.Optimizer:
             made.append(make_optimizer(iter(list(parameters))))
             return made[-1]
 
-        self.model = model
-        self.shard = (group.rank, group.world_size)
-        self.parameters = list(model.parameters())
         self._step = make_step(model, make)
         if not callable(self._step):
             raise BackendError("own_step returned no function: return step, which takes a batch")
@@ -54,8 +46,8 @@ class OwnReplica(LocalReplica):
                 "own_step made no optimizer by its second argument, so the proof cannot choose plain SGD: "
                 "write optimizer = make_optimizer(model.parameters())"
             )
-        self.optimizer = made[0]
         self._made = made
+        super().__init__(model, lambda _: made[0], group, options)
 
     def accumulate(self, passes: int) -> None:
         if passes > 1:
@@ -75,7 +67,4 @@ class OwnReplica(LocalReplica):
         return self._made
 
     def attest(self) -> Facts:
-        return {"reduce_op": "the user's own", "passes_per_step": self.passes_per_step}
-
-    def collectives(self) -> Collectives | None:
-        return None
+        return super().attest() | {"reduce_op": "the user's own"}

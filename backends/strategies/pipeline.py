@@ -15,23 +15,18 @@ wait, which includes the time for messages.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from backends.base import UNCOPIED, BackendError
-from backends.strategies.local import LocalReplica, copy_with, start_from_first_rank
-from backends.strategies.parts import cut
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from backends.base import Batch, Collectives, Facts, Group, Loss, MakeOptimizer, Options, Trait
+from backends.base import UNCOPIED, BackendError, Batch, Facts, Group, Loss, MakeOptimizer, Options
+from backends.strategies.local import LocalReplica, copy_with, cut, start_from_first_rank
 
 SCHEDULES: dict[str, type[Schedule1F1B | ScheduleGPipe]] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
@@ -40,13 +35,13 @@ class PipelineReplica(LocalReplica):
     """A replica that holds some of the layers, and trains them on the global batch."""
 
     phases = ("backward", "step")
+    unsupported = frozenset({UNCOPIED})
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
         layers = _layers_of(model)
         start_from_first_rank(model, group)
-        self.group = group
         self.schedule = str(options["schedule"])
         self.parts_per_pass = int(options["microbatches"])
         if self.schedule == "1f1b" and self.parts_per_pass < group.world_size:
@@ -61,11 +56,6 @@ class PipelineReplica(LocalReplica):
         self._pass: _Pass | None = None
         super().__init__(_Chain(*layers[own]), make_optimizer, group, options)
         self.shard = (0, 1)
-
-    @classmethod
-    def cannot(cls, options: Options) -> frozenset[Trait]:
-        del options
-        return frozenset({UNCOPIED})
 
     def learn(self, batch: Batch, loss: Loss, on_phase: Callable[[str], None] = lambda _: None) -> None:
         if self._pass is None:
@@ -95,23 +85,18 @@ class PipelineReplica(LocalReplica):
 
     def attest(self) -> Facts:
         ranks, parts = self.group.world_size, self.parts_per_pass
-        waits = {}
-        if self._pass and self.group.device.type == "cpu":  # a GPU computes while this process goes on
-            share = torch.tensor([self._pass.waiting_share / ranks])
-            self.group.all_reduce_(share)
-            waits = {"waiting_share": round(float(share), 3)}
-        return {
+        facts = super().attest() | {
             "reduce_op": "mean",
-            "passes_per_step": self.passes_per_step,
             "schedule": self.schedule,
             "microbatches": parts,
             "first_layers": self.starts,
             "bubble_in_theory": round((ranks - 1) / (parts + ranks - 1), 3),
-            **waits,
         }
-
-    def collectives(self) -> Collectives | None:
-        return None  # activations go from neighbour to neighbour
+        if self._pass and self.group.device.type == "cpu":  # a GPU computes while this process goes on
+            share = torch.tensor([self._pass.waiting_share / ranks])
+            self.group.all_reduce_(share)
+            facts["waiting_share"] = round(float(share), 3)
+        return facts
 
 
 class ModelParallelReplica(PipelineReplica):
@@ -144,8 +129,8 @@ def _layers_of(model: nn.Module) -> list[nn.Module]:
         _Chain.forward,
     }:
         raise BackendError(
-            f"the model is a {type(model).__name__}, and no chain of layers that ranks could divide. Make it "
-            "an nn.Sequential, or leave this arm out."
+            f"the model is a {type(model).__name__}, but ranks can divide only an nn.Sequential. Make it "
+            "one, or leave this arm out."
         )
     return list(model)
 
@@ -186,11 +171,6 @@ def divide(layers: Sequence[nn.Module], ranks: int) -> list[int]:
         )
 
     starts = best(len(cuts), ranks)[1]
-    _require_apart(layers, starts)
-    return starts
-
-
-def _require_apart(layers: Sequence[nn.Module], starts: list[int]) -> None:
     owners: dict[int, int] = {}
     for index, layer in enumerate(layers):
         owner = sum(start <= index for start in starts)
@@ -200,6 +180,7 @@ def _require_apart(layers: Sequence[nn.Module], starts: list[int]) -> None:
                     f"layer {index} shares its parameter {name} with a layer of another rank. Untie the two, "
                     "use fewer ranks, or leave this arm out."
                 )
+    return starts
 
 
 # ---- one pass ----
@@ -313,7 +294,7 @@ class _Divided:
         if self._calls > 1 or len(inputs) != 1 or named or not isinstance(inputs[0], torch.Tensor):
             raise BackendError(
                 "the loss calls the model with other arguments than one tensor, or more than once. Layers of "
-                "this arm are on several ranks: call the model once with a tensor, or leave this arm out."
+                "this arm are on several ranks. Call the model once with a tensor, or leave this arm out."
             )
         return self._answer(inputs[0])
 

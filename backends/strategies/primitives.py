@@ -11,19 +11,14 @@ N ranks and gradients of S bytes:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from backends.base import Facts, Group, Options
 from backends.strategies.reducer import Bucket, Reducer, by_dtype
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
-
-    from backends.base import Facts, Group, Options
 
 
 def ring(tensor: torch.Tensor, rank: int, world: int) -> None:
@@ -95,10 +90,7 @@ class PrimitiveReducer(Reducer):
             bucket.collect()
             self._sum(bucket.padded)
 
-    def messages(self) -> list[torch.Tensor]:
-        return [bucket.flat for bucket in self.buckets]
-
-    def alone(self) -> Callable[[], None]:
+    def repeatable(self) -> Callable[[], None]:
         buffers = [torch.zeros_like(bucket.padded) for bucket in self.buckets]
 
         def run() -> None:

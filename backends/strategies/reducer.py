@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
+from torch import nn
 
-from backends.base import BackendError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
-
-    from backends.base import Facts, Group, Options
+from backends.base import BackendError, Facts, Group, Options
 
 
 class Reducer(ABC):
@@ -24,6 +18,7 @@ class Reducer(ABC):
         del options
         self.parameters = parameters
         self.group = group
+        self.buckets: list[Bucket] = []
 
     @abstractmethod
     def reduce(self) -> None:
@@ -33,15 +28,15 @@ class Reducer(ABC):
             BackendError: a parameter received no gradient.
         """
 
-    @abstractmethod
     def messages(self) -> list[torch.Tensor]:
         """Return one tensor for each all-reduce of a step; only its shape and dtype matter."""
+        return [bucket.flat for bucket in self.buckets]
 
     def message_bytes(self) -> list[int]:
         """Return the size in bytes of each all-reduce of one step."""
-        return [message.numel() * message.element_size() for message in self.messages()]
+        return [message.nbytes for message in self.messages()]
 
-    def alone(self) -> Callable[[], None]:
+    def repeatable(self) -> Callable[[], None]:
         """Return a function that runs one step's all-reduces on separate buffers."""
         buffers = [torch.zeros_like(message) for message in self.messages()]
 
@@ -96,8 +91,8 @@ def gradients_of(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
     if len(gradients) < len(parameters):
         index = next(i for i, p in enumerate(parameters) if p.grad is None)
         raise BackendError(
-            f"parameter {index} of shape {tuple(parameters[index].shape)} received no gradient. Without one "
-            "it cannot be averaged. Every parameter must take part in the loss."
+            f"parameter {index} of shape {tuple(parameters[index].shape)} received no gradient, so "
+            "it cannot be averaged. Let every parameter take part in the loss."
         )
     return gradients
 

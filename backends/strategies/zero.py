@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
+import torch
+from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from backends.base import Collectives, Facts, Group, MakeOptimizer, Options
 from backends.strategies.ddp import DDPReplica
 from backends.strategies.local import require_one_dtype
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import torch
-    from torch import nn
-
-    from backends.base import Collectives, Facts, Group, MakeOptimizer, Options
 
 
 class ZeroReplica(DDPReplica):
@@ -36,8 +32,7 @@ class ZeroReplica(DDPReplica):
                 parameters_as_bucket_view=bool(options["parameters_as_bucket_view"]),
             )
 
-        ddp: Options = {"static_graph": False, "find_unused_parameters": False, "comm_hook": "none"}
-        super().__init__(model, make_sharded, group, {**options, **ddp})
+        super().__init__(model, make_sharded, group, options)
         self.sharded: ZeroRedundancyOptimizer = self.optimizer  # type: ignore[assignment]  # made above
         self.optimizer = self.sharded.optim
 

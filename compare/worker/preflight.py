@@ -224,7 +224,7 @@ class _Trial:
 
     def require_averaged_by(self, strategy: type[Replica], options: Options) -> None:
         """Require that a strategy can copy the model, if it must, and average every gradient."""
-        cannot, found = strategy.cannot(options), self._traits()
+        cannot, found = strategy.unsupported_with(options), self._traits()
         self._note()
         if UNCOPIED in cannot:
             _require_copied(self._task.anew().workload.model)

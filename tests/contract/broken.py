@@ -55,22 +55,6 @@ class Unsharded(AveragingReplica):
         self.shard = (0, group.world_size)
 
 
-class SharesOneShard(AveragingReplica):
-    """No fault: all ranks share one shard and see every global batch."""
-
-    def __init__(self, model, make_optimizer, group, options):
-        super().__init__(model, make_optimizer, group, options)
-        self.shard = (0, 1)
-
-
-class TakesOneRanksBatch(SharesOneShard):
-    """Trains on one rank's batch, although its shard is all data."""
-
-    def learn(self, batch, *others):
-        world = self.reducer.group.world_size
-        super().learn([part.chunk(world)[0] for part in batch], *others)
-
-
 class StartsApart(AveragingReplica):
     """Every rank keeps its own initial parameters."""
 
@@ -108,16 +92,6 @@ class TakesOnePassOfAll(AveragingReplica):
         if self.passes_done % self.passes_per_step == 0:
             super().backward(loss)
         self.passes_done += 1
-
-
-class Fuses(AveragingReplica):
-    """No fault: forward and backward are one phase."""
-
-    phases = ("backward", "sync", "step")
-
-    def learn(self, batch, loss, on_phase=lambda _: None):
-        super().learn(batch, loss)
-        on_phase("backward")
 
 
 class ReportsAPhaseTooMany(AveragingReplica):

@@ -85,22 +85,17 @@ def _broken(name: str) -> Any:
 
 
 def _observe_group(group: Group, name: str, arm: Arm) -> GroupRecord:
-    wrong: dict[str, list[str]] = {}
-    checked: dict[str, int] = {}
+    right: dict[str, dict[str, bool]] = {}
     refused: dict[str, str] = {}
-    sum_hash = ""
-    if arm.traits.communicates:
-        for operation, findings in (
-            ("all_reduce_", _check_sums(group, _at_once)),
-            ("all_reduce_start_", _check_sums(group, _started_together)),
-            ("broadcast_", _check_broadcasts(group)),
-        ):
-            right = dict(findings)
-            checked[operation] = len(right)
-            wrong[operation] = [case for case in right if not right[case]]
-        sum_hash = _sum_hash(group)
-    else:
-        for operation in ("all_reduce_", "all_reduce_start_", "broadcast_"):
+    checks = {
+        "all_reduce_": partial(_check_sums, group, _at_once),
+        "all_reduce_start_": partial(_check_sums, group, _started_together),
+        "broadcast_": partial(_check_broadcasts, group),
+    }
+    for operation, check in checks.items():
+        if arm.traits.communicates:
+            right[operation] = dict(check())
+        else:
             refused[operation] = _refusal(partial(getattr(group, operation), torch.ones(3)))
     laps = [_lap(group, late) for late in sorted({0, group.world_size - 1})]
     attestation, attestation_error = _as_json(group.attest)
@@ -112,9 +107,8 @@ def _observe_group(group: Group, name: str, arm: Arm) -> GroupRecord:
         placement=asdict(group.placement),
         device=group.device.type,
         laps=laps,
-        wrong=wrong,
-        checked=checked,
-        sum_hash=sum_hash,
+        right=right,
+        sum_hash=_sum_hash(group) if arm.traits.communicates else "",
         refused=refused,
         attestation=attestation,
         attestation_error=attestation_error,
@@ -137,8 +131,8 @@ def _at_once(group: Group, tensors: list[torch.Tensor]) -> None:
 
 def _started_together(group: Group, tensors: list[torch.Tensor]) -> None:
     """Start all before any wait, and wait in reverse order."""
-    for work in reversed([group.all_reduce_start_(tensor) for tensor in tensors]):
-        work.wait()
+    for wait in reversed([group.all_reduce_start_(tensor) for tensor in tensors]):
+        wait()
 
 
 def _check_sums(group, reduce):
@@ -257,7 +251,6 @@ def _observe_replica(group: Group, member: Member, run_world: int) -> ReplicaRec
         name=member.name,
         arm=member.arm,
         rank=rank,
-        world_size=world,
         shard=replica.shard,
         phases=list(replica.phases),
         reported=reported,

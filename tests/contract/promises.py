@@ -356,8 +356,8 @@ def nothing_is_attested_but_nothing(ranks: Groups) -> None:
 
 def _require_right(ranks: Groups, operation: str, *, cases: int) -> None:
     for r in ranks:
-        assert r.checked[operation] == cases
-        assert r.wrong[operation] == [], f"rank {r.rank}"
+        assert len(r.right[operation]) == cases
+        assert all(r.right[operation].values()), f"rank {r.rank}"
 
 
 _EVERY_GROUP: tuple[Callable[[Groups], None], ...] = (

@@ -18,26 +18,29 @@ class Lap(msgspec.Struct):
     left_ns: int
 
 
-class GroupRecord(msgspec.Struct, kw_only=True):
-    """What one rank saw of its group."""
+class Seen(msgspec.Struct, kw_only=True):
+    """What one rank saw of its group or of a replica."""
 
     name: str
     arm: str
     rank: int
+    attestation: dict[str, Any]
+    attestation_error: str
+
+
+class GroupRecord(Seen, kw_only=True):
+    """What one rank saw of its group."""
+
     world_size: int
     placement: dict[str, Any]
     device: str
     laps: list[Lap]
-    wrong: dict[str, list[str]]
-    """By operation: the dtypes and shapes with a wrong result."""
-    checked: dict[str, int]
-    """By operation: the number of checked cases."""
+    right: dict[str, dict[str, bool]]
+    """By operation: whether the result was right, for each dtype and shape."""
     sum_hash: str
     """Hash of a sum that must be rounded."""
     refused: dict[str, str]
     """By operation: the exception that it raised."""
-    attestation: dict[str, Any]
-    attestation_error: str
 
 
 class Training(msgspec.Struct, kw_only=True):
@@ -53,13 +56,9 @@ class Training(msgspec.Struct, kw_only=True):
     """The same for models that are averaged; 0 for other arms."""
 
 
-class ReplicaRecord(msgspec.Struct, kw_only=True):
+class ReplicaRecord(Seen, kw_only=True):
     """What one rank saw of its replica."""
 
-    name: str
-    arm: str
-    rank: int
-    world_size: int
     shard: tuple[int, int]
     phases: list[str]
     reported: list[str]
@@ -89,8 +88,6 @@ class ReplicaRecord(msgspec.Struct, kw_only=True):
     second_gradient_error: float
     second_gradient_error_alone: float
     trainings: dict[str, Training]
-    attestation: dict[str, Any]
-    attestation_error: str
     group_attestation: dict[str, Any]
 
 

@@ -39,8 +39,6 @@ REPLICAS = {
     | TRAINING
     | {"parameters_move", "bytes_held_are_those_of_the_declaration"},
     "Unsharded": GRADIENTS | SECOND_GRADIENTS | TRAINING | {"shards_are_the_parts_of_the_data"},
-    "SharesOneShard": set(),
-    "TakesOneRanksBatch": GRADIENTS | SECOND_GRADIENTS | TRAINING,
     "StartsApart": GRADIENTS
     | SECOND_GRADIENTS
     | TRAINING
@@ -48,7 +46,6 @@ REPLICAS = {
     "Accumulates": SECOND_GRADIENTS | TRAINING,
     "StepsTheOptimizerFirst": ADAM,
     "TakesOnePassOfAll": PASSES,
-    "Fuses": set(),
     "ReportsAPhaseTooMany": {"learn_reports_the_phases_that_are_declared"},
     "CyclesByRank": {"the_cycle_is_a_number_of_steps"},
     "ReturnsAnOldModel": TRAINING | {"parameters_move"},

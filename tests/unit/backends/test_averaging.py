@@ -37,7 +37,7 @@ class SumOfOne:
 
     def all_reduce_start_(self, tensor):
         self.sent.append(tensor)
-        return SimpleNamespace(wait=lambda: None)
+        return lambda: None
 
 
 def in_segments(layer, inputs, times):
@@ -108,6 +108,20 @@ def test_tensors_of_other_strides_travel_as_copies(held):
         assert sent[1] is sparse
 
 
+def test_subclass_without_a_mode_brings_its_own_reducer(group):
+    class InOneCall(AveragingReplica):
+        def make_reducer(self, parameters, group, options):
+            return FlatReducer(parameters, group, options)
+
+    replica = InOneCall(nn.Linear(3, 2), lambda p: torch.optim.SGD(p, lr=0.1), group, {})
+    replica.learn(torch.ones(1, 3), lambda model, batch: model(batch).sum())
+    replica.sync()
+    assert replica.model.bias.grad.tolist() == [1.0, 1.0]
+    assert replica.collectives().message_bytes == (32,)
+    assert "mode" not in replica.attest()
+    assert InOneCall.unsupported_with({}) == {"sparse", "unreached"}
+
+
 def test_bucket_is_padded_to_a_multiple():
     bucket = Bucket(parameters(torch.float32, torch.float32), multiple=4)
     assert (len(bucket.flat), len(bucket.padded)) == (6, 8)
@@ -118,15 +132,15 @@ def test_bucket_is_padded_to_a_multiple():
 
 
 def test_dtype_that_a_library_cannot_add_up_is_named():
-    group = SimpleNamespace(name="mpi", refuses={"torch.bfloat16"}, rank=0, world_size=1)
+    group = SimpleNamespace(name="mpi", unsupported_dtypes={"torch.bfloat16"}, rank=0, world_size=1)
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.bfloat16))
     with pytest.raises(BackendError, match=r"mpi cannot add up torch\.bfloat16, the dtype of 1\.weight"):
         AveragingReplica(model, None, group, {"mode": "flat"})
-    assert "torch.bfloat16" not in TorchGroup.refuses
+    assert "torch.bfloat16" not in TorchGroup.unsupported_dtypes
 
 
 def test_complex_parameters_are_refused_by_name():
-    group = SimpleNamespace(name="horovod", refuses={"torch.complex64"}, rank=0, world_size=1)
+    group = SimpleNamespace(name="horovod", unsupported_dtypes={"torch.complex64"}, rank=0, world_size=1)
     model = nn.Module()
     model.weight = nn.Parameter(torch.ones(2, dtype=torch.complex64))
     with pytest.raises(BackendError, match=r"complex parameters: weight is torch\.complex64"):

@@ -38,3 +38,11 @@ def test_quote_leaves_the_docstring_out_and_imports_no_library():
     found = quote("backends.strategies.primitives:ring")
     assert found.text.startswith("parts = tensor.tensor_split(world)")
     assert not {"backends.strategies.primitives"} & (set(sys.modules) - before)
+
+
+@pytest.mark.parametrize(
+    "name", ["backends.nowhere:f", "backends.code:nowhere", "backends.code:Quote.nowhere"]
+)
+def test_quote_of_what_is_missing_names_it(name):
+    with pytest.raises(LookupError, match=name):
+        quote(name)

@@ -1,8 +1,5 @@
 """Test that the ddp arm is torch's DDP with torch's defaults."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -63,37 +60,19 @@ def test_ddp_hook_that_torch_refuses_on_the_cpu_is_an_error(group, monkeypatch):
 
 
 def test_ddp_static_graph_with_accumulation_is_an_error(group):
-    """Remove the error when torch supports this and the test fails."""
     replica = replica_of(group, static_graph=True)
     replica.accumulate(1)
     with pytest.raises(BackendError, match="static_graph=true"):
         replica.accumulate(2)
-    assert "INTERNAL ASSERT" in _output_of_plain_torch()
 
 
-# This runs in a separate process that exits at once: DDP may crash the process later.
-_WITHOUT_AND_WITH_COMMUNICATION = """
-import os
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-wrapped = DistributedDataParallel(torch.nn.Linear(4, 2), static_graph=True)
-inputs = torch.zeros(3, 4)
-try:
-    with wrapped.no_sync():
-        wrapped(inputs).sum().backward()
-    wrapped(inputs).sum().backward()
-except RuntimeError as error:
-    print(error, flush=True)
-os._exit(0)
-"""
-
-
-def _output_of_plain_torch():
-    command = [sys.executable, "-c", _WITHOUT_AND_WITH_COMMUNICATION]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout
+def test_ddp_repeats_no_collectives_of_several_dtypes(group):
+    """DDP does not say which dtype a bucket has."""
+    options = {option.name: option.default for option in BACKENDS["ddp"].options}
+    for dtype, repeats in ((torch.float32, True), (torch.float64, False)):
+        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, dtype=dtype))
+        replica = DDPReplica(model, lambda p: torch.optim.SGD(p, lr=0.01), group, options)
+        assert (replica.collectives() is not None) == repeats
 
 
 def test_group_attests_the_class_of_its_process_group(group):

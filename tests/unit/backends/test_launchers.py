@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends import BACKENDS
 from backends.base import Placement
 from backends.launchers import LAUNCHERS
 from backends.launchers.request import Command, Request
@@ -144,11 +143,6 @@ def test_horovodrun_command_on_many_hosts(controller):
         assert words[words.index("oob_tcp_if_include") + 1] == "10.0.0.0/24"
         for name, value in DAEMONS.items():
             assert words[words.index(name) + 1] == value
-
-
-@pytest.mark.parametrize("backend", BACKENDS.values(), ids=lambda backend: backend.name)
-def test_backend_launcher_is_registered(backend):
-    assert backend.launcher in LAUNCHERS
 
 
 # ---- the variables of a rank ----

@@ -44,7 +44,7 @@ def test_probe_without_a_parent_does_not_begin():
     os.close(held)
     with start(f"{LISTEN}; print('begins')", stdin=alive, stderr=subprocess.PIPE) as process:
         printed, errors = process.communicate(timeout=30)
-    assert (process.returncode, printed, errors) == (1, "", "left alone\n")
+    assert (process.returncode, printed, errors) == (1, "", "its parent has ended\n")
     os.close(alive)
 
 

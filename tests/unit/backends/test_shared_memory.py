@@ -28,8 +28,7 @@ from backends import BACKENDS
 from backends.base import BackendError, Placement
 from backends.groups.torch_group import TorchGroup
 from backends.shared_memory import memory
-from backends.shared_memory.layout import RESULTS, Layout
-from backends.shared_memory.sum import SharedSum
+from backends.shared_memory.sum import RESULTS, Layout, SharedSum
 from backends.strategies.averaging import REDUCERS, AveragingReplica
 from backends.strategies.ddp import DDPReplica
 from compare.analysis import analyse
@@ -177,6 +176,11 @@ def test_summary_shows_the_strategys_transport_before_the_groups():
             " (its process number means another process here)",
         ),
         (
+            "no boot identity",
+            "mode=shared_memory: ranks 0, 1, 2 cannot open the memory of rank 0 on the same host. ",
+            "",
+        ),
+        (
             "no room",
             "mode=shared_memory needs 12.0 MB of memory on this host, and ranks 0, 1, 2 could not reserve ",
             " (File too large)",
@@ -256,6 +260,10 @@ def _refused(group):
         if group.rank == 2:
             patch.setattr(memory, "_boot_identity", lambda: "another")
         found["another host"] = _refusal(lambda: SharedSum(parameters, group))
+    with pytest.MonkeyPatch.context() as patch:
+        if group.rank == 0:
+            patch.setattr(memory, "_boot_identity", lambda: Path("/nowhere").read_text())
+        found["no boot identity"] = _refusal(lambda: SharedSum(parameters, group))
     with pytest.MonkeyPatch.context() as patch:
         if group.rank > 0:  # as in another process namespace, where the number is another process's
             true_open = memory._open

@@ -23,20 +23,20 @@ def test_refused_reads_are_found_with_their_reason():
 
 def test_check_finds_what_the_program_finds():
     printed = subprocess.run(PROGRAM, capture_output=True, text=True, check=True).stdout
-    facts = checkup.look(quick=True)
+    facts = checkup.collect_facts(quick=True)
     assert facts["memory_reads_refused"] == printed.removeprefix(single_copy.REFUSED).strip()
 
 
 def test_check_without_the_program_finds_nothing(monkeypatch, tmp_path):
     nowhere = {"ringside": "1", "ringside_path": str(tmp_path), "ringside_sources": ""}
     monkeypatch.setattr(checkup, "ringside", lambda: nowhere)
-    assert checkup.look(quick=True)["memory_reads_refused"] == ""
+    assert checkup.collect_facts(quick=True)["memory_reads_refused"] == ""
 
 
 @pytest.mark.parametrize("printed", ["Traceback (most recent call last):\nImportError: no _ctypes\n", ""])
 def test_check_takes_no_crash_for_a_refusal(monkeypatch, printed):
     monkeypatch.setattr(checkup, "_output", lambda _: printed)
-    assert checkup.look(quick=True)["memory_reads_refused"] == ""
+    assert checkup.collect_facts(quick=True)["memory_reads_refused"] == ""
 
 
 def test_process_that_is_gone_cannot_be_read():

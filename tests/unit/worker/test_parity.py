@@ -11,8 +11,7 @@ from torch import distributed, nn
 
 from backends.base import BackendError
 from backends.strategies.ddp import DDPReplica
-from backends.strategies.local import LocalReplica
-from backends.strategies.parts import cut
+from backends.strategies.local import LocalReplica, cut
 from compare.analysis.parity import check_gates
 from compare.schema.arms import parse_arm
 from compare.schema.job import STEPS
