@@ -453,7 +453,7 @@ def test_launchers_start_nothing(module):
 
 PURE = [m for m in MODULES if room_of(m) == "analysis"]
 PURE += [m for m in MODULES if m.startswith("compare.doctor.rules")]
-PURE += ["compare.text", "compare.experiment.schedule", "compare.doctor.diagnose", "compare.doctor.facts"]
+PURE += ["compare.text", "compare.experiment.schedule", "compare.doctor.facts"]
 
 
 @pytest.mark.parametrize("module", PURE)

@@ -1,4 +1,4 @@
-"""Find out which backends can run on this machine.
+"""Find out which backends can run on this machine, and which variable keeps a library from loading.
 
 Each library is loaded once in a process of its own, and each launcher is looked for.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,13 @@ from backends import BACKENDS, Backend, Runtime
 from backends.launchers import LAUNCHERS, find_launcher, where_it_is_not
 from compare.doctor.checkup import Probe
 from compare.doctor.facts import Library
-from compare.doctor.suspects import find_suspects, remedy
 from compare.errors import UnavailableError
-from compare.schema.environment import import_path
+from compare.schema.environment import import_path, library_settings
 
 _PROBE_SECONDS = 60.0
+_LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT", "LD_BIND_NOW", "PYTHONHOME", "PYTHONPATH")
+"""Variables that the dynamic loader and Python read before a library's own code runs."""
+_SHOWN_CHARACTERS = 60
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,9 +104,11 @@ def survey(wanted: Iterable[str] = ()) -> Survey:
         for choice, runtime in option.runtimes.items()
     }
     arms = {backend.name: (backend, backend.runtime({})) for backend in backends} | choices
-    names = ["torch", *sorted({library for _, runtime in arms.values() for library in runtime.libraries})]
-    libraries = {name: _explained(name, library) for name, library in load(names).items()}
-    remedies = _remedies(libraries)
+    loaded = load(
+        ["torch", *sorted({library for _, runtime in arms.values() for library in runtime.libraries})]
+    )
+    remedies = _remedies(loaded)
+    libraries = {name: _explained(name, library) for name, library in loaded.items()}
     judged = {arm: _judge(arm, *needed, libraries, remedies) for arm, needed in arms.items()}
     return Survey(
         {backend.name: judged[backend.name] for backend in backends},
@@ -122,10 +126,10 @@ def _explained(name: str, library: Library) -> Library:
 
 def _remedies(libraries: Mapping[str, Library]) -> dict[str, str]:
     """Return a remedy for each library that does not load, by its name; empty if no variable is the cause."""
-    broken = [name for name, library in libraries.items() if library.problem and not library.missing]
+    broken = [name for name, library in libraries.items() if library.problem]
     # What keeps torch from loading keeps the others, too.
     return {
-        name: remedy(name, find_suspects(partial(_loads, name), os.environ), os.environ)
+        name: unset(name, find_suspects(partial(_loads, name), os.environ), os.environ)
         for name in (["torch"] if "torch" in broken else broken)
     }
 
@@ -134,18 +138,12 @@ def _loads(name: str, environ: Mapping[str, str]) -> bool:
     return bool(load([name], environ=environ)[name].facts)
 
 
-def _remedy_of_torch(torch: Library) -> str:
-    if torch.missing:
-        return "pip install torch"
-    return f"{shlex.join([sys.executable, '-c', 'import torch'])}, which shows the whole error"
-
-
 def load(
     names: Iterable[str], seconds: float = _PROBE_SECONDS, *, environ: Mapping[str, str] = os.environ
 ) -> dict[str, Library]:
     """Load libraries at the same time, each in a process of its own, and return the outcomes by name.
 
-    The names are those that ``backends.probe`` knows. After ``seconds`` without an answer, a library is
+    The names are those that ``backends.probe`` knows. A library that does not answer within ``seconds`` is
     reported as one that does not load.
     """
     # The working folder is left out: it may contain another module of that name.
@@ -172,7 +170,10 @@ def _judge(
     problem = libraries[broken].problem if broken else ""
     fix = remedies.get(broken, "")
     if broken and not fix:
-        fix = _remedy_of_torch(libraries["torch"]) if broken == "torch" else runtime.install
+        fix = runtime.install
+        if broken == "torch":
+            shown = f"{shlex.join([sys.executable, '-c', 'import torch'])}, which shows the whole error"
+            fix = "pip install torch" if libraries["torch"].missing else shown
     if not problem and find_launcher(runtime.launcher) is None:
         problem = where_it_is_not(runtime.launcher)
         fix = LAUNCHERS[runtime.launcher].REMEDY
@@ -184,3 +185,44 @@ def _judge(
         problem=problem,
         remedy=fix,
     )
+
+
+# ---- variables that keep a library from loading ----------------------------------------------------------
+
+
+def find_suspects(loads: Callable[[Mapping[str, str]], bool], environ: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables without which a library loads; empty if removing all does not help.
+
+    ``loads`` returns whether the library loads in an environment. A try takes a second or two, so each try
+    leaves out half of the variables. If leaving out one is not enough, all that are set are returned.
+    """
+    suspects = [name for name in (*_LOADER_VARIABLES, *library_settings(environ)) if environ.get(name)]
+    suspects = list(dict.fromkeys(suspects))
+    if not suspects or not loads(_without(suspects, environ)):
+        return []
+    fewer = suspects
+    while len(fewer) > 1:
+        half = fewer[: len(fewer) // 2]
+        fewer = half if loads(_without(half, environ)) else fewer[len(half) :]
+    # Leaving out one variable may not be enough.
+    return fewer if len(suspects) == 1 or loads(_without(fewer, environ)) else suspects
+
+
+def unset(name: str, suspects: Iterable[str], environ: Mapping[str, str]) -> str:
+    """Return the command that unsets the ``suspects`` of library ``name``, with the reason as a comment.
+
+    Empty without suspects.
+    """
+    names = list(suspects)
+    held = ", ".join(f"{variable}={_short(environ[variable])}" for variable in names)
+    return f"unset {' '.join(names)}  # {name} loads without {held}" if names else ""
+
+
+def _without(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
+    left_out = set(names)
+    return {name: value for name, value in environ.items() if name not in left_out}
+
+
+def _short(value: str) -> str:
+    first = value.split(os.pathsep, maxsplit=1)[0]
+    return value if len(value) <= _SHOWN_CHARACTERS else f"{first[:_SHOWN_CHARACTERS]}…"

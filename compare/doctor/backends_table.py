@@ -16,6 +16,7 @@ DEFAULT, SAME, OTHER = (
     "Arms that train otherwise, and run only if you name them: read accuracy and loss",
 )
 _ABOUT = "what it is, or why it is not here"
+_ON_ONE_HOST = "for ranks on the CPUs of one host"
 _FEWEST_GPUS = 2
 _OPTION_CELLS = 42
 _NEVER = (
@@ -28,99 +29,94 @@ _NEVER = (
 """What cannot be had, with the reasons."""
 
 
-class _Row(NamedTuple):
+class _Arm(NamedTuple):
     """An arm with what was found of it."""
 
-    arm: str
+    name: str
     backend: Backend
     found: Availability
     summary: str
     problem: str
+    by_default: bool
 
     @property
-    def shown(self) -> Row:
-        """Return the row of the table: the arm's name, whether it can run, and two lines about it.
+    def group(self) -> str:
+        """Return the title of the table that shows the arm."""
+        if self.backend.training != "same":
+            return OTHER
+        return DEFAULT if self.by_default else SAME
 
-        The row is marked as doubtful if the arm cannot run.
-        """
+    @property
+    def row(self) -> Row:
+        """Return the arm's name, whether it can run, and two lines about it; doubtful if it cannot run."""
         claims = ", ".join(self.backend.claims)
         facts = (self.found.launcher, self.found.version, self.found.transport, claims)
         about = f"{self.problem or self.summary}\n{' · '.join(filter(None, facts))}"
-        return Row((self.arm, "no" if self.problem else "yes", about), "doubtful" if self.problem else "")
+        return Row((self.name, "no" if self.problem else "yes", about), "doubtful" if self.problem else "")
 
 
 def document_of(survey: Survey) -> Document:
     """Show the arms, what cannot be had, and all options."""
-    rows = list(_rows(survey))
-    groups = {
-        title: [row.shown for row in rows if group_of(row) == title] for title in (DEFAULT, SAME, OTHER)
-    }
-    here = sum(not row.problem for row in rows)
+    arms = list(_arms(survey))
+    groups = {title: [arm.row for arm in arms if arm.group == title] for title in (DEFAULT, SAME, OTHER)}
+    here = sum(not arm.problem for arm in arms)
     return Document(
-        title=f"{here} of {len(rows)} arms can run here",
+        title=f"{here} of {len(arms)} arms can run here",
         tables=[
-            *(_table(title, shown, "arm", "here", _ABOUT) for title, shown in groups.items() if shown),
+            *(_table(title, rows, "arm", "here", _ABOUT) for title, rows in groups.items() if rows),
             _table("Not to be had", [*map(Row, _unavailable(survey))], "", ""),
             _table("Options, written backend:option=value:option=value", [*map(Row, _options())], "", ""),
         ],
-        content=lambda: listing(survey),
+        content=lambda: [*map(_record, arms)],
     )
 
 
-def listing(survey: Survey) -> list[dict[str, Any]]:
-    """Return the same facts for programs, one entry for each arm."""
-    return [
-        {
-            "arm": row.arm,
-            "available": not row.problem,
-            "problem": row.problem,
-            "summary": row.summary,
-            "version": row.found.version,
-            "transport": row.found.transport,
-            "launcher": row.found.launcher,
-            "training": row.backend.training,
-            "shards": row.backend.shards,
-            "claims": row.backend.claims,
-            "by_default": group_of(row) == DEFAULT,
-            "options": {option.name: option.default for option in row.backend.options},
-        }
-        for row in _rows(survey)
-    ]
+def _record(arm: _Arm) -> dict[str, Any]:
+    """Return the same facts for programs."""
+    return {
+        "arm": arm.name,
+        "available": not arm.problem,
+        "problem": arm.problem,
+        "summary": arm.summary,
+        "version": arm.found.version,
+        "transport": arm.found.transport,
+        "launcher": arm.found.launcher,
+        "training": arm.backend.training,
+        "shards": arm.backend.shards,
+        "claims": arm.backend.claims,
+        "by_default": arm.group == DEFAULT,
+        "options": {option.name: option.default for option in arm.backend.options},
+    }
 
 
-def group_of(row: _Row) -> str:
-    """Return the title of the group that an arm belongs to."""
-    if row.backend.training != "same":
-        return OTHER
-    default = not row.backend.only_named and row.arm in _default_arms(row.backend)
-    return DEFAULT if default else SAME
-
-
-def _default_arms(backend: Backend) -> list[str]:
-    second = [Arm(backend.name, dict(backend.on_one_host)).label] if backend.on_one_host else []
-    return [backend.name, *second]
-
-
-def _rows(survey: Survey) -> Iterator[_Row]:
+def _arms(survey: Survey) -> Iterator[_Arm]:
     """Yield each backend, its second default arm, and its other libraries."""
     for name, backend in BACKENDS.items():
-        found = survey.backends[name]
-        yield _row(name, backend, found, backend.summary, survey.gpus)
-        for arm in _default_arms(backend)[1:]:
-            here = Availability(
-                backend=arm, launcher=found.launcher, problem=found.problem or survey.shared_memory_problem
-            )
-            yield _row(arm, backend, here, "for ranks on the CPUs of one host", survey.gpus)
+        found, plain = survey.backends[name], not backend.only_named
+        yield _arm(name, backend, found, survey.gpus, by_default=plain)
+        if backend.on_one_host:
+            problem = found.problem or survey.shared_memory_problem
+            arm = Arm(name, dict(backend.on_one_host)).label
+            here = Availability(backend=arm, launcher=found.launcher, problem=problem)
+            yield _arm(arm, backend, here, survey.gpus, by_default=plain, summary=_ON_ONE_HOST)
         for arm, other in survey.choices.items():
             if arm.partition(":")[0] == name:
-                yield _row(arm, backend, other, backend.summary, survey.gpus)
+                yield _arm(arm, backend, other, survey.gpus)
 
 
-def _row(arm: str, backend: Backend, found: Availability, summary: str, gpus: int) -> _Row:
+def _arm(
+    name: str,
+    backend: Backend,
+    found: Availability,
+    gpus: int,
+    *,
+    by_default: bool = False,
+    summary: str = "",
+) -> _Arm:
     remedy = f"; run: {found.remedy}" if found.remedy else ""
     lacks_gpus = backend.not_on_cpus if gpus < _FEWEST_GPUS else ""
     problem = f"{found.problem}{remedy}" if found.problem else lacks_gpus
-    return _Row(arm, backend, found, summary, problem)
+    return _Arm(name, backend, found, summary or backend.summary, problem, by_default)
 
 
 def _table(title: str, rows: list[Row], *headings: str) -> Table:
@@ -148,15 +144,11 @@ def _options() -> Iterator[tuple[str, str]]:
 
 def _example(backend: Backend, option: Option) -> str:
     """Write an option with its values, as many on a line as fit."""
-    values = {
-        "choice": list(option.choices),
-        "switch": ["true", "false"],
-        "number": [f"{option.default:g}"] if isinstance(option.default, float) else [""],
-        "count": [str(option.default)],
-    }
+    number = (f"{option.default:g}",) if not isinstance(option.default, str) else ()
+    values = option.choices or (("true", "false") if option.kind == "switch" else number)
     lines = [f"{backend.name}:{option.name}="]
-    for number, value in enumerate(values[option.kind]):
-        word = f"|{value}" if number else value
+    for index, value in enumerate(values):
+        word = f"|{value}" if index else value
         if len(lines[-1] + word) > _OPTION_CELLS:
             lines.append("    ")
         lines[-1] += word

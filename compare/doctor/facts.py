@@ -64,7 +64,7 @@ class Mpirun(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The facts about a host that ``checkup.look`` collects on it.
+    """The facts about a host that ``checkup.collect_facts`` collects on it.
 
     ``began_at`` and ``answered_at`` are Unix times of the host's own clock.
     """
@@ -76,7 +76,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     hostname: str
     resolved: list[str] = []
     """The addresses to which the host resolves its own ``hostname``."""
-    not_its_own: list[str] = []
+    wrong_addresses: list[str] = []
     """The addresses in ``resolved`` that the host does not have."""
     resolve_seconds: float = 0.0
     """Time for all name look-ups together, at most about five seconds."""
@@ -116,7 +116,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PortTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """What one host found in ``checkup.meet``, the trial of a port of the first host."""
+    """What one host found in ``checkup.try_port``, the trial of a port of the first host."""
 
     role: Literal["listens", "connects"]
     problem: str = ""
@@ -149,9 +149,9 @@ class ExaminedHost(msgspec.Struct, frozen=True, kw_only=True):
     """How far the host's clock is ahead of this machine's: the middle of the possible range."""
     clock_uncertain_seconds: float = 0.0
     """Half of that range."""
-    met: PortTrial | None = None
+    port_trial: PortTrial | None = None
     """The host's result in the trial of a port; None without a trial."""
-    met_at: str = ""
+    port_address: str = ""
     """The ``address:port`` of the trial."""
 
     @property

@@ -7,7 +7,6 @@ environment the second would replace parts of the first.
 from __future__ import annotations
 
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from rich.console import Console
 
 from backends.launchers import find_launcher, hydra
 from compare.doctor import availability
-from compare.doctor.horovod.command import pip
+from compare.doctor.horovod.command import Commands, pip, writing_to_cache
 from compare.errors import UnavailableError
 
 _SHA256 = (
@@ -36,43 +35,29 @@ def install_mpich(*, force: bool = False, console: Console | None = None) -> Non
     """
     console = console or Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"MPICH {hydra.VERSION} in {hydra.prefix()}")
-    try:
+    with writing_to_cache("MPICH", "100 MB"):
         hydra.prefix().parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(hydra.prefix().with_name("mpich.lock")):
             if force or not (find_launcher(hydra.EXECUTABLE) and hydra.library().exists()):
-                _install()
+                _install(console)
                 console.print("  installed")
             else:
                 console.print("  already installed")
-    except OSError as error:
-        raise UnavailableError(
-            "MPICH was not installed.",
-            found=f"{type(error).__name__}: {error}",
-            remedy=f"Make {hydra.prefix().parent} writable, with 100 MB free; or set XDG_CACHE_HOME.",
-        ) from error
     _verify(console)
 
 
-def _install() -> None:
+def _install(console: Console) -> None:
     """Install the wheel, and move it to the prefix in one step."""
-    with tempfile.TemporaryDirectory(prefix=".mpich-", dir=hydra.prefix().parent) as name:
+    with (
+        hydra.prefix().with_name("mpich.log").open("w", encoding="utf-8") as log,
+        tempfile.TemporaryDirectory(prefix=".mpich-", dir=hydra.prefix().parent) as name,
+    ):
         requirement, new = Path(name) / "mpich.txt", Path(name) / "mpich"
         hashes = " ".join(f"--hash=sha256:{digest}" for digest in _SHA256)
         requirement.write_text(f"mpich=={hydra.VERSION} {hashes}\n", encoding="utf-8")
         asked = ("--no-deps", "--ignore-installed", "--only-binary=:all:", "--no-compile", "--require-hashes")
-        done = subprocess.run(
-            pip("install", *asked, f"--prefix={new}", f"--requirement={requirement}"),
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode != 0:
-            errors = [line for line in done.stderr.splitlines() if "ERROR" in line]
-            raise UnavailableError(
-                f"MPICH is not available: pip failed (exit status {done.returncode}).",
-                found="\n".join(errors or done.stderr.splitlines()[-3:]),
-                remedy="Correct the cause, then run this command again.",
-            )
+        command = pip("install", *asked, f"--prefix={new}", f"--requirement={requirement}")
+        Commands("MPICH", console, log).run("installing the wheel", command)
         shutil.rmtree(hydra.prefix(), ignore_errors=True)
         new.rename(hydra.prefix())
 

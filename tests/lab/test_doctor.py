@@ -60,12 +60,12 @@ def test_doctor_healthy_hosts_have_no_findings(lab):
     assert two["peers"] == {"n1": ["10.77.0.11"], "n2": ["10.77.0.12"]}
     assert one["libraries"].keys() == {"torch", "horovod", "mpi4py", "mpich"}
     assert not [name for name, library in one["libraries"].items() if library.get("problem")]
-    met = [host["met"] for host in report["hosts"]]
-    assert met == [
+    trials = [host["port_trial"] for host in report["hosts"]]
+    assert trials == [
         {"role": "listens", "problem": "", "connected": 1},
         {"role": "connects", "problem": "", "connected": 0},
     ]
-    assert report["hosts"][0]["met_at"].startswith("10.77.0.11:")
+    assert report["hosts"][0]["port_address"].startswith("10.77.0.11:")
     assert "| n1 |" in (lab.folder / "report.md").read_text()
     for host in lab.hosts:
         assert host.command_lines() == [], "no process is left"
@@ -170,7 +170,7 @@ from compare.errors import HostError
 from compare.launch.engines.ssh import Ssh
 from compare.schema.hostfile import parse_hosts
 try:
-    _, found = quick_check(parse_hosts(sys.argv[1]), carrier=Ssh())
+    found = quick_check(parse_hosts(sys.argv[1]), carrier=Ssh())
     print("healthy:", *(f"{finding.host}: {finding.what}" for finding in found))
 except HostError as error:
     print(error)

@@ -28,7 +28,7 @@ from backends.cache import cache_folder
 from backends.launchers import find_launcher
 from compare.doctor import availability
 from compare.doctor.horovod import recipe as recipes
-from compare.doctor.horovod.command import Commands, minutes, pip
+from compare.doctor.horovod.command import Commands, minutes, pip, writing_to_cache
 from compare.doctor.horovod.recipe import HOROVOD_SDIST_SHA256, HOROVOD_VERSION, TOOLCHAIN, Gpu, Recipe
 from compare.errors import UnavailableError, UsageError
 
@@ -44,9 +44,6 @@ BUILD_REQUIREMENTS = (
     "psutil",
     "cffi>=1.4",
 )
-
-# Percentages of CMake, and the share of a build's time that has passed by then, on two cores.
-_TIME_SPENT = {1: 0.2, 20: 0.25, 30: 0.3, 50: 0.35, 60: 0.5, 70: 0.6, 80: 0.7, 90: 0.8, 100: 0.95}
 
 # Memory of one compiler job that includes all of torch; too many jobs get killed.
 _BYTES_PER_JOB = 2 * 2**30
@@ -85,14 +82,8 @@ def install_horovod(
         _verify(recipe)
         console.print("  already installed, and it loads: nothing to do")
         return
-    try:
+    with writing_to_cache("Horovod", "2 GB"):
         _install(recipe, gpu, constraints, console, force=force)
-    except OSError as error:
-        raise UnavailableError(
-            "Horovod was not installed.",
-            found=f"{type(error).__name__}: {error}",
-            remedy=f"Make {cache_folder()} writable, with 2 GB free; or set XDG_CACHE_HOME.",
-        ) from error
     console.print(f"  installed, and it loads; built with {', '.join(_verify(recipe))}")
 
 
@@ -104,7 +95,7 @@ def _install(
     lock = filelock.FileLock(folder.with_name(f"{recipe.key}.lock"))
     # The lock protects the log as well: a process that waits for a build must not write into its log.
     with _held(lock, console), (folder / "build.log").open("a", encoding="utf-8") as log:
-        commands = Commands(console, log)
+        commands = Commands("Horovod", console, log)
         wheel = None if force else recipes.wheel_in(folder)
         if not wheel:
             check_tools()
@@ -195,15 +186,13 @@ def scratch_parent() -> Path:
     Raises:
         UnavailableError: the paths of both folders have other characters.
     """
-    candidates = [cache_folder() / "wheels"]
-    with contextlib.suppress(OSError):  # there may be no folder for temporary files
-        candidates.append(Path(tempfile.gettempdir()))
+    candidates = (cache_folder() / "wheels", Path(tempfile.gettempdir()))
     for candidate in candidates:
         if re.fullmatch(r"[\w/.-]+", str(candidate.resolve())):
             return candidate
     raise UnavailableError(
         "Horovod cannot be compiled under a path with characters other than letters, digits and _ . -",
-        found=" and ".join(str(candidate) for candidate in candidates),
+        found=" and ".join(map(str, candidates)),
         remedy="Set XDG_CACHE_HOME or TMPDIR to a folder with a plain name, then run this command again.",
     )
 
@@ -227,7 +216,7 @@ def _build(recipe: Recipe, gpu: Gpu | None, commands: Commands) -> Path:
             f"--wheel-dir={out}",
             f"--requirement={requirement}",
         )
-        commands.run("building Horovod", command, build_environment(recipe, gpu, scratch), _TIME_SPENT)
+        commands.run("building Horovod", command, build_environment(recipe, gpu, scratch))
         built = recipes.wheel_in(out)
         if built is None:
             raise UnavailableError(

@@ -1,4 +1,4 @@
-"""Run the commands of a build, print their progress, and log their output."""
+"""Run the commands of an installation, print their progress, and log their output."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from backends.cache import cache_folder
 from compare.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -35,24 +36,17 @@ _ECHO = re.compile(
 
 
 class Commands:
-    """Runs commands, prints their progress on ``console``, and writes their output into ``log``."""
+    """Runs commands that install ``subject``, prints their progress, and writes their output into ``log``."""
 
-    def __init__(self, console: Console, log: TextIO) -> None:
+    def __init__(self, subject: str, console: Console, log: TextIO) -> None:
+        self.subject = subject
         self.console = console
         self.log = log
 
-    def run(
-        self,
-        title: str,
-        command: Sequence[str],
-        environment: Mapping[str, str] | None = None,
-        spent: Mapping[int, float] | None = None,
-    ) -> None:
+    def run(self, title: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         """Run one command to its end; an interrupt kills it with all its processes.
 
-        ``title`` names the command in its progress. ``spent`` maps a percentage that CMake prints to the
-        share of the whole time that has passed by then, from 0 to 1. With ``spent``, each line of progress
-        has an estimate of the time left.
+        ``title`` names the command in its progress, to which percentages that CMake prints are added.
 
         Raises:
             UnavailableError: the command failed; with its first errors and the path of the log.
@@ -80,9 +74,7 @@ class Commands:
                     found = _PERCENT.match(line)
                     if found and int(found[1]) // 10 > percent // 10:
                         percent = int(found[1])
-                        passed = time.monotonic() - started
-                        left = _left(passed, percent, spent or {})
-                        self.console.print(f"  {title}: {percent:3d}%  {minutes(passed)}{left}")
+                        self.console.print(f"  {title}: {percent:3d}%  {minutes(time.monotonic() - started)}")
                 status = process.wait()
             except BaseException:  # above all an interrupt
                 with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
@@ -92,15 +84,26 @@ class Commands:
                 self.log.flush()
         if status != 0:
             raise UnavailableError(
-                f"Horovod is not available: {title} failed (exit status {status}).",
+                f"{self.subject} is not available: {title} failed (exit status {status}).",
                 found="\n".join(error_lines(output)) or "There is no output.",
                 remedy=f"Correct the cause, then run this command again. The full log is {self.log.name}.",
             )
 
 
-def _left(passed: float, percent: int, spent: Mapping[int, float]) -> str:
-    share = max((share for known, share in spent.items() if known <= percent), default=0)
-    return f", about {minutes(passed / share - passed)} left" if share else ""
+@contextlib.contextmanager
+def writing_to_cache(subject: str, size: str) -> Iterator[None]:
+    """Turn an ``OSError`` of the block into an ``UnavailableError`` that names the cache.
+
+    ``subject`` is what the block installs, and ``size`` the space that it needs, such as ``2 GB``.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(
+            f"{subject} was not installed.",
+            found=f"{type(error).__name__}: {error}",
+            remedy=f"Make {cache_folder()} writable, with {size} free; or set XDG_CACHE_HOME.",
+        ) from error
 
 
 def error_lines(output: Iterable[str]) -> list[str]:

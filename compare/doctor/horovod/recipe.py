@@ -18,8 +18,7 @@ import subprocess
 import sys
 import sysconfig
 import urllib.parse
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +32,7 @@ HOROVOD_SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e2
 TOOLCHAIN = Path(__file__).with_name("horovod.cmake")
 LOAD_SECONDS = 300.0
 """Maximum time for loading torch or Horovod from a slow disk."""
+_VERSION_SECONDS = 20.0
 
 # Settings of the user that change the machine code.
 _COMPILER_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CUDAFLAGS")
@@ -61,9 +61,6 @@ class Gpu(NamedTuple):
     def name(self) -> str:
         """Return the versions and compute capabilities in one word, as ``cuda12.8-nccl2.27.3-cc90``."""
         return f"cuda{self.cuda}-nccl{self.nccl}" + "".join(f"-cc{cc}" for cc in self.capabilities)
-
-
-_VERSION_SECONDS = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,22 +123,26 @@ def find_mpi() -> Mpi | None:
     found = shutil.which("mpicxx", path=search_path())
     if found is None:
         return None
-    mpirun = Path(found).with_name("mpirun")
-    answer = ""
-    if os.access(mpirun, os.X_OK):
-        with suppress(subprocess.TimeoutExpired):
-            answer = subprocess.run(
-                [mpirun, "--version"],
-                check=False,
-                capture_output=True,
-                text=True,
-                stdin=subprocess.DEVNULL,
-                timeout=_VERSION_SECONDS,
-            ).stdout
     # "mpirun (Open MPI) 4.1.4"; MPICH prints "HYDRA build details: Version: 4.0.2".
-    version = re.search(r"\d+(\.\d+)+", answer)
+    version = re.search(r"\d+(\.\d+)+", _printed([Path(found).with_name("mpirun"), "--version"]) or "")
     place = hashlib.sha256(str(Path(found).resolve()).encode()).hexdigest()[:6]
     return Mpi(f"mpi-{version.group() if version else 'unknown'}-at-{place}", from_wheel=False)
+
+
+def _printed(command: Sequence[str | Path]) -> str | None:
+    """Return what a command prints; None if it cannot start or does not end."""
+    try:
+        return subprocess.run(
+            command,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_VERSION_SECONDS,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
 
 
 def find_gpu(facts: Mapping[str, Any]) -> Gpu | None:
@@ -176,21 +177,10 @@ def _toolkit(home: Path) -> Path | None:
 
     The ``nvcc`` in ``home`` may be a script that starts the ``nvcc`` of another folder.
     """
-    nvcc = home / "bin" / "nvcc"
-    if not os.access(nvcc, os.X_OK):
+    printed = _printed([home / "bin" / "nvcc", "--dryrun", "-E", "-x", "cu", os.devnull])
+    if printed is None:
         return None
-    try:
-        answer = subprocess.run(
-            [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull],
-            check=False,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=_VERSION_SECONDS,
-        )
-    except (OSError, subprocess.TimeoutExpired):  # it cannot tell
-        return None
-    top = re.search(r"^#\$ TOP=(.+)$", answer.stderr, re.MULTILINE)
+    top = re.search(r"^#\$ TOP=(.+)$", printed, re.MULTILINE)
     places = [home, *([Path(top[1]).resolve()] if top else [])]
     return next((place for place in places if _has_headers(place)), None)
 

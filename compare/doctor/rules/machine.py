@@ -29,11 +29,13 @@ def slots(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
         if wanted > cores:
             limited = f", of {facts.cores} by its control group" if cores < facts.cores else ""
             found = f"{wanted} slots, {counted(cores, 'core')}{limited}."
-            fix = f"Give it {counted(max(1, int(cores)), 'slot')}: ranks on one core wait for each other."
+            fix = (
+                f"Give the host {counted(max(1, int(cores)), 'slot')}: ranks on one core wait for each other."
+            )
             yield each.warning("slots", "The host has more slots than cores.", found, fix)
         if gpus and wanted > gpus:
             found = f"{wanted} slots, {counted(gpus, 'GPU')}."
-            fix = f"Give it {counted(gpus, 'slot')}, or use --device cpu."
+            fix = f"Give the host {counted(gpus, 'slot')}, or use --device cpu."
             yield each.warning("slots", "The host has more slots than GPUs.", found, fix)
         torch = facts.library("torch")
         if gpus and torch.get("gpus") == 0:
@@ -60,7 +62,7 @@ def clock(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
         ahead, uncertain = each.clock_ahead_seconds, each.clock_uncertain_seconds
         if abs(ahead) - uncertain > CLOCK_SECONDS:
             side = "ahead of" if ahead > 0 else "behind"
-            found = f"It is {abs(ahead):.1f} s {side} the one here, ± {uncertain:.1f} s."
+            found = f"It is {abs(ahead):.1f} s {side} the clock of this machine, ± {uncertain:.1f} s."
             fix = "Synchronise all clocks by NTP: `timedatectl set-ntp true`, or chrony."
             what = "The clock is wrong: failures would be reported in the wrong order."
             yield each.warning("clock", what, found, fix)
@@ -74,7 +76,7 @@ def disk(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
             least, wanted = _SHARED_MEMORY_BYTES if shared else _DISK_BYTES
             found = f"{folder.path}: {_size(folder.free_bytes or 0)} free."
             fix = (
-                "Give its container more: --shm-size=1g; or remove files there."
+                "Give its container more (--shm-size=1g), or remove files there."
                 if shared
                 else "Free some space, or set TMPDIR to another folder."
             )
@@ -111,7 +113,9 @@ def memory(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
             # Open MPI reads Yama's setting, and then copies messages twice. It foresees no other refusal.
             level: Level = "note" if "yama" in reason else "warning"
             what = "Ranks may not read each other's memory, which MPI does for large messages."
-            fix = "Allow it: --cap-add=SYS_PTRACE for a container, kernel.yama.ptrace_scope=0 for a host. "
+            fix = (
+                "Allow it by --cap-add=SYS_PTRACE for a container, by kernel.yama.ptrace_scope=0 for a host. "
+            )
             fix += "Or ask for copies: OMPI_MCA_btl_vader_single_copy_mechanism=none, and for MPICH, which "
             fix += "fails there, MPIR_CVAR_CH4_CMA_ENABLE=0."
             yield each.finding(level, "memory", what, f"process_vm_readv: {reason}.", fix)
@@ -141,3 +145,6 @@ def _models(gpus: Sequence[str]) -> str:
 def _size(size_bytes: int) -> str:
     unit, name = (_GIGABYTE, "GB") if size_bytes >= _GIGABYTE else (1e6, "MB")
     return f"{size_bytes / unit:.1f} {name}"
+
+
+RULES = (slots, clock, disk, limits, memory, alike)

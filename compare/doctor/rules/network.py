@@ -30,7 +30,7 @@ def hostname(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
         if many and (each.host.name.lower() == "localhost" or _is_loopback(each.host.name)):
             found = f"{each.host.source or 'The command'} names it {each.host.name}."
             fix = f"Use the name that the other hosts know: {facts.hostname}."
-            yield each.problem("hostname", "On every other host, this name means that host.", found, fix)
+            yield each.problem("hostname", "Every other host takes this name for itself.", found, fix)
         yield from _own_name(each, facts, many=many)
         if facts.resolve_seconds > _SLOW_LOOKUP_SECONDS:
             found = f"{facts.resolve_seconds:.1f} s."
@@ -51,8 +51,10 @@ def _own_name(each: ExaminedHost, facts: Facts, *, many: bool) -> Iterator[Findi
         # Horovod's Gloo and torch announce this address; the others would connect to themselves.
         fix = f"In its /etc/hosts, give {facts.hostname} {own} instead."
         yield each.problem("hostname", "The host's own name resolves to its loopback.", found, fix)
-    elif facts.not_its_own:
-        found = f"{facts.hostname} resolves to {', '.join(facts.not_its_own)}, which the host does not have."
+    elif facts.wrong_addresses:
+        found = (
+            f"{facts.hostname} resolves to {', '.join(facts.wrong_addresses)}, which the host does not have."
+        )
         fix = f"Correct its entry in DNS or /etc/hosts: {own}."
         yield each.warning("hostname", "The host's own name resolves to a wrong address.", found, fix)
 
@@ -152,19 +154,21 @@ def shared_address(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 def ports(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     """Find hosts that could not listen or connect in the trial of a port, or got too few connections."""
-    trials = [(each, each.met) for each in hosts if each.met]
-    others = sum(met.role == "connects" for _, met in trials)
-    for each, met in trials:
-        if met.role == "listens" and met.problem:
+    trials = [(each, each.port_trial) for each in hosts if each.port_trial]
+    others = sum(trial.role == "connects" for _, trial in trials)
+    for each, trial in trials:
+        if trial.role == "listens" and trial.problem:
             fix = "Use another port, or end the process that holds this one: `ss -ltnp`."
-            yield each.problem("ports", f"Cannot listen at {each.met_at}.", met.problem, fix)
-        elif met.problem:
+            yield each.problem("ports", f"Cannot listen at {each.port_address}.", trial.problem, fix)
+        elif trial.problem:
             fix = "Open all ports between the hosts in their firewalls (nft, ufw, security groups)."
-            yield each.problem("ports", f"Cannot connect to {each.met_at}.", met.problem, fix)
-        elif met.role == "listens" and met.connected < others:
+            yield each.problem("ports", f"Cannot connect to {each.port_address}.", trial.problem, fix)
+        elif trial.role == "listens" and trial.connected < others:
             fix = "See the problems of the other hosts; if they have none, try again."
-            found = f"{met.connected} of {others}."
-            yield each.finding("note", "ports", f"Not all hosts connected to {each.met_at}.", found, fix)
+            found = f"{trial.connected} of {others}."
+            yield each.finding(
+                "note", "ports", f"Not all hosts connected to {each.port_address}.", found, fix
+            )
 
 
 def shared_network(hosts: Sequence[ExaminedHost]) -> SharedNetwork | None:
@@ -223,3 +227,6 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
+
+
+RULES = (hostname, same_name, peers, loopback, network, shared_address, ports)

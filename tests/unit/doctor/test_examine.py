@@ -12,10 +12,10 @@ from rich.console import Console
 from compare import data
 from compare.doctor import checkup
 from compare.doctor import examine as doctor
-from compare.doctor.diagnose import diagnose
 from compare.doctor.examine import examine, exit_code, quick_check
 from compare.doctor.facts import Examination, Finding
 from compare.doctor.report import document_of
+from compare.doctor.rules import diagnose
 from compare.errors import HostError
 from compare.launch.engines import Answer
 from compare.launch.engines.ssh import Ssh
@@ -55,7 +55,7 @@ def test_examine_sends_the_checkup_past_a_talkative_shell(fake_ssh, tmp_path):
 
 @pytest.mark.parametrize(
     ("most_bytes", "level", "fix"),
-    [(1000, "note", "the first one copies it"), (10, "problem", "rsync -a {ours}/ n1:{ours}/")],
+    [(1000, "note", "the first run copies the folder"), (10, "problem", "rsync -a {ours}/ n1:{ours}/")],
 )
 def test_examine_host_without_the_workload_is_found(fake_ssh, tmp_path, monkeypatch, most_bytes, level, fix):
     ours = tmp_path / "ours"
@@ -123,7 +123,7 @@ def test_examine_ports_lets_the_first_host_listen(fake_ssh, monkeypatch):
     monkeypatch.setattr(doctor, "_address", lambda _: "127.0.0.1")
     found = look(N1, ports=True)
     (host,) = found.hosts
-    assert (host.met.role, host.met.problem) == ("listens", "")
+    assert (host.port_trial.role, host.port_trial.problem) == ("listens", "")
     assert [f for f in found.findings if f.topic == "ports"] == []
 
 
@@ -150,8 +150,7 @@ def test_arguments_pass_names_on_and_no_addresses():
 
 
 def test_quick_check_healthy_host_returns_warnings_only():
-    examination, found = quick_check([local_host(4096)], carrier=Ssh())
-    assert examination.hosts[0].facts.quick
+    found = quick_check([local_host(4096)], carrier=Ssh())
     assert ("slots", "warning") in [(f.topic, f.level) for f in found]
     assert "note" not in [f.level for f in found]
 
@@ -171,10 +170,10 @@ def check_group(monkeypatch):
 
     def check(**changed):
         hosts = group(**changed)
-        monkeypatch.setattr(doctor, "_look", lambda *_: hosts)
+        monkeypatch.setattr(doctor, "_collect_facts", lambda *_: hosts)
         monkeypatch.setattr(checkup, "ringside", lambda: {"ringside_sources": HERE.sources})
         monkeypatch.setattr(doctor, "__version__", HERE.version)
-        return quick_check([each.host for each in hosts], carrier=Ssh())[1]
+        return quick_check([each.host for each in hosts], carrier=Ssh())
 
     return check
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compare.doctor import availability
-from compare.doctor.suspects import find_suspects, remedy
+from compare.doctor.availability import find_suspects, unset
 
 SHELL = {
     "HOME": "/root",
@@ -34,9 +34,9 @@ def test_library_that_never_loads_has_no_suspect(shell):
 
 
 def test_remedy_is_a_command_with_its_reason():
-    written = remedy("horovod", ["LD_LIBRARY_PATH"], {"LD_LIBRARY_PATH": f"/a:{'b' * 99}"})
+    written = unset("horovod", ["LD_LIBRARY_PATH"], {"LD_LIBRARY_PATH": f"/a:{'b' * 99}"})
     assert written == "unset LD_LIBRARY_PATH  # horovod loads without LD_LIBRARY_PATH=/a…"
-    assert remedy("horovod", [], {}) == ""
+    assert unset("horovod", [], {}) == ""
 
 
 def test_path_with_a_broken_library_is_named_and_no_installation(tmp_path, monkeypatch, requires_backend):
