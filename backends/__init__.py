@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from backends.arms import ARMS
+from backends.base import Group, Options, Replica
 from backends.entry import Backend, GroupEntry, Option, Runtime
-
-if TYPE_CHECKING:
-    from backends.base import Group, Options, Replica
 
 __all__ = ["BACKENDS", "GROUPS", "UNREADABLE", "Backend", "GroupEntry", "Option", "Runtime", "load"]
 

@@ -6,12 +6,10 @@ import ast
 import re
 import textwrap
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from backends import BACKENDS
-
-if TYPE_CHECKING:
-    from backends.base import Options
+from backends.base import Options
 
 _FOR_TOOLS = re.compile(r" +# (?:noqa|type:).*")
 

@@ -16,13 +16,10 @@ import signal
 import stat
 import sys
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 from backends import evidence
+from backends.base import Facts
 from backends.launchers import hydra
-
-if TYPE_CHECKING:
-    from backends.base import Facts
 
 
 def probe_torch() -> Facts:

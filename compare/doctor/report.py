@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -27,35 +27,31 @@ class _Column(NamedTuple):
 
 def document_of(examination: Examination) -> Document:
     """Return a document with one row for each host, and all findings by level below the table."""
-    columns = [*_SOFTWARE, *_MACHINE]
-    headings = ["host", *(column.heading for column in columns)]
-    findings = [(finding.level, _told(finding, hosts)) for finding, hosts in _grouped(examination)]
+    texts: dict[Level, list[str]] = {level: [] for level in LEVELS}
+    for finding, hosts in _grouped(examination):
+        texts[finding.level].append(_finding_text(finding, hosts))
+    headings = ["host", *(column.heading for column in _COLUMNS)]
     return Document(
         title=f"Examined: {examination.examined_at}",
         tables=[
             Table(
                 columns=[Column(heading, str, is_text=True) for heading in headings],
-                rows=[_row(columns, each, examination) for each in examination.hosts],
+                rows=[_row(each, examination) for each in examination.hosts],
             )
         ],
-        failures=[told for level, told in findings if level == "problem"],
-        warnings=[told for level, told in findings if level == "warning"],
-        notes=[told for level, told in findings if level == "note"],
+        failures=texts["problem"],
+        warnings=texts["warning"],
+        notes=texts["note"],
         conclusion=_summary(examination),
         content=lambda: examination,
     )
 
 
-def _row(columns: Sequence[_Column], each: ExaminedHost, examination: Examination) -> Row:
+def _row(each: ExaminedHost, examination: Examination) -> Row:
     findings = [finding for finding in examination.findings if finding.host == each.host.name]
-    about = [[finding for finding in findings if finding.topic in column.topics] for column in columns]
-    return Row(
-        (
-            each.host.name,
-            *(column.cell(each.facts, each) if each.facts else column.unknown for column in columns),
-        ),
-        styles=tuple(map(_style, [findings, *about])),
-    )
+    about = [[finding for finding in findings if finding.topic in column.topics] for column in _COLUMNS]
+    cells = (column.cell(each.facts, each) if each.facts else column.unknown for column in _COLUMNS)
+    return Row((each.host.name, *cells), styles=tuple(map(_style, [findings, *about])))
 
 
 def _style(findings: list[Finding]) -> Style:
@@ -63,7 +59,7 @@ def _style(findings: list[Finding]) -> Style:
     return _STYLES[worst] if worst else ""
 
 
-def _told(finding: Finding, hosts: list[str]) -> str:
+def _finding_text(finding: Finding, hosts: list[str]) -> str:
     """Return a finding as indented lines: level, hosts and defect, then the evidence, then the fix."""
     parts = [f"{finding.level}: {listed(hosts)}: {finding.what}", finding.found, finding.fix]
     return "\n  ".join(part.replace("\n", "\n  ") for part in parts if part)
@@ -126,15 +122,13 @@ def _disk(facts: Facts, _: ExaminedHost) -> str:
     return f"{min(free) / 1e9:.1f} GB" if free else "–"
 
 
-_SOFTWARE = (
+_COLUMNS = (
     _Column("reached", frozenset({"reach"}), lambda _, each: f"{each.seconds:.1f} s", unknown="NO"),
     _Column("python", frozenset({"python"}), lambda facts, _: facts.python),
     _Column("ringside", frozenset({"ringside"}), lambda facts, _: facts.ringside or "–"),
     _Column("torch", frozenset({"torch"}), _package("torch")),
     _Column("horovod", frozenset({"horovod"}), _horovod),
     _Column("mpi", frozenset({"mpi"}), _mpi),
-)
-_MACHINE = (
     _Column("slots on cores", frozenset({"slots", "alike"}), _slots),
     _Column("interface", frozenset({"network", "hostname", "ports"}), _interface),
     _Column("clock", frozenset({"clock"}), _clock),

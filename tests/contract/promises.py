@@ -11,7 +11,7 @@ from compare.schema.arms import parse_arm
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.contract.records import GroupRecord, ReplicaRecord
+    from tests.contract.records import GroupRecord, ReplicaRecord, Training
 
     Groups = list[GroupRecord]
     Replicas = list[ReplicaRecord]
@@ -137,6 +137,19 @@ def _within(name: str, error: Callable[[ReplicaRecord], float], limit: float = F
     return promise
 
 
+def _trained_within(name: str, error: Callable[[Training], float]) -> Callable:
+    """Return the promise that no training of a rank has a larger error than its dtype's."""
+
+    def promise(ranks: Replicas) -> None:
+        for r in ranks:
+            for kind, training in r.trainings.items():
+                tolerance = FLOAT32 if "float32" in kind else FLOAT64
+                assert error(training) <= tolerance, f"rank {r.rank}: {kind}"
+
+    promise.__name__ = name
+    return promise
+
+
 def gradients_are_bitwise_equal_on_all_ranks(ranks: Replicas) -> None:
     assert len({r.gradients for r in ranks}) == 1
 
@@ -178,13 +191,6 @@ def what_is_called_lossy_is(ranks: Replicas) -> None:
             assert r.trainings["sgd float64"].error > FLOAT64, f"rank {r.rank}"
 
 
-def ranks_train_apart_and_are_averaged(ranks: Replicas) -> None:
-    for r in ranks:
-        for name, training in r.trainings.items():
-            tolerance = FLOAT32 if "float32" in name else FLOAT64
-            assert training.error_apart <= tolerance, f"rank {r.rank}: {name}"
-
-
 def steps_of_sgd_at_period_1_equal_a_single_process(ranks: Replicas) -> None:
     if parse_arm(ranks[0].arm).same_training:
         for r in ranks:
@@ -195,13 +201,6 @@ def every_rank_keeps_its_own_start(ranks: Replicas) -> None:
     assert len({r.built for r in ranks}) == len(ranks), "the ranks must bring different models along"
     for r in ranks:
         assert r.started == r.built
-
-
-def every_rank_trains_as_if_it_were_alone(ranks: Replicas) -> None:
-    for r in ranks:
-        for name, training in r.trainings.items():
-            tolerance = FLOAT32 if "float32" in name else FLOAT64
-            assert training.error_alone <= tolerance, f"rank {r.rank}: {name}"
 
 
 def the_ranks_end_apart(ranks: Replicas) -> None:
@@ -255,7 +254,7 @@ OF_LOCAL_TRAINING = (
     *_EVERY,
     every_rank_starts_from_rank_0,
     _within("gradients_are_those_of_its_own_shard", lambda r: r.gradient_error_alone),
-    ranks_train_apart_and_are_averaged,
+    _trained_within("ranks_train_apart_and_are_averaged", lambda training: training.error_apart),
     steps_of_sgd_at_period_1_equal_a_single_process,
     all_ranks_end_bitwise_equal,
 )
@@ -265,7 +264,7 @@ OF_THE_CONTROL = (
     every_rank_keeps_its_own_start,
     _within("gradients_are_those_of_its_own_shard", lambda r: r.gradient_error_alone),
     _within("a_step_drops_its_own_gradients", lambda r: r.second_gradient_error_alone),
-    every_rank_trains_as_if_it_were_alone,
+    _trained_within("every_rank_trains_as_if_it_were_alone", lambda training: training.error_alone),
     the_ranks_end_apart,
 )
 

@@ -12,13 +12,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
+
+from rich.console import Console
 
 from backends.cache import cache_folder
 from compare.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _SHOWN_LINES = 6
 _LONGEST_ERROR_LINE = 300

@@ -155,15 +155,6 @@ def test_quick_check_healthy_host_returns_warnings_only():
     assert "note" not in [f.level for f in found]
 
 
-def test_quick_check_unusable_host_is_named_with_its_line(fake_ssh):
-    fake_ssh("echo Permission denied >&2; exit 255")
-    with pytest.raises(HostError) as raised:
-        quick_check([N1], carrier=Ssh())
-    assert raised.value.what == "Host n1 (hosts.txt:1): Does not let you log in without a password."
-    assert "ssh-copy-id" in raised.value.remedy
-    assert raised.value.exit_code == 9
-
-
 @pytest.fixture
 def check_group(monkeypatch):
     """Check three hosts before a run; the third has this defect."""
@@ -201,6 +192,7 @@ def test_quick_check_many_unusable_hosts_make_one_error(fake_ssh):
     )
     assert raised.value.found.endswith("and 12 more")
     assert raised.value.remedy.count("Start sshd") == 1
+    assert raised.value.exit_code == 9
 
 
 # ---- the report ----
@@ -211,8 +203,8 @@ def examination(hosts, findings=None):
     return Examination(here=HERE, examined_at="now", hosts=hosts, findings=found)
 
 
-def printed(shown, width=200):
-    console = Console(width=width, color_system=None)
+def printed(shown):
+    console = Console(width=200, color_system=None)
     with console.capture() as capture:
         console.print(Shown(document_of(shown)))
     return capture.get()
@@ -229,14 +221,10 @@ def test_report_has_a_row_per_host_and_every_finding():
 
 
 @pytest.mark.parametrize(("changed", "summary"), [({}, "no findings"), ({"open_files": 9}, "1 warning")])
-def test_report_without_problems_fits_a_narrow_terminal(changed, summary):
+def test_report_without_problems_says_so(changed, summary):
     shown = examination(group(2, at=2, **changed))
     assert f"2 hosts examined: {summary}." in printed(shown)
     assert exit_code(shown) == 0
-    wide, narrow = (printed(examination(group(2)), width=width) for width in (200, 100))
-    assert (wide.count("n2"), narrow.count("n2")) == (1, 2), "a narrow one has two tables"
-    for part in ("Open MPI 4.1.8", "0.28.1 (gloo, mpi)", "eth0 10.0.0.2/24", "2 on 4"):
-        assert part in narrow
 
 
 def test_report_equal_findings_of_many_hosts_are_one():

@@ -486,45 +486,6 @@ def test_toolchain_compiles_small_sources_as_one_for_cpus(tmp_path, monkeypatch,
     assert "-g" not in compiler.split()
 
 
-def test_torch_is_found_by_one_question(tmp_path):
-    package = tmp_path / "torch"
-    (package / "utils").mkdir(parents=True)
-    (package / "lib").mkdir()
-    (package / "lib" / "libc10.so").touch()
-    (package / "__init__.py").write_text(
-        "from types import SimpleNamespace\nprint('noise')\nopen('asked', 'a').write('once ')\n"
-        "__version__ = '2.13.0+cpu'\nversion = SimpleNamespace(cuda=None, hip=None)\n"
-        "def compiled_with_cxx11_abi(): return True\n"
-    )
-    (package / "utils" / "__init__.py").touch()
-    (package / "utils" / "cpp_extension.py").write_text(
-        f"from types import SimpleNamespace\nprint('noise')\nCUDA_HOME = None\n"
-        f"def CppExtension(name, sources): return SimpleNamespace("
-        f"include_dirs=['/a b', '/c'], library_dirs=['{package}/lib'], libraries=['c10'])\n"
-    )
-    (tmp_path / "ask.cmake").write_text(
-        f"set(PY_EXE {sys.executable})\nset(CMAKE_MODULE_PATH {recipes.TOOLCHAIN.parent})\n"
-        "set(CMAKE_FIND_LIBRARY_PREFIXES lib)\nset(CMAKE_FIND_LIBRARY_SUFFIXES .so)\n"
-        "find_package(Pytorch 1.5.0 REQUIRED)\n"
-        "foreach(name IN ITEMS VERSION CUDA ROCM CXX11 COMPILE_FLAGS INCLUDE_DIRS LIBRARIES)\n"
-        '  message(NOTICE "${name}: ${Pytorch_${name}}")\nendforeach()\n'
-    )
-    command, environment = [cmake_or_skip(), "-P", "ask.cmake"], os.environ | {"PYTHONPATH": str(tmp_path)}
-    answer = subprocess.run(
-        command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
-    )
-    assert dict(line.split(": ") for line in answer.stderr.splitlines() if ": " in line) == {
-        "VERSION": "2.13.0+cpu",
-        "CUDA": "FALSE",
-        "ROCM": "FALSE",
-        "CXX11": "1",
-        "COMPILE_FLAGS": "-D_GLIBCXX_USE_CXX11_ABI=1",
-        "INCLUDE_DIRS": "/a b;/c",
-        "LIBRARIES": f"{package}/lib/libc10.so",
-    }
-    assert (tmp_path / "asked").read_text() == "once "
-
-
 def test_toolchain_sets_paths_relative_to_the_library(tmp_path):
     readelf = shutil.which("readelf")
     if readelf is None:
