@@ -72,8 +72,3 @@ def test_what_is_missing_or_cannot_be_had_has_its_reason_and_command():
     assert "mpich is not installed; run: compare install mpich" in printed
     assert "torchcomms the package index" in printed
     assert "process_group=nccl this torch is built without it" in printed
-
-
-@pytest.mark.parametrize("width", [80, 100])
-def test_tables_fit_the_terminal(width):
-    assert max(map(len, shown(a_survey(), width).splitlines())) <= width

@@ -26,6 +26,7 @@ LO = Interface(name="lo", up=True, addresses=["127.0.0.1/8", "::1/128"], mtu=655
 SHM = "/dev/shm"  # noqa: S108 -- a name
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.8\n\nReport bugs to http://www.open-mpi.org/community/help/\n"
 OPEN_MPI_5 = "mpirun (Open MPI) 5.0.6\n\nReport bugs to https://www.open-mpi.org/community/help/\n"
+INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.11 Build 20231005"
 MPICH = "HYDRA build details:\n    Version:                                 4.0.2\n    Release Date: ..."
 
 
@@ -213,7 +214,8 @@ def mpirun(output):
 ALONE = {
     "old python": ({"python": "3.9.2"}, "problem python", "too old. 3.9.2", "3.11 or later"),
     "Open MPI 5": (mpirun(OPEN_MPI_5), "warning mpi", "Open MPI 5: horovod:controller=mpi", "Open MPI 4.1.8"),
-    "MPICH": (mpirun(MPICH), "warning mpi", "not of Open MPI", "Open MPI 4.1.8"),
+    "MPICH": (mpirun(MPICH), "warning mpi", "is MPICH 4.0.2", "Open MPI 4.1.8"),
+    "Intel MPI": (mpirun(INTEL), "warning mpi", "is Intel MPI 2021.11", "Open MPI 4.1.8"),
     "broken mpirun": (
         mpirun("mpirun: error while loading shared libraries: libhwloc.so.15\n"),
         *(
@@ -283,22 +285,6 @@ def test_diagnose_group_gives_exactly_these_findings(case):
     assert ", ".join(map(" ".join, found)) == expected
     assert found == sorted(found, key=lambda finding: LEVELS.index(finding[0]))
     assert not [finding.fix for finding in diagnose(hosts, HERE) if "{" in finding.fix]
-
-
-@pytest.mark.parametrize(
-    ("text", "flavour"),
-    [
-        (OPEN_MPI_4, ("Open MPI", "4.1.8")),
-        (OPEN_MPI_5, ("Open MPI", "5.0.6")),
-        (MPICH, ("MPICH", "4.0.2")),
-        ("Intel(R) MPI Library for Linux* OS, Version 2021.11 Build 20231005", ("Intel MPI", "2021.11")),
-        ("Open MPI v4.1.8", ("Open MPI", "4.1.8")),
-        ("MPICH Version: 4.1.2", ("MPICH", "4.1.2")),
-        ("", ("unknown", "")),
-    ],
-)
-def test_mpi_flavour_reads_name_and_version(text, flavour):
-    assert mpi_flavour(text) == flavour
 
 
 def test_diagnose_localhost_among_others_is_a_problem():
