@@ -76,11 +76,11 @@ class CrashLog(NamedTuple):
 def read_crash_log(log: str) -> CrashLog:
     """Return the lines that explain a crash, given the end of the log of a rank that died."""
     *_, crash = [None, *_CRASH.finditer(log)]
-    printed = log[: crash.start()] if crash else log
+    *_, printed = ["", *_explaining(log[: crash.start()] if crash else log)]
     at = _CRASHED_AT.search(log, crash.end()) if crash else None
     return CrashLog(
         error=_one_line(crash[0]) if crash else "",
-        printed=_last_line(printed),
+        printed=printed,
         where=f"{at['file']}:{at['line']}" if at else "",
     )
 
@@ -95,11 +95,6 @@ def read_launcher_log(log: str) -> list[str]:
     if len(lines) <= _FIRST_LINES + _LAST_LINES:
         return lines
     return [*lines[:_FIRST_LINES], "…", *lines[-_LAST_LINES:]]
-
-
-def _last_line(printed: str) -> str:
-    *_, last = ["", *_explaining(printed)]
-    return last
 
 
 def _explaining(printed: str) -> Iterator[str]:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
+import uuid
 from pathlib import Path
 
 import msgspec
 
 from backends.launchers.request import Command
 from compare import PACKAGE_ROOT, PROTOCOL, __version__
-from compare.errors import UnavailableError, UsageError, system_reason
-from compare.launch.processes import answer_of
+from compare.errors import UnavailableError, UsageError
+from compare.launch.processes import supervise
 from compare.schema.arms import Interpreter
-from compare.schema.environment import inherited
 
 _ANSWER_SECONDS = 30.0
 """Maximum time for an interpreter to start and to answer."""
 _ANSWER_BYTES = 1 << 18
 """Maximum size of what an interpreter prints; a description has less than a kilobyte."""
 _QUOTED = 500
-"""Number of characters that an error quotes from the end of an interpreter's standard error."""
+"""Number of characters that an error quotes from the end of what an interpreter printed."""
 _NEEDED = ("torch", "msgspec")
 """Packages that a rank needs besides Ringside."""
 _QUESTION = """
@@ -37,6 +38,7 @@ try:
     found["protocol"] = getattr(compare, "PROTOCOL", None)
 except (ImportError, AttributeError):
     pass
+print()
 print(json.dumps(found))
 """
 
@@ -92,28 +94,39 @@ def find_interpreter(written: str) -> Interpreter:
 def _ask(path: Path) -> _Description:
     """Return an interpreter's description of itself.
 
-    It is asked without the user's PYTHONPATH, so that only its own packages count.
+    It is asked without the user's PYTHONPATH, so that only its own packages count. No process that it started
+    is left afterwards.
 
     Raises:
         UnavailableError: it cannot be executed, is too slow, or prints something else.
     """
-    environment = {name: value for name, value in inherited(os.environ).items() if name != "PYTHONPATH"}
-    command = Command((str(path), "-c", _QUESTION, *_NEEDED), environment | {"PYTHONSAFEPATH": "1"})
-    found = ""
-    try:
-        printed, errors = answer_of(command, seconds=_ANSWER_SECONDS, most_bytes=_ANSWER_BYTES)
-        found = errors.strip()[-_QUOTED:] or "It printed no description of itself."
-        return msgspec.json.decode(printed.strip().splitlines()[-1], type=_Description)
-    except TimeoutError:
-        found = f"It did not end within {_ANSWER_SECONDS:g} s."
-    except OverflowError:
+    until, printed = time.monotonic() + _ANSWER_SECONDS, bytearray()
+    command = Command((str(path), "-c", _QUESTION, *_NEEDED), {"PYTHONPATH": "", "PYTHONSAFEPATH": "1"})
+    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(read, "rb", buffering=0) as pipe, os.fdopen(write, "wb"):
+
+        def take() -> bool:
+            printed.extend(pipe.read(_ANSWER_BYTES) or b"")
+            return len(printed) < _ANSWER_BYTES and time.monotonic() < until
+
+        try:
+            name, log = f"ringside-{uuid.uuid4()}", Path(f"/dev/fd/{write}")
+            supervise(command, name=name, log=log, on_tick=take, wake=[read])
+            take()
+            found = printed.decode(errors="replace").strip()
+            # The last line may be a warning, which an interpreter prints as it exits.
+            described = [line for line in found.splitlines() if line.startswith("{")]
+            return msgspec.json.decode(described[-1], type=_Description)
+        except UnavailableError as error:
+            found = error.found
+        except (msgspec.DecodeError, RecursionError, IndexError):
+            found = found[-_QUOTED:] or "It printed no description of itself."
+    if len(printed) >= _ANSWER_BYTES:
         found = f"It printed more than {_ANSWER_BYTES >> 10} KiB."
-    except OSError as error:
-        found = system_reason(error)
-    except (msgspec.DecodeError, RecursionError, IndexError):
-        pass
+    elif time.monotonic() >= until:
+        found = f"It did not end within {_ANSWER_SECONDS:g} s."
     raise UnavailableError(
         f"{path} does not answer as a Python interpreter.",
         found=found,
         remedy="Name the interpreter of the other environment: /path/to/venv/bin/python.",
-    ) from None
+    )

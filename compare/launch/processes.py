@@ -6,13 +6,11 @@ import contextlib
 import ctypes
 import os
 import select
-import selectors
 import subprocess
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
@@ -26,7 +24,6 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- where MPICH makes its segment
 _TICK_SECONDS = 0.5
 """Time between two ticks; each takes time from a rank."""
 _POLL_SECONDS = 0.05
-_READ_BYTES = 1 << 16
 _GRACE_SECONDS = 3.0
 """Maximum time for processes to exit after SIGTERM, and again after SIGKILL."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -41,6 +38,10 @@ class Ending(NamedTuple):
     timed_out: bool = False
     abandoned: bool = False
     """Whether agents ended the launch, because the parent sent no messages."""
+
+
+SUCCEEDED = Ending(0)
+"""The ending of a launch whose launcher succeeded."""
 
 
 class Segments(NamedTuple):
@@ -91,8 +92,7 @@ def supervise(
     process: subprocess.Popen[bytes] | None = None
     try:
         if command:
-            with _open(log) as output:
-                process = _start(command, name, output)
+            process = _start(command, name, log)
         while process is None or process.poll() is None:
             if not on_tick():
                 return Ending(None, time.monotonic() - began)
@@ -102,77 +102,22 @@ def supervise(
         end_all(name, process, while_waiting, spared=spared, segments=segments)
 
 
-def answer_of(command: Command, *, seconds: float, most_bytes: int) -> tuple[str, str]:
-    """Return what a command prints on standard output and on standard error.
-
-    No process that it started is left afterwards. It inherits no variables, but gets those of ``command``.
-
-    Raises:
-        OSError: it could not be executed.
-        OverflowError: it printed more than ``most_bytes``.
-        TimeoutError: it did not end in time.
-    """
-    name, spared, until = f"ringside-{uuid.uuid4()}", children(), time.monotonic() + seconds
-    process = subprocess.Popen(
-        command.argv,
-        env={**command.environment, MARKER: name},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+def _start(command: Command, name: str, log: Path) -> subprocess.Popen[bytes]:
     try:
-        with process:
-            try:
-                return _printed_by(process, until, most_bytes)
-            finally:
-                end_all(name, process, spared=spared)
-    except subprocess.TimeoutExpired:
-        raise TimeoutError from None
-
-
-def _printed_by(process: subprocess.Popen[bytes], until: float, most_bytes: int) -> tuple[str, str]:
-    assert process.stdout is not None  # noqa: S101 -- both are pipes
-    assert process.stderr is not None  # noqa: S101
-    printed = {process.stdout: b"", process.stderr: b""}
-    with selectors.DefaultSelector() as waiting:
-        for pipe in printed:
-            waiting.register(pipe, selectors.EVENT_READ)
-        while waiting.get_map():
-            ready = waiting.select(max(0.0, until - time.monotonic()))
-            if not ready:
-                raise TimeoutError
-            for key, _ in ready:
-                piece = os.read(key.fd, _READ_BYTES)
-                if not piece:
-                    waiting.unregister(key.fileobj)
-                printed[key.fileobj] += piece  # type: ignore[index]  # only pipes are registered
-            if sum(map(len, printed.values())) > most_bytes:
-                raise OverflowError
-    process.wait(max(0.0, until - time.monotonic()))
-    output, errors = (text.decode(errors="replace") for text in printed.values())
-    return output, errors
-
-
-def _open(log: Path) -> BinaryIO:
-    try:
-        return log.open("wb")
+        output = log.open("wb")
     except OSError as error:
         raise OutputError.unwritten(log, error) from None
-
-
-def _start(command: Command, name: str, output: BinaryIO) -> subprocess.Popen[bytes]:
-    environment = inherited(os.environ) | dict(command.environment) | {MARKER: name}
     try:
-        # A session of its own: Ctrl-C reaches this program alone, which ends the ranks in order.
-        return subprocess.Popen(
-            command.argv,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        with output:
+            # A session of its own: Ctrl-C reaches this program alone, which ends the ranks in order.
+            return subprocess.Popen(
+                command.argv,
+                env=inherited(os.environ) | dict(command.environment) | {MARKER: name},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
     except OSError as error:
         raise UnavailableError(
             f"{command.argv[0]} could not be executed.",
@@ -214,7 +159,20 @@ def end_all(
     """
 
     def end_with(end: Callable[[psutil.Process], None], only: Collection[int] | None = None) -> None:
-        _end_with(end, name, while_waiting, spared, only)
+        """Apply ``end`` to all processes, or to those with these PIDs, and wait until they have exited."""
+        signalled: set[psutil.Process] = set()
+        deadline = time.monotonic() + _GRACE_SECONDS
+        # Listed anew each time, because one may have been started meanwhile. In a container, orphans that
+        # have exited stay zombies, which are not listed.
+        while left := {one for one in descendants(name, spared) if only is None or one.pid in only}:
+            for process in left - signalled:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    end(process)
+            signalled.update(left)
+            if time.monotonic() > deadline:
+                return
+            while_waiting()
+            time.sleep(_POLL_SECONDS)
 
     try:
         end_with(_terminate, LaunchFiles(Path(name)).witnesses())
@@ -226,16 +184,11 @@ def end_all(
             if child:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(timeout=_GRACE_SECONDS)
-            _reap(() if spared is None else children() - set(spared))
+            for orphan in () if spared is None else children() - set(spared):
+                with contextlib.suppress(ChildProcessError):  # it is a grandchild
+                    os.waitpid(orphan.pid, os.WNOHANG)
             if segments:
                 _remove_segments(segments)
-
-
-def _reap(adopted: Collection[psutil.Process]) -> None:
-    """Reap the orphans that this process has adopted and that have exited."""
-    for process in adopted:
-        with contextlib.suppress(ChildProcessError):  # it is a grandchild
-            os.waitpid(process.pid, os.WNOHANG)
 
 
 def _remove_segments(segments: Segments) -> None:
@@ -245,7 +198,12 @@ def _remove_segments(segments: Segments) -> None:
     segments, but its processes are not seen if it is in another container with the same /dev/shm. So segments
     older than this launch are left alone.
     """
-    found = {str(path): path for path in _SHARED_MEMORY.glob(segments.pattern) if _is_of(path, segments)}
+    found = {}
+    for path in _SHARED_MEMORY.glob(segments.pattern):
+        with contextlib.suppress(OSError):  # another launch's end removed it
+            state = path.lstat()
+            if state.st_uid == os.geteuid() and state.st_mtime >= segments.since:
+                found[str(path)] = path
     for table in Path("/proc").glob("[0-9]*/maps") if found else ():
         with contextlib.suppress(OSError):  # it has exited, or is another user's
             mapped = table.read_text()
@@ -253,14 +211,6 @@ def _remove_segments(segments: Segments) -> None:
     for path in found.values():
         with contextlib.suppress(OSError):  # another launch's end removed it
             path.unlink()
-
-
-def _is_of(path: Path, segments: Segments) -> bool:
-    try:
-        state = path.lstat()
-    except OSError:  # another launch's end removed it
-        return False
-    return state.st_uid == os.geteuid() and state.st_mtime >= segments.since
 
 
 def _terminate(process: psutil.Process) -> None:
@@ -278,48 +228,16 @@ def _kill_but_trackers(process: psutil.Process) -> None:
         process.kill()
 
 
-def _end_with(
-    end: Callable[[psutil.Process], None],
-    name: str,
-    while_waiting: Callable[[], None],
-    spared: Collection[psutil.Process] | None,
-    only: Collection[int] | None,
-) -> None:
-    """Apply ``end`` to the processes of a launch until none is left, at most for the grace period.
-
-    If ``only`` is given, it is limited to processes with these PIDs.
-    """
-    signalled: set[psutil.Process] = set()
-    deadline = time.monotonic() + _GRACE_SECONDS
-    # Listed anew each time, because one may have been started meanwhile. In a container, orphans that
-    # have exited stay zombies, which are not listed.
-    while left := {one for one in _all_of(name, spared) if only is None or one.pid in only}:
-        for process in left - signalled:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                end(process)
-        signalled.update(left)
-        if time.monotonic() > deadline:
-            return
-        while_waiting()
-        time.sleep(_POLL_SECONDS)
-
-
-def _all_of(name: str, spared: Collection[psutil.Process] | None) -> Iterator[psutil.Process]:
-    """Yield the live processes of a launch, which have its mark or descend from this process."""
-    yield from descendants(name)
-    for process in () if spared is None else children() - set(spared):
-        with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-
-
-def descendants(name: str) -> Iterator[psutil.Process]:
+def descendants(name: str, spared: Collection[psutil.Process] | None = None) -> Iterator[psutil.Process]:
     """Yield the live processes of a launch, which have its mark in their environment.
 
     Process groups and the process tree would not show them all, because launchers put ranks into sessions of
-    their own, and orphans change their parent.
+    their own, and orphans change their parent. If ``spared`` is given, all other descendants of this process
+    are yielded, too.
     """
+    own = set() if spared is None else children() - set(spared)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(MARKER) == name and process.status() != psutil.STATUS_ZOMBIE:
+            of_launch = process in own or process.environ().get(MARKER) == name
+            if of_launch and process.status() != psutil.STATUS_ZOMBIE:
                 yield process

@@ -56,14 +56,14 @@ def end_in_good_order() -> None:
 
 
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ignore interrupts within the block, so that a clean-up is complete."""
-    before = ignore_interrupts()
+def uninterrupted(handler: Any = signal.SIG_IGN) -> Iterator[None]:
+    """Ignore interrupts within the block, so that a clean-up is complete, or let ``handler`` handle them."""
+    replaced = ignore_interrupts(handler)
     try:
         yield
     finally:
-        for interrupt, handler in before.items():
-            signal.signal(interrupt, handler)
+        for interrupt in replaced:
+            signal.signal(interrupt, signal.default_int_handler)
 
 
 @contextlib.contextmanager
@@ -79,26 +79,23 @@ def postponed_interrupts(react: Callable[[], object] = lambda: None) -> Iterator
         came.append(number)
         react()
 
-    before = _handled_by(note)
     try:
-        yield
+        with uninterrupted(note):
+            yield
     finally:
-        for interrupt, handler in before.items():
-            signal.signal(interrupt, handler)
         if came:
             raise KeyboardInterrupt
 
 
-def ignore_interrupts() -> dict[signal.Signals, Any]:
-    """Ignore interrupts from now on, and return the replaced handlers by their signals."""
-    return _handled_by(signal.SIG_IGN)
+def ignore_interrupts(handler: Any = signal.SIG_IGN) -> list[signal.Signals]:
+    """Ignore interrupts from now on, or let ``handler`` handle them.
 
-
-def _handled_by(handler: Any) -> dict[signal.Signals, Any]:
+    Returns:
+        The signals that would have raised KeyboardInterrupt. All others keep their handlers.
+    """
     if threading.current_thread() is not threading.main_thread():
-        return {}  # another thread receives none, and cannot set a handler
-    before = {interrupt: signal.getsignal(interrupt) for interrupt in _INTERRUPTS}
-    meant = {i: handled for i, handled in before.items() if handled is signal.default_int_handler}
-    for interrupt in meant:
+        return []  # another thread receives none, and cannot set a handler
+    raising = [each for each in _INTERRUPTS if signal.getsignal(each) is signal.default_int_handler]
+    for interrupt in raising:
         signal.signal(interrupt, handler)
-    return meant
+    return raising

@@ -18,12 +18,9 @@ import psutil
 import pytest
 
 from backends.launchers.request import MARKER, Command
-from compare.errors import OutputError, RingsideError, UnavailableError
-from compare.experiment import run
-from compare.launch import arm as launching
+from compare.errors import OutputError, UnavailableError
 from compare.launch import processes as module
 from compare.schema.launch_files import LaunchFiles
-from tests.unit.factories import AnAgent, a_cluster, a_run
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -129,20 +126,12 @@ def test_supervise_writes_stdout_and_stderr_to_the_log_and_ticks(launch):
     assert len(ticks) >= 2
 
 
-@pytest.mark.parametrize("command", [None, Command((sys.executable, "-c", SLEEP), {})])
-def test_supervise_ends_when_the_tick_gives_up(launch, command):
-    began = time.monotonic()
-    assert launch.supervise_command(command, on_tick=lambda: False).status is None
-    assert time.monotonic() - began < 10
-    assert launch.is_gone()
-
-
 def test_supervise_descriptor_that_can_be_read_brings_a_tick_at_once(launch, monkeypatch):
     monkeypatch.setattr(module, "_TICK_SECONDS", 20.0)
     reading, writing = os.pipe()
     os.write(writing, b"x")
     began, ticks = time.monotonic(), iter([True, False])
-    launch.supervise_command(None, on_tick=lambda: next(ticks), wake=[reading])
+    assert launch.supervise_command(None, on_tick=lambda: next(ticks), wake=[reading]).status is None
     assert time.monotonic() - began < 10
     for descriptor in (reading, writing):
         os.close(descriptor)
@@ -277,23 +266,6 @@ def test_processes_of_other_launches_are_left_alone(launch):
         for process in (other, unmarked):
             process.kill()
             process.wait()
-
-
-def test_launches_of_runs_with_folders_of_one_name_differ(tmp_path, monkeypatch):
-    """Two people have a ``results`` each; neither may end the other's ranks."""
-    monkeypatch.setattr(launching, "find_launcher", lambda name, _python: Path("/bin") / name)
-    agent = AnAgent()
-    for who in ("alice", "bob"):
-        (tmp_path / who / "results").mkdir(parents=True)
-        planned = a_run(config={"ranks": 2}, launches=[], complete=False)
-        with pytest.raises(RingsideError):
-            run.carry_out(planned, tmp_path / who / "results", a_cluster(agent=agent), Silent())
-    first, second = agent.begun
-    assert first.directory != second.directory
-
-
-class Silent(launching.Observer):
-    """Ignores every event."""
 
 
 # ---- what a launch starts from ----
