@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from compare.errors import UsageError
 from compare.launch.agent.protocol import Ready
 from compare.schema.hosts import LOOPBACK, Host, Network
+
+_LOOKUP_SECONDS = 10.0
+"""Maximum time to look up all names together."""
+_LOOKUPS_AT_ONCE = 64
 
 
 def require_distinct(machines: Sequence[tuple[Host, Ready]]) -> None:
@@ -18,16 +27,17 @@ def require_distinct(machines: Sequence[tuple[Host, Ready]]) -> None:
     Raises:
         UsageError: two hosts are the same machine.
     """
-    first: dict[str, Host] = {}
+    first: dict[tuple[str, str], Host] = {}
     for host, ready in machines:
-        addresses = [address for each in ready.addresses.values() for address in each if not _looped(address)]
-        known = first.setdefault(f"{ready.hostname.lower()} with {', '.join(sorted(addresses))}", host)
+        every = sorted(address for each in ready.addresses.values() for address in each)
+        addresses = ", ".join(a for a in every if not ipaddress.ip_interface(a).is_loopback)
+        known = first.setdefault((ready.hostname.lower(), addresses), host)
         if addresses and known is not host:
-            slots = known.slots + host.slots
             raise UsageError(
                 f"{host.source}: {host.name} is the same machine as {known.name}.".removeprefix(": "),
-                found=f"Both are {ready.hostname} with {', '.join(sorted(addresses))}.",
-                remedy=f"Name it once, with all its slots: '{known.destination} slots={slots}'.",
+                found=f"Both are {ready.hostname} with {addresses}.",
+                remedy="Name it once, with all its slots: "
+                f"'{known.destination} slots={known.slots + host.slots}'.",
             )
 
 
@@ -61,19 +71,16 @@ def choose_network(
     agree = [sum(a == b for a, b in zip(each.addresses, reached_at, strict=True)) for each in found]
     best = [each for each, count in zip(found, agree, strict=True) if count == max(agree)]
     if len(best) > 1:
+        first, *others = best
+        remedy = "All are on one interface. Name the hosts by their addresses in the network that you mean."
+        if any(each.interface != first.interface for each in others):
+            remedy = f"Name one: --interface {first.interface}"
         raise UsageError(
             "The hosts share more than one network, and none is preferred.",
             found="; ".join(f"{each.interface} in {each.network}" for each in best),
-            remedy=_how_to_choose(best),
+            remedy=remedy,
         )
     return best[0]
-
-
-def _how_to_choose(networks: Sequence[Network]) -> str:
-    names = dict.fromkeys(each.interface for each in networks)
-    if len(names) > 1:
-        return f"Name one: --interface {next(iter(names))}"
-    return "All are on one interface. Name the hosts by their addresses in the network that you mean."
 
 
 def network_of_one(addresses: Mapping[str, Sequence[str]], *, asked: str | None) -> Network:
@@ -83,17 +90,14 @@ def network_of_one(addresses: Mapping[str, Sequence[str]], *, asked: str | None)
         UsageError: this machine has no such interface that is up.
     """
     interface = asked or LOOPBACK
-    if interface not in addresses and asked is None:
-        raise UsageError(
-            f"The loopback interface {LOOPBACK} is not up.",
-            found=f"Up: {', '.join(addresses) or 'none'}.",
-            remedy=f"Start it with `ip link set {LOOPBACK} up`, or name another --interface.",
-        )
     if interface not in addresses:
+        remedy = "Name one of these with --interface."
+        if asked is None:
+            remedy = f"Start it with `ip link set {LOOPBACK} up`, or name another --interface."
         raise UsageError(
-            f"--interface {interface}: this machine has no such interface that is up.",
-            found=f"It has {', '.join(addresses)}.",
-            remedy="Name one of these, or leave --interface out.",
+            f"This machine has no interface {interface} that is up.",
+            found=f"Up: {', '.join(addresses) or 'none'}.",
+            remedy=remedy,
         )
     return Network(interface=interface)
 
@@ -108,8 +112,29 @@ def in_network(address: str, network: Network) -> bool:
     return ipaddress.ip_interface(address).ip in ipaddress.ip_network(network.network)
 
 
-def _looped(address: str) -> bool:
-    return ipaddress.ip_interface(address).is_loopback
+def addresses_of(names: Sequence[str], seconds: float = _LOOKUP_SECONDS) -> list[str]:
+    """Return an IPv4 address of every name, in order; empty for a name without one.
+
+    Names that are not found within ``seconds`` count as names without an address.
+    """
+    found: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+    waiting = iter(names)
+    for _ in range(min(_LOOKUPS_AT_ONCE, len(names))):
+        # A name server that hangs must not hold up an exit, so no pool: its threads are joined then.
+        threading.Thread(target=_look_up, args=(waiting, found), daemon=True).start()
+    until, addresses = time.monotonic() + seconds, dict[str, str]()
+    with suppress(queue.Empty):
+        for _ in names:
+            addresses.update([found.get(timeout=max(0.0, until - time.monotonic()))])
+    return [addresses.get(name, "") for name in names]
+
+
+def _look_up(names: Iterator[str], found: queue.SimpleQueue[tuple[str, str]]) -> None:
+    for name in names:
+        try:
+            found.put((name, socket.gethostbyname(name)))
+        except (OSError, UnicodeError):
+            found.put((name, ""))
 
 
 def _on(name: str, hosts: Sequence[Mapping[str, Sequence[str]]]) -> list[Network]:

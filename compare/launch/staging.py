@@ -44,37 +44,26 @@ def stage(
         HostError: a host cannot be asked, its copy did not arrive whole, or the data is too large to copy.
     """
     others = [host for host in hosts if not is_local(host)]
-    found = dict(zip(others, _stage(others, source, python, carrier, say), strict=True))
-    return [found.get(host, source.directory) for host in hosts]
-
-
-def _stage(
-    hosts: Sequence[Host], source: DatasetSource, python: str, carrier: Carrier, say: Callable[[str], None]
-) -> list[str]:
-    if not hosts:
-        return []
-    held = _ask(hosts, source, python, carrier)
-    lacking = [host for host, its in zip(hosts, held, strict=True) if not its.directory]
-    if not lacking:
-        return [its.directory for its in held]
-    if not data.is_copied(source):
-        raise not_copied(lacking[0], source)
-    whom = lacking[0].name if len(lacking) == 1 else f"{len(lacking)} hosts"
-    files = data.files_of(source)
-    say(f"Copying {source.name} ({sum(map(len, files.values())) / 1e6:.0f} MB) to {whom}")
-    for cache in sorted({its.cache for its in held if not its.directory}):
-        here = [h for h, its in zip(hosts, held, strict=True) if not its.directory and its.cache == cache]
-        # Where hosts share this folder the first fills it and the others fail: what counts is what is found.
-        put(here, cache, files, carrier=carrier, timeout_seconds=_PUT_SECONDS)
-    held = _ask(hosts, source, python, carrier)
-    for host, its in zip(hosts, held, strict=True):
-        if not its.directory:
+    held = _ask(others, source, python, carrier)
+    if lacking := [host for host in others if not held[host].directory]:
+        if not data.is_copied(source):
+            raise not_copied(lacking[0], source)
+        whom = lacking[0].name if len(lacking) == 1 else f"{len(lacking)} hosts"
+        files = data.files_of(source)
+        say(f"Copying {source.name} ({sum(map(len, files.values())) / 1e6:.0f} MB) to {whom}")
+        for cache in sorted({held[host].cache for host in lacking}):
+            # Where hosts share this folder, the first fills it and the others fail. So they are asked again.
+            whose = [host for host in lacking if held[host].cache == cache]
+            put(whose, cache, files, carrier=carrier, timeout_seconds=_PUT_SECONDS)
+        held = _ask(others, source, python, carrier)
+    for host in lacking:
+        if not held[host].directory:
             raise HostError(
                 f"Host {host.name} did not get a whole copy of {source.name}.",
-                found=f"After copying, {its.cache} does not hold the files that were sent.",
+                found=f"After copying, {held[host].cache} does not hold the files that were sent.",
                 remedy="Free space there if its disk is full, remove that folder, and run again.",
             )
-    return [its.directory for its in held]
+    return [held[host].directory if host in held else source.directory for host in hosts]
 
 
 def not_copied(host: Host, source: DatasetSource) -> HostError:
@@ -89,10 +78,12 @@ def not_copied(host: Host, source: DatasetSource) -> HostError:
     )
 
 
-def _ask(hosts: Sequence[Host], source: DatasetSource, python: str, carrier: Carrier) -> list[Held]:
+def _ask(hosts: Sequence[Host], source: DatasetSource, python: str, carrier: Carrier) -> dict[Host, Held]:
+    if not hosts:
+        return {}
     answers = ask_hosts(hosts, source, python=python, carrier=carrier)
     require_success(answers, carrier)
-    return [read_held(answer) for answer in answers]
+    return {answer.host: read_held(answer) for answer in answers}
 
 
 def ask_hosts(hosts: Sequence[Host], source: DatasetSource, *, python: str, carrier: Carrier) -> list[Answer]:

@@ -81,7 +81,7 @@ def test_stage_host_without_the_data_set_gets_a_verified_copy(digits, tmp_path):
 
 
 def test_stage_copy_that_does_not_arrive_is_an_error(digits, monkeypatch):
-    monkeypatch.setattr(staging, "_ask", lambda hosts, *_rest: [staging.Held("", "/cache")] * len(hosts))
+    monkeypatch.setattr(staging, "_ask", lambda hosts, *_: dict.fromkeys(hosts, staging.Held("", "/cache")))
     monkeypatch.setattr(staging, "put", lambda *_arguments, **_rest: [])
     messages = []
     with pytest.raises(HostError, match="did not get a whole copy"):
@@ -97,7 +97,7 @@ def test_stage_large_workload_that_a_host_lacks_is_an_error(monkeypatch, tmp_pat
 
     def ask(hosts, source, *_rest):
         asked.append(data.key_of(source))
-        return [staging.Held("", "/cache")] * len(hosts)
+        return dict.fromkeys(hosts, staging.Held("", "/cache"))
 
     monkeypatch.setattr(staging, "_ask", ask)
     with pytest.raises(HostError, match="n1 does not have the folder") as error:

@@ -15,7 +15,7 @@ from compare.errors import HostError
 from compare.launch.engines import STREAM_BYTES, Carrier
 from compare.launch.engines.commands import require_success, run_everywhere
 from compare.launch.engines.ssh import Ssh
-from compare.launch.lookup import addresses_of
+from compare.launch.network import addresses_of
 from compare.schema.hostfile import parse_hostfile
 from compare.schema.hosts import Host
 from tests.waiting import wait_until
@@ -130,7 +130,7 @@ from compare.launch.cluster import open_cluster
 from compare.launch.engines import Allocation
 from compare.launch.engines.commands import run_everywhere
 from compare.launch.engines.ssh import Ssh
-from compare.launch.lookup import addresses_of
+from compare.launch.network import addresses_of
 from compare.launch.signals import INTERRUPTED, end_in_good_order
 from compare.schema.hostfile import parse_hosts
 signal.signal(signal.SIGINT, signal.default_int_handler)

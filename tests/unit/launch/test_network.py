@@ -71,12 +71,12 @@ def test_network_of_one_machine_is_the_loopback_or_the_one_asked_for():
 
 
 def test_network_of_one_machine_without_the_interface_is_refused():
-    with pytest.raises(UsageError, match="The loopback interface lo is not up") as caught:
+    with pytest.raises(UsageError, match="no interface lo that is up") as caught:
         network_of_one({}, asked=None)
     assert caught.value.found == "Up: none."
-    with pytest.raises(UsageError, match="--interface nope") as caught:
+    with pytest.raises(UsageError, match="no interface nope that is up") as caught:
         network_of_one(N1, asked="nope")
-    assert caught.value.found == "It has lo, eth0, docker0."
+    assert caught.value.found == "Up: lo, eth0, docker0."
     assert caught.value.remedy
 
 
