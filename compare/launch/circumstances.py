@@ -6,13 +6,13 @@ from the user's shell. Each is added only to errors that it can cause.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from compare.errors import LaunchError
+from compare.errors import LaunchError, StalledError
 from compare.schema.arms import Arm
-from compare.schema.environment import readers_of
+from compare.schema.environment import inherited, library_settings, readers_of
 
 ErrorType = TypeVar("ErrorType", bound=LaunchError)
 _BY_LAUNCHER = {
@@ -22,6 +22,21 @@ _BY_LAUNCHER = {
     "mpiexec.hydra": "mpich",
 }
 """The communication libraries that ranks of each launcher load, named as in their attestations."""
+_MEETING, _STALLED = "meeting", "stalled"
+_MAY_CAUSE = {
+    "hostname": _MEETING,
+    "network": _MEETING,
+    "disk": "",
+    "limits": "",
+    "memory": "mpi",
+    "slots": _STALLED,
+    "horovod": "horovod",
+    "mpi": "mpi",
+}
+"""Part of the traits of every failure that a defect of each topic can cause.
+
+Other topics change figures, or stop a run at its start.
+"""
 _MOST_SETTINGS = 6
 _KILLED = "SIGKILL"
 """Only a person or the kernel sends this signal, so no defect or setting explains it."""
@@ -36,37 +51,13 @@ class Defect(NamedTuple):
     fix: str
 
 
-class Failure(NamedTuple):
-    """The facts of a failure that decide whether a defect may have caused it."""
-
-    libraries: str
-    """The communication libraries that the ranks loaded; ``none`` without communication."""
-    trained: bool
-    """Whether any rank had finished a step."""
-    text: str
-
-
-# Whether a defect of each topic can cause a failure. Other topics change figures, or stop a run at its start.
-_MAY_CAUSE: dict[str, Callable[[Failure], bool]] = {
-    "hostname": lambda failure: not failure.trained and failure.libraries != "none",
-    "network": lambda failure: not failure.trained and failure.libraries != "none",
-    "disk": lambda _: True,
-    "limits": lambda _: True,
-    "memory": lambda failure: "mpi" in failure.libraries,
-    "slots": lambda failure: "no progress" in failure.text or "waited for each other" in failure.text,
-    "horovod": lambda failure: "horovod" in failure.libraries,
-    "mpi": lambda failure: "mpi" in failure.libraries,
-}
-
-
-@dataclass(frozen=True)
-class Circumstances:
+class Circumstances(NamedTuple):
     """What is known about the launch of one arm before it starts."""
 
-    arm: Arm | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
+    arm: Arm
+    settings: Mapping[str, str]
     """Library settings that the launch inherits from the user's shell, by their names."""
-    defects: Callable[[], Sequence[Defect]] = tuple
+    defects: Callable[[], Sequence[Defect]]
     """Returns what the check at the start found."""
 
     def beside(self, error: ErrorType, *, trained: bool) -> ErrorType:
@@ -74,15 +65,17 @@ class Circumstances:
 
         ``trained`` says whether any rank finished a step.
         """
-        failure = Failure(self._libraries(), trained, str(error))
-        if _KILLED in failure.text:
+        text, libraries = str(error), self._libraries()
+        if _KILLED in text:
             return error
+        meeting = _MEETING if libraries and not trained else ""
+        traits = f"{libraries} {meeting} {_STALLED if isinstance(error, StalledError) else ''}"
         found, fixes = [error.found], [error.remedy]
         for defect in self.defects():
-            if _MAY_CAUSE.get(defect.topic, lambda _: False)(failure):
+            if defect.topic in _MAY_CAUSE and _MAY_CAUSE[defect.topic] in traits:
                 found.append(f"The check of {defect.host} found: {defect.found}")
                 fixes.append(defect.fix)
-        if read := self._read(failure):
+        if read := self._read(libraries, text):
             shown = [*read[:_MOST_SETTINGS], *(["…"] if len(read) > _MOST_SETTINGS else [])]
             names = [setting.partition("=")[0] for setting in read]
             found.append(f"From your shell it has: {', '.join(shown)}.")
@@ -91,11 +84,12 @@ class Circumstances:
         return error
 
     def _libraries(self) -> str:
-        if self.arm is None or not self.arm.traits.communicates:
-            return "none"
+        """Return the communication libraries that the ranks load; empty without communication."""
+        if not self.arm.traits.communicates:
+            return ""
         return f"{_BY_LAUNCHER[self.arm.runtime.launcher]} {self.arm.options.get('controller', '')} "
 
-    def _read(self, failure: Failure) -> list[str]:
+    def _read(self, libraries: str, text: str) -> list[str]:
         """Return the settings that may explain a failure, as ``NAME=VALUE``.
 
         Settings of the launch's communication libraries come first, then those that all libraries read.
@@ -103,8 +97,18 @@ class Circumstances:
         own, of_all = [], []
         for name, value in self.settings.items():
             readers = readers_of(name, value)
-            if any(reader in failure.libraries for reader in readers):
+            if any(reader in libraries for reader in readers):
                 own.append(f"{name}={value}")
-            elif not readers and (not name.startswith("LD_") or ".so" in failure.text):
+            elif not readers and (not name.startswith("LD_") or ".so" in text):
                 of_all.append(f"{name}={value}")
         return own + of_all
+
+
+def shell_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the library settings that a launch takes from the user's shell, by their names.
+
+    LD_LIBRARY_PATH is one of them. A variable to which ``environment`` gives another value is left out.
+    """
+    read = inherited(os.environ)
+    from_shell = library_settings(read) | {name: read[name] for name in ("LD_LIBRARY_PATH",) if name in read}
+    return {name: value for name, value in from_shell.items() if environment.get(name, value) == value}

@@ -16,7 +16,7 @@ from compare.launch.crash_log import read_launcher_log
 from compare.launch.failures import Cause, Evidence, find_cause, find_unstarted
 from compare.launch.place import LaunchPlace
 from compare.launch.processes import Ending
-from compare.schema.job import Progress, RankExit, RankFailure, read_progress
+from compare.schema.job import RankExit, RankFailure, read_progress
 from compare.system.files import read_json
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class Monitor:
         self._place = place
         self._stall_seconds = stall_seconds
         self._oversubscribed = oversubscribed
-        self._circumstances = circumstances or Circumstances()
+        self._circumstances = circumstances
         self._received: dict[int, tuple[float, float]] = {}
         self._checked_at = 0.0
         self._done_at: float | None = None
@@ -69,10 +69,6 @@ class Monitor:
             or any(map(self._is_stuck, self._ranks))
         )
 
-    def progress(self) -> Progress | None:
-        """Return the latest progress record of rank 0, or None before the first."""
-        return read_progress(self._files, 0)
-
     def conclude(self, where: str, ending: Ending, kind: type[T]) -> list[T]:
         """Return one result from every rank, in their order, or raise the root cause.
 
@@ -88,17 +84,21 @@ class Monitor:
             return [read_json(self._files.result(rank), kind) for rank in self._ranks]
         if missing:
             self._require_space()
-        cause = find_cause([self._evidence(rank) for rank in self._ranks])
-        # A failure while a launch is ended for its length, or for a suspended parent, is not its cause.
-        too_late = ending.abandoned or (ending.timed_out and cause and cause.at > self._checked_at)
-        if cause is not None and missing and not too_late:
-            raise self._explained(self._root_cause(where, cause))
-        error = self._without_cause(where, ending, missing)
-        raise error if ending.abandoned or ending.timed_out else self._explained(error)
+        evidence = [self._evidence(rank) for rank in self._ranks]
+        cause = find_cause(evidence) if missing and not ending.abandoned else None
+        # A failure while a launch is ended for its length is not its cause.
+        if cause and not (ending.timed_out and cause.at > self._checked_at):
+            error = self._root_cause(where, cause, evidence)
+        else:
+            error = self._without_cause(where, ending, evidence)
+            if ending.abandoned or ending.timed_out:
+                raise error
+        trained = any(rank.progress and rank.progress.step for rank in evidence)
+        raise self._circumstances.beside(error, trained=trained) if self._circumstances else error
 
     def _has_failed(self, rank: int) -> bool:
         """Return whether a rank exited by itself and left no result."""
-        record = self._exit(rank)
+        record = _read(self._files.exit(rank), RankExit)
         return record is not None and not record.ended_by and not self._has_result(rank)
 
     def _has_result(self, rank: int) -> bool:
@@ -128,34 +128,23 @@ class Monitor:
         return now - received_at > progress.limit_seconds + _WATCHDOG_SECONDS
 
     def _evidence(self, rank: int) -> Evidence:
-        files = self._files
+        """Return what the files of a rank say, with times by this machine's clock."""
+        files, ahead = self._files, self._place.clock_ahead_seconds(rank)
+        if failure := _read(files.failure(rank), RankFailure):
+            failure = msgspec.structs.replace(failure, at=failure.at - ahead)
+        if record := _read(files.exit(rank), RankExit):
+            record = msgspec.structs.replace(record, time=record.time - ahead)
         return Evidence(
             rank=rank,
             host=self._place.host_of(rank),
             has_result=self._has_result(rank),
-            failure=self._failure(rank),
-            exit=self._exit(rank),
+            failure=failure,
+            exit=record,
             started=files.witness(rank).exists(),
             log=tail(files.log(rank), lines=_LOG_LINES)[-_LOG_CHARACTERS:],
             stacks=tail(files.stacks(rank), lines=_LOG_LINES),
             progress=read_progress(files, rank),
         )
-
-    def _exit(self, rank: int) -> RankExit | None:
-        """Return the exit record of a rank, with its time by this machine's clock; None without a record."""
-        file = self._files.exit(rank)
-        if not file.exists():
-            return None
-        record = read_json(file, RankExit)
-        return msgspec.structs.replace(record, time=record.time - self._place.clock_ahead_seconds(rank))
-
-    def _failure(self, rank: int) -> RankFailure | None:
-        """Return the exception of a rank, with its time by this machine's clock; None if it raised none."""
-        file = self._files.failure(rank)
-        if not file.exists():
-            return None
-        failure = read_json(file, RankFailure)
-        return msgspec.structs.replace(failure, at=failure.at - self._place.clock_ahead_seconds(rank))
 
     def _require_space(self) -> None:
         """Require that the disk of the launch's folder is not full, and has inodes and quota left."""
@@ -172,36 +161,25 @@ class Monitor:
                 remedy="Free some space or choose another folder with --output.",
             ) from None
 
-    def _root_cause(self, where: str, cause: Cause) -> LaunchError:
-        place = f"\n({cause.where})" if cause.where else ""
+    def _root_cause(self, where: str, cause: Cause, evidence: list[Evidence]) -> LaunchError:
         printed, remedy = self._where_to_read(cause)
-        cause = cause._replace(found="\n".join([cause.found, *printed]))
-        if cause.kind in {"stalled", "deadlocked"}:
-            limit = round(self._least_limit(), 1)
-            sets = "this limit" if limit == self._stall_seconds else "the least limit"
-            slow = "Ranks outnumber the cores, so they may only be slow: " if self._oversubscribed else ""
-            if cause.kind == "deadlocked":
-                return StalledError(
-                    f"{where}: all ranks waited for each other for {limit:g} s.",
-                    found=cause.found,
-                    remedy="Do all call the same collectives in the same order? Their stacks are in "
-                    f"{self._files.directory}. {slow}--stall sets {sets}.",
-                )
-            return StalledError(
-                f"{where}: rank {cause.rank} on {cause.host} made no progress for {limit:g} s.",
-                found=f"{cause.found}{place}",
-                remedy=f"{remedy} {slow}--stall sets {sets}.",
-            )
-        verb = "failed" if cause.kind == "raised" else "died"
-        return LaunchError(
-            f"{where}: rank {cause.rank} on {cause.host} {verb}.",
-            found=f"{cause.found}{place}",
-            remedy=remedy,
+        found = "\n".join([cause.found, *printed, *([f"({cause.where})"] if cause.where else [])])
+        did = {"raised": "failed", "died": "died"}.get(cause.kind, "made no progress")
+        what = f"{where}: rank {cause.rank} on {cause.host} {did}"
+        if cause.kind in {"raised", "died"}:
+            return LaunchError(f"{what}.", found=found, remedy=remedy)
+        if cause.kind == "deadlocked":
+            what = f"{where}: all ranks waited for each other"
+            question = "Do all call the same collectives in the same order?"
+            remedy = f"{question} Their stacks are in {self._files.directory}."
+        # The watchdog that fires first may belong to a rank that only waits for another one.
+        unfinished = (rank.progress for rank in evidence if not rank.has_result)
+        limit = min((p.limit_seconds for p in unfinished if p), default=self._stall_seconds)
+        sets = "this limit" if round(limit, 1) == self._stall_seconds else "the least limit"
+        slow = "Ranks outnumber the cores, so they may only be slow: " if self._oversubscribed else ""
+        return StalledError(
+            f"{what} for {round(limit, 1):g} s.", found=found, remedy=f"{remedy} {slow}--stall sets {sets}."
         )
-
-    def _explained(self, error: LaunchError) -> LaunchError:
-        seen = [read_progress(self._files, rank) for rank in self._ranks]
-        return self._circumstances.beside(error, trained=any(p.step for p in seen if p))
 
     def _where_to_read(self, cause: Cause) -> tuple[list[str], str]:
         """Return lines of the launcher that explain a cause, and a sentence that names the file to read.
@@ -224,57 +202,53 @@ class Monitor:
             f"Neither it nor its launcher printed a reason; their files are in {self._files.directory}.",
         )
 
-    def _without_cause(self, where: str, ending: Ending, missing: list[int]) -> LaunchError:
+    def _without_cause(self, where: str, ending: Ending, evidence: list[Evidence]) -> LaunchError:
         remedy = f"The output of the launcher and the ranks is in {self._files.directory}."
-        records = [self._exit(rank) for rank in missing]
-        if ending.abandoned or any(record and record.ended_by == "lease" for record in records):
+        missing = [rank for rank in evidence if not rank.has_result]
+        how_far = "; ".join(_how_far(rank) for rank in evidence)
+        if ending.abandoned or any(rank.exit and rank.exit.ended_by == "lease" for rank in missing):
             return LaunchError(
                 f"{where}: its ranks were ended, because this program sent no messages.",
-                found=self._how_far(),
+                found=how_far,
                 remedy="Was it suspended (Ctrl-Z), or the machine? Run again, and let it run.",
             )
         if ending.timed_out:
             return StalledError(
                 f"{where}: the launch did not end within {ending.seconds:.0f} s.",
-                found=self._how_far(),
+                found=how_far,
                 remedy="Give it longer with --timeout, or less to do.",
             )
         if ending.status is None:
-            what = (
-                "the launch stopped moving" if missing else "its ranks are done, but its launcher did not end"
-            )
-            return StalledError(f"{where}: {what}.", found=self._how_far(), remedy=remedy)
+            what = "its ranks are done, but its launcher did not end"
+            if missing:
+                what = "the launch stopped moving"
+            return StalledError(f"{where}: {what}.", found=how_far, remedy=remedy)
         if ending.status < 0:
             return LaunchError(
                 f"{where}: the launcher was killed (signal {-ending.status}).",
-                found=self._how_far(),
+                found=how_far,
                 remedy="Its ranks were ended. Was it killed by hand, or was memory short?",
             )
-        what = f"no result from rank {', '.join(map(str, missing))}" if missing else "every rank finished"
-        if unstarted := find_unstarted([self._evidence(rank) for rank in self._ranks]):
+        what = "every rank finished"
+        if missing:
+            what = f"no result from rank {', '.join(str(rank.rank) for rank in missing)}"
+        if unstarted := find_unstarted(evidence):
             what = f"rank {unstarted.rank} on {unstarted.host} never started"
-        output = "\n".join(filter(None, map(tail, self._files.launcher_logs())))
         return LaunchError(
             f"{where}: {what}, and the launcher exited with status {ending.status}.",
-            found=output,
+            found="\n".join(filter(None, map(tail, self._files.launcher_logs()))),
             remedy=remedy,
         )
 
-    def _least_limit(self) -> float:
-        """Return the shortest limit, in seconds, of the ranks without a result.
 
-        A launch without progress ends after that time. The watchdog that fires first may belong to a rank
-        that only waits for another one.
-        """
-        unfinished = (read_progress(self._files, r) for r in self._ranks if not self._has_result(r))
-        return min((p.limit_seconds for p in unfinished if p), default=self._stall_seconds)
+def _read(file: Path, kind: type[T]) -> T | None:
+    return read_json(file, kind) if file.exists() else None
 
-    def _how_far(self) -> str:
-        seen = {rank: read_progress(self._files, rank) for rank in self._ranks}
-        return "; ".join(
-            f"rank {rank} " + (f"was at step {p.step} ({p.stage})" if p else "wrote no progress record")
-            for rank, p in seen.items()
-        )
+
+def _how_far(rank: Evidence) -> str:
+    if rank.progress is None:
+        return f"rank {rank.rank} wrote no progress record"
+    return f"rank {rank.rank} was at step {rank.progress.step} ({rank.progress.stage})"
 
 
 def tail(path: Path, lines: int = 8) -> str:
