@@ -20,9 +20,9 @@ from compare.experiment.allocation import end_of_job, require_time
 from compare.experiment.run import Watch, attempt, open_hosts, reporting_early_end
 from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import LaunchRequest, choose_device, choose_threads, count_gpus
-from compare.launch.alone import launch_sweep
 from compare.launch.arm import Observer
 from compare.launch.cluster import Cluster
+from compare.launch.launches import launch_sweep
 from compare.schema.collectives import (
     COLLECTIVES_FILE,
     CollectivesRun,

@@ -15,10 +15,9 @@ from compare.analysis.figures import LaunchFigures
 from compare.analysis.parity import check_launches
 from compare.errors import InterleaveError, LaunchError
 from compare.experiment.schedule import discard_noisy, plan_turns
-from compare.launch.alone import launch_arm
 from compare.launch.arm import Observer, forget_launch
 from compare.launch.cluster import Cluster
-from compare.launch.cohort import Cohort
+from compare.launch.launches import Cohort, launch_arm
 from compare.launch.signals import Suspended, stop_until_continued, suspendable
 from compare.schema.config import RunConfig
 from compare.schema.job import Planned

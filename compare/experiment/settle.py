@@ -19,8 +19,8 @@ from compare.data import DatasetChoice, DatasetSource
 from compare.doctor import availability
 from compare.doctor.availability import Survey
 from compare.errors import UnavailableError, UsageError
-from compare.launch.cluster import Cluster
 from compare.launch.engines import Allocation
+from compare.launch.host_facts import HostFacts
 from compare.schema.arms import CONTROL, Arm, Interpreter, parse_arm
 from compare.schema.config import MOST_ROUNDS, LaunchFields, Length, RunConfig, RunFields
 from compare.schema.hosts import Host, is_local
@@ -69,7 +69,7 @@ class UserRequest(LaunchRequest):
     """The user's own workload, in place of a data set; None without one."""
 
 
-def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str, str]]:
+def settle(request: UserRequest, cluster: HostFacts) -> tuple[RunConfig, dict[str, str]]:
     """Settle what a request leaves open, by what the hosts have.
 
     GPUs are counted on all hosts, but libraries are loaded on this machine only.
@@ -111,25 +111,25 @@ def settle(request: UserRequest, cluster: Cluster) -> tuple[RunConfig, dict[str,
     return config, left_out
 
 
-def choose_threads(asked: int | None, cluster: Cluster) -> int:
+def choose_threads(asked: int | None, cluster: HostFacts) -> int:
     """Return the threads of each rank: ``asked``, or the smallest share of a host's CPUs for one rank."""
     if asked is not None:
         return asked
     if cluster.network.rehearsed:  # all hosts have the same CPUs
-        share = len(cluster.cpus()[0]) // sum(host.slots for host in cluster.hosts)
+        share = len(cluster.machines[0].cpus) // sum(host.slots for host in cluster.hosts)
     else:
         share = min(cores // host.slots for host, cores in zip(cluster.hosts, cluster.cores(), strict=True))
     return max(1, share)
 
 
-def count_gpus(cluster: Cluster, survey: Survey) -> list[int]:
+def count_gpus(cluster: HostFacts, survey: Survey) -> list[int]:
     """Return the number of GPUs of every host, in the order of the hosts.
 
     torch counts the GPUs of this machine, and the driver those of any other host.
     """
     return [
-        survey.gpus if is_local(host) else count
-        for host, count in zip(cluster.hosts, cluster.gpus(), strict=True)
+        survey.gpus if is_local(host) else machine.gpus
+        for host, machine in zip(cluster.hosts, cluster.machines, strict=True)
     ]
 
 

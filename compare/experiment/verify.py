@@ -16,9 +16,9 @@ from compare.experiment.allocation import end_of_job, require_time
 from compare.experiment.run import Watch, attempt, begin, open_hosts, reporting_early_end
 from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import UserRequest, settle
-from compare.launch.alone import launch_arm
 from compare.launch.arm import Observer
 from compare.launch.cluster import Cluster
+from compare.launch.launches import launch_arm
 from compare.schema.config import RunConfig
 from compare.schema.job import Planned
 from compare.schema.results import ArmVerification, Failure, Launch, Run, Verification

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -16,15 +15,15 @@ from backends.launchers import LAUNCHERS, find_launcher, where_it_is_not
 from backends.launchers.request import Command, Request
 from compare import PACKAGE_ROOT
 from compare.errors import OutputError, UnavailableError
-from compare.launch.circumstances import Circumstances
+from compare.launch.circumstances import Circumstances, shell_settings
 from compare.launch.cluster import Cluster
 from compare.launch.monitor import Monitor, tail
-from compare.launch.place import LaunchPlace
-from compare.launch.processes import Ending
+from compare.launch.place import LaunchFolders, LaunchPlace
+from compare.launch.processes import SUCCEEDED, Ending
 from compare.schema.arms import Arm
 from compare.schema.collectives import RankSweep, SweepLaunch
 from compare.schema.config import LaunchConfig
-from compare.schema.environment import inherited, library_settings, settings
+from compare.schema.environment import library_settings, settings
 from compare.schema.job import LaunchJob, Planned, Progress, read_progress
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import Launch, RankResult, Run
@@ -36,12 +35,8 @@ _LONGEST_NAME = 100
 
 A name may have 255 bytes. Labels may be equal where they are cut, but the launch's number differs.
 """
-
-PORT_TAKEN = "another process took its port before it could"
-"""The only failure after which a launch is started a second time."""
 _PORT_ERRORS = ("EADDRINUSE", "address already in use")
 
-T = TypeVar("T")
 MakeJob: TypeAlias = Callable[..., LaunchJob]
 """Makes a job from the fields of ``LaunchJob``, given as keyword arguments."""
 
@@ -80,26 +75,44 @@ class Observer(Protocol):
         """Receive the run with its launches so far, before the first launch and after every round."""
 
 
-def forget_launch(directory: Path, planned: Planned) -> None:
-    """Remove the folder of a launch that did not finish, and that of its second start."""
-    files = launch_files(directory, planned)
-    for each in (files, files_again(files)):
-        shutil.rmtree(each.directory, ignore_errors=True)
+class LaunchPlan(NamedTuple):
+    """What a launch starts from."""
+
+    job: LaunchJob
+    """The job that every rank reads."""
+    commands: list[Command]
+    """One for each host if the launcher runs on all of them, as torchrun does; otherwise one in all."""
 
 
-def commands_for(
-    config: LaunchConfig, arm: Arm, place: LaunchPlace, own_settings: Mapping[str, str]
-) -> list[Command]:
-    """Return the commands that launch an arm: one for each host, or a single one for this machine.
+def plan_launch(
+    config: LaunchConfig, planned: Planned, folders: LaunchFolders, port: int, make_job: MakeJob
+) -> LaunchPlan:
+    """Return the job of a launch, which ``make_job`` makes, and its commands.
 
-    ``own_settings`` are environment variables of this launch. They override those of all arms, and variables
-    of the arm itself override both.
+    ``port`` is a free port of the first host.
 
     Raises:
         UnavailableError: the arm's launcher is not installed.
     """
-    name = arm.runtime.launcher
-    other = arm.against
+    hosts = folders.hosts
+    job = make_job(
+        config=config.as_run_by(planned.arm, hosts.hosts[0].slots),
+        arm=planned.arm,
+        affinity=hosts.machines[0].cpus,
+        number=planned.number,
+        launched_at=time.time(),  # ranks compare it with their own clock
+        turns=folders.turns,
+        exported=list(hosts.exported),
+    )
+    return LaunchPlan(job, _commands(job.config, planned.arm, folders, port))
+
+
+def _commands(config: LaunchConfig, arm: Arm, folders: LaunchFolders, port: int) -> list[Command]:
+    """Return the commands that launch an arm: one for each host, or a single one for this machine.
+
+    The settings of ``folders`` override those of all arms, and variables of the arm itself override both.
+    """
+    name, other = arm.runtime.launcher, arm.against
     python = Path(other.executable if other else sys.executable)
     executable = find_launcher(name, python)
     if executable is None:
@@ -108,8 +121,7 @@ def commands_for(
             found=f"{where_it_is_not(name, python)}.",
             remedy=LAUNCHERS[name].REMEDY,
         )
-    network, hosts = place.cluster.network, place.cluster.hosts
-    config = config.as_run_by(arm, hosts[0].slots)
+    network, hosts = folders.hosts.network, folders.hosts.hosts
     of_all_arms = settings(
         threads=config.threads_per_rank,
         interface=network.interface,
@@ -122,34 +134,34 @@ def commands_for(
         python=python,
         hosts=(msgspec.structs.replace(hosts[0], slots=1),) if arm.traits.one_process else hosts,
         module="compare.worker",
-        arguments=(name, str(place.job_file)),
-        port=place.cluster.free_port(),
-        environment=of_all_arms | dict(own_settings) | arm.environment,
+        arguments=(name, str(folders.job_file)),
+        port=port,
+        environment=of_all_arms | folders.settings() | arm.environment,
         interface=network.interface,
         options=arm.options,
         exported=tuple(arm.environment),
         address=network.addresses[0],
         network=network.network,
         mpi_prefix=mpirun.parent.parent if mpirun else None,
-        mark=place.mark,
+        mark=folders.mark,
     )
     return LAUNCHERS[name].commands(request)
 
 
-def shell_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the library settings that a launch takes from the user's shell, by their names.
+def launch_files(directory: Path, planned: Planned, *, again: bool = False) -> LaunchFiles:
+    """Return the paths of a launch's files, in its own folder below that of the run.
 
-    LD_LIBRARY_PATH is one of them. A variable to which ``environment`` gives another value is left out.
+    The folder of its second start has a name that ends in -again.
     """
-    read = inherited(os.environ)
-    from_shell = library_settings(read) | {name: read[name] for name in ("LD_LIBRARY_PATH",) if name in read}
-    return {name: value for name, value in from_shell.items() if environment.get(name, value) == value}
-
-
-def launch_files(directory: Path, planned: Planned) -> LaunchFiles:
-    """Return the paths of a launch's files, in its own folder below that of the run."""
     name = "".join(c if (c.isascii() and c.isalnum()) or c in "-=." else "_" for c in planned.label)
-    return LaunchFiles(directory / "launches" / f"{planned.number:02d}-{name[:_LONGEST_NAME]}")
+    folder = f"{planned.number:02d}-{name[:_LONGEST_NAME]}{'-again' if again else ''}"
+    return LaunchFiles(directory / "launches" / folder)
+
+
+def forget_launch(directory: Path, planned: Planned) -> None:
+    """Remove the folder of a launch that did not finish, and that of its second start."""
+    for again in (False, True):
+        shutil.rmtree(launch_files(directory, planned, again=again).directory, ignore_errors=True)
 
 
 class PreparedLaunch:
@@ -160,107 +172,107 @@ class PreparedLaunch:
         config: LaunchConfig,
         planned: Planned,
         cluster: Cluster,
-        files: LaunchFiles,
+        directory: Path,
         make_job: MakeJob,
         *,
         in_turns: bool = False,
         started_alone: bool = True,
-        restarted_because: str = "",
     ) -> None:
-        """Make the launch's folder, and prepare its job and commands.
+        """Make the launch's folder below ``directory``, and prepare its job and commands.
 
-        With ``in_turns``, it takes turns with other launches of its round. ``started_alone`` and
-        ``restarted_because`` become fields of its record.
+        With ``in_turns``, it takes turns with other launches of its round. ``started_alone`` becomes a field
+        of its record.
 
         Raises:
             OutputError: the launch's folder cannot be made.
             UnavailableError: the launcher is not installed.
         """
         self.planned = planned
-        self.began = unix_time()
+        self._config = config
+        self._cluster = cluster
+        self._directory = directory
+        self._make_job = make_job
+        self._in_turns = in_turns
         self._started_alone = started_alone
+        self.prepare()
+
+    def prepare(self, *, restarted_because: str = "") -> None:
+        """Prepare the launch; with a reason, prepare its second start, in another folder.
+
+        Raises:
+            RingsideError: see the constructor.
+        """
+        planned, cluster, arm = self.planned, self._cluster, self.planned.arm
         self.restarted_because = restarted_because
-        _make_directory(files)
-        arm = planned.arm
-        self.place = LaunchPlace(cluster, files, in_turns=arm if in_turns else None)
-        self.commands = commands_for(config, arm, self.place, self.place.settings())
-        self.job = make_job(
-            config=config.as_run_by(arm, cluster.hosts[0].slots),
-            arm=arm,
-            affinity=cluster.cpus()[0],
-            number=planned.number,
-            launched_at=time.time(),  # ranks compare it with their own clock
-            turns=self.place.turns,
-            exported=list(cluster.exported),
+        self.began = unix_time()
+        self.waited_seconds = 0.0
+        """Time in which the launch was waited for, without the turns of others."""
+        files = launch_files(self._directory, planned, again=bool(restarted_because))
+        try:
+            files.directory.mkdir(parents=True)
+        except OSError as error:
+            raise OutputError.unwritten(files.directory, error) from None
+        self.place = LaunchPlace(cluster, files, arm, in_turns=self._in_turns)
+        self.job, self.commands = plan_launch(
+            self._config, planned, self.place, cluster.free_port(), self._make_job
         )
-        ranks, stall_seconds = self.job.config.ranks, self.job.config.stall_seconds
-        crowded = any(host.slots > cores for host, cores in zip(cluster.hosts, cluster.cores(), strict=True))
-        self._inherited = {
-            name: value
-            for name, value in library_settings(inherited(os.environ)).items()
-            if name not in self.commands[0].environment
-        }
-        known = Circumstances(arm, shell_settings(self.commands[0].environment), cluster.defects)
-        crowded = crowded and ranks > 1
-        self.monitor = Monitor(self.place, ranks, stall_seconds, oversubscribed=crowded, circumstances=known)
+        config, hosts = self.job.config, zip(cluster.hosts, cluster.cores(), strict=True)
+        self._from_shell = shell_settings(self.commands[0].environment)
+        self.monitor = Monitor(
+            self.place,
+            config.ranks,
+            config.stall_seconds,
+            oversubscribed=config.ranks > 1 and any(host.slots > cores for host, cores in hosts),
+            circumstances=Circumstances(arm, self._from_shell, cluster.defects),
+        )
         write_json(files.commands, [list(command.argv) for command in self.commands])
 
-    def conclude(self, ending: Ending) -> Launch:
+    def port_was_taken(self) -> bool:
+        """Return whether a launcher failed because its port was in use.
+
+        Its log must say so, and no rank may have written a progress record.
+        """
+        files = self.place.files
+        began = any(read_progress(files, rank) for rank in range(self.job.config.ranks))
+        printed = "\n".join(tail(log, lines=200) for log in files.launcher_logs())
+        return not began and any(mark in printed for mark in _PORT_ERRORS)
+
+    def conclude(self, ending: Ending = SUCCEEDED) -> Launch:
         """Return the launch's record with the results of all ranks, or raise the root cause.
 
         Raises:
             RingsideError: see ``Monitor.conclude``.
         """
-        ranks = self._results(ending, RankResult)
-        return Launch(**self._record(), ranks=ranks)
+        return Launch(**self._record(ending, RankResult))
 
-    def conclude_sweep(self, ending: Ending) -> SweepLaunch:
+    def conclude_sweep(self) -> SweepLaunch:
         """Return the record of a sweep's launch with the results of all ranks, or raise the root cause.
 
         Raises:
             RingsideError: see ``Monitor.conclude``.
         """
-        ranks = self._results(ending, RankSweep)
-        return SweepLaunch(**self._record(), group=self.planned.group, ranks=ranks)
+        return SweepLaunch(**self._record(SUCCEEDED, RankSweep), group=self.planned.group)
 
-    def _results(self, ending: Ending, kind: type[T]) -> list[T]:
-        return self.monitor.conclude(f"{self.planned.label}, round {self.planned.round}", ending, kind)
-
-    def _record(self) -> dict[str, Any]:
-        """Return the fields of ``LaunchRecord``, by their names."""
-        command = self.commands[0]
+    def _record(self, ending: Ending, kind: type[RankResult | RankSweep]) -> dict[str, Any]:
+        """Return the fields of ``LaunchRecord``, by their names, with the results of all ranks."""
+        where = f"{self.planned.label}, round {self.planned.round}"
+        ranks = self.monitor.conclude(where, ending, kind)
+        set_here = dict(self.commands[0].environment)
         return {
             "number": self.planned.number,
             "round": self.planned.round,
             "arm": self.planned.arm.label,
             "launcher": self.planned.arm.runtime.launcher,
             "argv": [list(command.argv) for command in self.commands],
-            "environment": dict(command.environment),
-            "inherited": self._inherited,
+            "environment": set_here,
+            "inherited": {
+                name: value
+                for name, value in library_settings(self._from_shell).items()
+                if name not in set_here
+            },
             "started_at": self.began,
             "seconds": unix_time() - self.began,
             "started_alone": self._started_alone,
             "restarted_because": self.restarted_because,
+            "ranks": ranks,
         }
-
-
-def _make_directory(files: LaunchFiles) -> None:
-    try:
-        files.directory.mkdir(parents=True)
-    except OSError as error:
-        raise OutputError.unwritten(files.directory, error) from None
-
-
-def files_again(files: LaunchFiles) -> LaunchFiles:
-    """Return the paths of the files of a launch's second start, in a folder whose name ends in -again."""
-    return LaunchFiles(files.directory.with_name(f"{files.directory.name}-again"))
-
-
-def port_was_taken(files: LaunchFiles, config: LaunchConfig) -> bool:
-    """Return whether a launcher failed because its port was in use.
-
-    Its log must say so, and no rank may have written a progress record.
-    """
-    began = any(read_progress(files, rank) for rank in range(config.ranks))
-    printed = "\n".join(tail(log, lines=200) for log in files.launcher_logs())
-    return not began and any(mark in printed for mark in _PORT_ERRORS)

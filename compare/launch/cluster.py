@@ -7,31 +7,26 @@ cases in the same way: see ``place.py``.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import sys
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
-from backends.launchers import request
 from compare.data import DatasetSource
-from compare.errors import HostError, RingsideError, UnavailableError
+from compare.errors import HostError, RingsideError
 from compare.launch.agent.connection import ANSWER_SECONDS, START_SECONDS, Connection, attend, connected
 from compare.launch.circumstances import Defect
 from compare.launch.engines import Allocation, Carrier, ScheduledJob
 from compare.launch.engines.commands import enough_files, join_errors
-from compare.launch.lookup import addresses_of
-from compare.launch.network import choose_network, in_network, network_of_one, require_distinct
+from compare.launch.host_facts import HostFacts
+from compare.launch.network import addresses_of, choose_network, network_of_one, require_distinct
 from compare.launch.staging import stage
 from compare.schema.hosts import Link, Network, is_local, local_host
 from compare.schema.job import Job, LaunchJob
-from compare.text import counted
 
 
 @contextmanager
@@ -70,12 +65,11 @@ def open_cluster(
         )
 
 
-class Cluster:
-    """The hosts of a run and their agents; made by ``open_cluster``.
+class Cluster(HostFacts):
+    """The hosts of a run with their agents; made by ``open_cluster``.
 
     ``agents`` are the connections to the hosts' agents, in the order of ranks. ``here`` is the connection to
-    the agent of this machine, which may be one of them. ``exported`` holds environment variables of the
-    ranks, which are passed on in private files only.
+    the agent of this machine, which may be one of them.
     """
 
     def __init__(
@@ -88,104 +82,14 @@ class Cluster:
         carrier: Carrier,
         job: ScheduledJob | None = None,
     ) -> None:
-        self.agents, self.here = agents, here
-        self.hosts = tuple(agent.host for agent in self.agents)
-        self.network = network
-        self.exported = exported
-        self.is_this_machine = all(map(is_local, self.hosts))
-        """Whether this machine is the only host."""
-        self.job = job
-        """The scheduler's job that the hosts belong to; None if the engine knows of none."""
-        self._ready = [agent.ready for agent in self.agents if agent.ready]
-        self._carrier = carrier
-        self._datasets: list[str] = []
-        self._name = f"ringside-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._launches = itertools.count(1)
+        hosts, machines = tuple(agent.host for agent in agents), [a.ready for a in agents if a.ready]
+        super().__init__(hosts, machines, network, exported, job, here.ready)
+        self.agents, self.here, self.carrier = agents, here, carrier
+        self.attended = list(dict.fromkeys([*agents, here]))
+        """All agents of the run, each once."""
         self.defects: Callable[[], Sequence[Defect]] = tuple
         """Returns what the check at the start found on these hosts; nothing before that check."""
-        self.attended = list(dict.fromkeys([*self.agents, self.here]))
-
-    def cpus(self) -> list[list[int]]:
-        """Return the numbers of the CPUs that ranks may use, in one list for each host."""
-        return [ready.cpus for ready in self._ready]
-
-    def cores(self) -> list[int]:
-        """Return for each host how many CPUs its ranks may keep busy.
-
-        It may be fewer than the ranks see, because of a container's quota or the share of a scheduler's job.
-        """
-        job = self.job
-        counts = [max(1, int(min(len(r.cpus), r.core_quota or math.inf))) for r in self._ready]
-        return [job.share(host, n) if job else n for host, n in zip(self.hosts, counts, strict=True)]
-
-    def launches_at_once(self) -> int:
-        """Return how many launches may start at a time.
-
-        While a launch starts, every rank loads libraries on a core of its own, so the cores limit the number.
-        One launch more may start, because its launcher loads libraries on one core before its ranks do.
-        """
-        sharing = len(self.hosts) if self.network.rehearsed else 1
-        return 1 + min(
-            cores // (sharing * host.slots) for host, cores in zip(self.hosts, self.cores(), strict=True)
-        )
-
-    def memory_left(self) -> list[int]:
-        """Return for each host how many bytes of memory its ranks may take.
-
-        The memory was read when the agents started. Hosts of a rehearsal share that of one machine equally.
-        """
-        sharing = len(self.hosts) if self.network.rehearsed else 1
-        return [ready.memory_left_bytes // sharing for ready in self._ready]
-
-    def gpus(self) -> list[int]:
-        """Return for each host how many GPUs its driver and CUDA_VISIBLE_DEVICES show."""
-        return [ready.gpus for ready in self._ready]
-
-    def topology(self) -> list[str]:
-        """Return lines that describe the hosts, one for each, and a last line for their network."""
-        network = self.network
-        lines = [
-            f"{host.name}: {counted(host.slots, 'rank')}, {counted(cores, 'CPU')}, {address}"
-            for host, cores, address in zip(self.hosts, self.cores(), network.addresses, strict=True)
-        ]
-        where = "" if network.network in {network.interface, ""} else f" ({network.network})"
-        return [*lines, f"all over {network.interface}{where}; the ranks meet at {network.addresses[0]}"]
-
-    def require_launchers(self, names: set[str]) -> None:
-        """Require that hosts can connect to the launchers that run on this machine.
-
-        ``names`` are the launchers of all arms. torchrun runs on every host, so it needs no such connection.
-
-        Raises:
-            HostError: this machine is not on the network of the hosts.
-        """
-        network = self.network
-        mine = self.here.ready.addresses.get(network.interface, []) if self.here.ready else []
-        if self.is_this_machine or not names - {"torchrun"}:
-            return
-        if not any(in_network(address, network) for address in mine):
-            raise HostError(
-                f"This machine has no address on {network.interface} in {network.network}.",
-                found=f"It has {', '.join(mine) or 'none'}; hosts call back where mpirun and horovodrun run.",
-                remedy="Start on a host of the run, name another --interface, or compare ddp and manual.",
-            )
-
-    def require_compilers(self) -> None:
-        """Require that torch.compile can compile on every host, unless ``-x CXX`` names the compiler.
-
-        Raises:
-            UnavailableError: a host lacks a C++ compiler, Python's header, or a folder for programs.
-        """
-        if "CXX" in self.exported:
-            return
-        for host, ready in zip(self.hosts, self._ready, strict=True):
-            if ready.cannot_compile:
-                raise UnavailableError(
-                    f"Host {host.name}: torch.compile cannot compile.",
-                    found=f"{ready.cannot_compile[:1].upper()}{ready.cannot_compile[1:]}.",
-                    remedy="Install it there: apt-get install g++ python3-dev, for example. Or name another "
-                    "compiler with -x CXX=NAME, another folder in TMPDIR, or leave out --compile.",
-                )
+        self._datasets: list[str] = []
 
     def stage(self, source: DatasetSource, say: Callable[[str], None]) -> None:
         """Find the data set on every host, or copy it there, and remember its folders.
@@ -195,7 +99,7 @@ class Cluster:
         Raises:
             HostError: the data set cannot be copied to a host.
         """
-        self._datasets = stage(self.hosts, source, python=sys.executable, carrier=self._carrier, say=say)
+        self._datasets = stage(self.hosts, source, python=sys.executable, carrier=self.carrier, say=say)
 
     def free_port(self) -> int:
         """Return a port that is free now on the first host.
@@ -209,24 +113,6 @@ class Cluster:
         assert first.port is not None  # noqa: S101 -- it was waited for
         return first.port
 
-    def name_launch(self) -> str:
-        """Return a name for a launch, which no other launch on these hosts has."""
-        return f"{self._name}-{next(self._launches)}"
-
-    def agent_for(self, host: request.Host | None) -> Connection:
-        """Return the connection to a host's agent; None stands for this machine."""
-        if host is None:
-            return self.here
-        return next(agent for agent in self.agents if agent.host.name == host.name)
-
-    def attend(self, until: Callable[[], bool], seconds: float) -> bool:
-        """Exchange messages until a condition holds, at most for ``seconds``; return whether it holds.
-
-        Raises:
-            RingsideError: a host or a launch was lost; see ``connection.attend``.
-        """
-        return attend(self.attended, until, seconds)
-
     def wait(self, until: Callable[[], bool], agents: Sequence[Connection]) -> None:
         """Exchange messages until a condition holds that these agents should bring about.
 
@@ -234,7 +120,7 @@ class Cluster:
             HostError: a host was lost, or the condition does not hold within 80 s.
         """
         seconds = START_SECONDS + ANSWER_SECONDS
-        if not self.attend(until, seconds):
+        if not attend(self.attended, until, seconds):
             name = agents[0].host.name
             raise HostError(
                 f"Host {name} does not answer.",
@@ -247,16 +133,12 @@ class Cluster:
         """Return a copy of the job with the CPUs, the data set's folder and the clock of one host."""
         number = list(self.agents).index(agent)
         own = msgspec.structs.replace(
-            job, affinity=self.cpus()[number], launched_at=job.launched_at + agent.clock_ahead_seconds
+            job, affinity=self.machines[number].cpus, launched_at=job.launched_at + agent.clock_ahead_seconds
         )
         if not isinstance(own, Job):
             return own
         dataset = msgspec.structs.replace(own.dataset, directory=self._datasets[number])
         return msgspec.structs.replace(own, dataset=dataset)
-
-    def remote_shell(self, folder: Path) -> Mapping[str, str]:
-        """Return the files that let launchers start ranks on hosts; see ``Carrier.remote_shell``."""
-        return self._carrier.remote_shell(folder, self.hosts)
 
 
 def _require_ready(agents: Sequence[Connection], hosts: int) -> None:

@@ -19,9 +19,9 @@ from pathlib import Path
 from compare.analysis.figures import LaunchFigures
 from compare.experiment import rounds
 from compare.experiment.schedule import LEAD_SECONDS, TURN_SECONDS
-from compare.launch.cohort import Cohort
+from compare.launch.launches import Cohort
 from compare.schema.store import read_run
-from compare.schema.turns import PlannedTurn
+from compare.schema.turns import GO_ON, PlannedTurn
 from tests.bench.estimate import estimate
 from tests.comparing import find_mnist
 
@@ -45,30 +45,36 @@ class AmongNeighbours(Cohort):
     """
 
     def carry_out(self, planned, turns):  # noqa: ARG002 -- the turns here are others
-        arms = self._run.config.arms
-        arm = arms[(planned[0].round - 1) % len(arms)]
-        own = [one.arm for one in planned].index(arm)
+        own = (planned[0].round - 1) % len(planned)
         try:
-            self._start(planned[own], self._clusters[own])
-            alone = self._alive[0]
+            alone = self._joined(planned[own])
             for number in range(_FIRST, _SECOND):
                 self._take_timed(alone, number)
-            for index, one in enumerate(planned):
-                if index != own:
-                    self._start(one, self._clusters[index])
-            neighbours = self._alive[1:]
+            neighbours = [self._joined(one) for index, one in enumerate(planned) if index != own]
             for index, number in enumerate(range(_SECOND, _THIRD, 2)):
                 before, other = divmod(index, len(neighbours))
                 self._take(neighbours[other], _turn(1 + before))
                 self._take_timed(alone, number)
                 self._take_timed(alone, number + 1)
-            finished = {launch.planned.number: self._finish(launch) for launch in neighbours}
+            finished = {launch.planned.number: self._left(launch) for launch in neighbours}
             for number in range(_THIRD, _END):
                 self._take_timed(alone, number)
-            finished[alone.planned.number] = self._finish(alone)
+            finished[alone.planned.number] = self._left(alone)
             return [finished[one.number] for one in planned]
         finally:
-            self._end_all()
+            self.end_all()
+
+    def _joined(self, planned):
+        launch = self.start(planned)
+        self.wait_for_turn(launch)
+        self._go(launch, GO_ON)
+        return launch
+
+    def _left(self, launch):
+        self._go(launch, GO_ON)
+        launch.place.go(GO_ON)
+        self.finish(launch)
+        return launch.conclude()
 
     def _take_timed(self, alone, number):
         began = time.perf_counter()

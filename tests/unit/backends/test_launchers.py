@@ -6,6 +6,7 @@ import os
 import shlex
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,13 @@ from backends.launchers import LAUNCHERS
 from backends.launchers.request import Command, Request
 from compare.errors import UnavailableError
 from compare.launch import arm as launching
-from compare.launch.place import LaunchPlace
+from compare.launch.place import LaunchFolders
 from compare.schema import environment as launch_environment
 from compare.schema.arms import parse_arm, parse_arms
 from compare.schema.hosts import Host
-from compare.schema.job import Planned
+from compare.schema.job import Job, Planned
 from compare.schema.launch_files import LaunchFiles
-from tests.unit.factories import a_cluster, a_config
+from tests.unit.factories import MNIST, a_cluster, a_config
 
 TWO = (Host("localhost", 2),)
 ENVIRONMENT = {"OMP_NUM_THREADS": "3", "GLOO_SOCKET_IFNAME": "lo"}
@@ -247,8 +248,14 @@ OF_MPICH = {"MPI4PY_LIBMPI", "UCX_NET_DEVICES"}
 
 
 def commands_of(config, arm):
-    cluster = a_cluster(config.ranks)
-    return launching.commands_for(config, arm, LaunchPlace(cluster, LaunchFiles(Path("/runs/x"))), {})
+    """Return the commands of an arm, without the variables of this launch alone."""
+    folders = LaunchFolders(a_cluster(config.ranks), LaunchFiles(Path("/runs/x")))
+    job = partial(Job, dataset=MNIST)
+    commands = launching.plan_launch(config, Planned(1, 1, arm), folders, 40123, job).commands
+    own = folders.settings()
+    return [
+        Command(c.argv, {k: v for k, v in c.environment.items() if k not in own}, c.host) for c in commands
+    ]
 
 
 def test_commands_of_every_arm_have_the_same_ranks_program_and_settings(launchers):
@@ -280,9 +287,10 @@ def test_commands_take_an_arms_variables_and_show_no_value(launchers, backend):
 
 def test_launch_files_of_a_long_label_have_a_valid_folder_name():
     arm = parse_arm("ddp:env.A=" + "é" * 400)
-    files = launching.launch_files(Path("/runs/x"), Planned(7, 1, arm))
+    files = launching.launch_files(Path("/runs/x"), Planned(7, 1, arm), again=True)
     assert files.directory.name.startswith("07-ddp_env.A=")
-    assert len(os.fsencode(files.directory.name + "-again")) < 255
+    assert files.directory.name.endswith("-again")
+    assert len(os.fsencode(files.directory.name)) < 255
 
 
 def test_commands_of_one_process_start_it_with_all_threads(launchers):

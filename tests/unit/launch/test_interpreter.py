@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,12 +14,12 @@ import pytest
 from compare import PACKAGE_ROOT, PROTOCOL
 from compare.errors import UnavailableError, UsageError
 from compare.launch import interpreter
-from compare.launch.arm import commands_for, launch_files
+from compare.launch.arm import launch_files, plan_launch
 from compare.launch.interpreter import find_interpreter
-from compare.launch.place import LaunchPlace
+from compare.launch.place import LaunchFolders
 from compare.schema.arms import parse_arm
-from compare.schema.job import Planned
-from tests.unit.factories import a_cluster, a_config
+from compare.schema.job import Job, Planned
+from tests.unit.factories import MNIST, a_cluster, a_config
 from tests.waiting import wait_until
 
 
@@ -61,7 +62,7 @@ CHILD = "sleep 61 & echo $! >{file}; "
         (CHILD + "exec sleep 62", "within 1 s"),
         (CHILD + "exec 1>&- 2>&-; exec sleep 63", "within 1 s"),
         ("env -i setsid sleep 61 & sleep 0.2; pgrep -n -f 'sleep 61' >{file}; exec sleep 62", "within 1 s"),
-        (CHILD + "exit", "within 1 s"),
+        (CHILD + "exit", "no description"),
     ],
     ids=["floods", "floods with errors", "sleeps", "sleeps in silence", "drops its mark", "leaves a child"],
 )
@@ -89,8 +90,9 @@ def test_ranks_of_a_twin_start_under_its_interpreter(tmp_path):
         find_interpreter(sys.executable), executable="/old/bin/python", sources="/old/lib"
     )
     arm = msgspec.structs.replace(parse_arm("ddp"), against=other)
-    place = LaunchPlace(a_cluster(), launch_files(tmp_path, Planned(1, 1, arm)))
-    (command,) = commands_for(a_config("ddp"), arm, place, {})
+    planned = Planned(1, 1, arm)
+    folders = LaunchFolders(a_cluster(), launch_files(tmp_path, planned))
+    (command,) = plan_launch(a_config("ddp"), planned, folders, 1, partial(Job, dataset=MNIST)).commands
     assert command.argv[:3] == ("/old/bin/python", "-m", "torch.distributed.run")
     assert command.environment["PATH"].startswith("/old/bin:")
     assert command.environment["PYTHONPATH"].split(":")[0] == "/old/lib"

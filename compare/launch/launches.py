@@ -1,0 +1,371 @@
+"""Carry out launches: one by itself, or all arms of a round in turns.
+
+A cohort is one launch of every arm. Each waits when its ranks have joined their group. Then one arm after
+another warms up, they take turns, and one after another ends its measurements. While one arm does any of
+this, all others wait. The order of the turns is settled before the first. This module sends each turn to the
+agents of all hosts, and the next one when all ranks wait again. So no turn overlaps another on any host.
+
+Nothing is measured while launches start and exit, so they do both side by side. Only in a run's first cohort
+do they start one after another, which shows how long a start takes and whether memory holds one more launch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from compare.errors import BudgetError, HostError
+from compare.launch.agent.connection import attend
+from compare.launch.arm import MakeJob, Observer, PreparedLaunch, forget_launch
+from compare.launch.cluster import Cluster
+from compare.launch.processes import Ending
+from compare.launch.signals import Suspended, stop_until_continued, suspendable
+from compare.schema.collectives import SweepConfig, SweepLaunch
+from compare.schema.config import LaunchConfig
+from compare.schema.job import Job, Planned, Proof, SweepJob, read_progress
+from compare.schema.results import Launch, Run
+from compare.schema.turns import GO_ON, PlannedTurn, Turn, turn_of
+from compare.system.clock import unix_time
+
+PORT_TAKEN = "another process took its port before it could"
+"""The only failure after which a launch is started a second time."""
+_SUSPENDED = "this program was suspended (Ctrl-Z)"
+_TICK_SECONDS = 0.5
+"""Time between two checks of the files of launches. Every check takes a core from a rank for a moment."""
+
+
+class AliveLaunches:
+    """Launches that are alive side by side.
+
+    For each launch, ``make_job`` returns the function that makes its job. ``budget_ends_at`` is a Unix time.
+    While one launch is waited for, no other one may fail or stall. A launch that fails is ended, and its root
+    cause is raised, but it starts once more if another process took its port. The others stay alive until
+    ``end_all``, which must be called in any case.
+    """
+
+    in_turns = False
+    """Whether the ranks wait for their turns."""
+    started_alone = True
+    """Whether no other launch starts at the same time."""
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        directory: Path,
+        cluster: Cluster,
+        observer: Observer,
+        *,
+        make_job: Callable[[Planned], MakeJob],
+        budget_ends_at: float = math.inf,
+    ) -> None:
+        self.current: Planned | None = None
+        """The launch that was last started or waited for, or the one that failed; None before the first."""
+        self.alive: list[PreparedLaunch] = []
+        """Launches that were started and not yet ended, in the order of their starts."""
+        self._config = config
+        self._directory = directory
+        self._cluster = cluster
+        self._observer = observer
+        self._make_job = make_job
+        self._budget_ends_at = budget_ends_at
+
+    def start(self, planned: Planned) -> PreparedLaunch:
+        """Start a launch, and return it without waiting for its ranks.
+
+        Raises:
+            BudgetError: the run's budget is over.
+            HostError: a host was lost.
+            OutputError: the run's folder cannot be written.
+            UnavailableError: the launcher is not installed.
+        """
+        if unix_time() >= self._budget_ends_at:
+            raise BudgetError("The budget is over.")
+        self.current = planned
+        launch = PreparedLaunch(
+            self._config,
+            planned,
+            self._cluster,
+            self._directory,
+            self._make_job(planned),
+            in_turns=self.in_turns,
+            started_alone=self.started_alone,
+        )
+        self._begin(launch)
+        return launch
+
+    def wait_for_turn(self, launch: PreparedLaunch) -> None:
+        """Wait until all ranks of a launch wait for a turn.
+
+        Raises:
+            BudgetError: the run's budget ended first.
+            HostError: a host was lost.
+            LaunchError: a rank of any launch failed, died or stalled, or this launch took too long.
+        """
+        self._watch(launch, until_waiting=True)
+
+    def finish(self, launch: PreparedLaunch) -> None:
+        """Wait until a launch has succeeded. Nothing of it is left on the hosts afterwards.
+
+        Raises:
+            RingsideError: the same errors as ``wait_for_turn``.
+        """
+        self._watch(launch, until_waiting=False)
+        self._end(launch)
+
+    def end_all(self) -> None:
+        """End every launch that is still alive, on all hosts."""
+        for launch in self.alive:
+            launch.place.ask_to_end()  # all at once; each may take seconds
+        try:
+            while self.alive:
+                self._end(self.alive[0])
+        finally:  # a second Ctrl-C ends the wait for one of them
+            if self.alive:
+                self.end_all()
+
+    def _begin(self, launch: PreparedLaunch) -> None:
+        self._observer.launch_starts(launch.planned, launch.commands)
+        self.alive.append(launch)
+        launch.place.begin(launch.commands, launch.job)
+
+    def _watch(self, launch: PreparedLaunch, *, until_waiting: bool) -> None:
+        """Wait for one launch, and raise the root cause if any launch fails or stalls meanwhile.
+
+        All waits for one launch together are limited by the time that a launch may take. The turns of other
+        arms do not count towards this limit.
+        """
+
+        def has_come() -> bool:
+            return launch.place.ending() is not None or (until_waiting and launch.place.is_waiting())
+
+        looked_at = time.monotonic()
+        while True:
+            self.current = launch.planned
+            attend(self._cluster.attended, has_come, _TICK_SECONDS)
+            now = time.monotonic()
+            launch.waited_seconds += now - looked_at
+            looked_at = now
+            too_long = launch.waited_seconds > self._config.launch_timeout_seconds
+            if has_come() and launch.place.ending() is None and not too_long:
+                return  # a turn must begin without further checks
+            if unix_time() > self._budget_ends_at:
+                raise BudgetError("The budget is over.")
+            for other in list(self.alive):
+                # Results from other hosts may still be under way, so the end of the launch decides.
+                goes_on, ending = other.monitor.tick(), other.place.ending()
+                ending = ending or (None if goes_on else Ending(None))
+                if ending and (until_waiting or ending.status != 0):
+                    self._fail(other, ending)
+            if (ending := launch.place.ending()) and ending.status == 0 and not until_waiting:
+                return
+            if too_long:
+                self._fail(launch, Ending(None, launch.waited_seconds, timed_out=True))
+            self._observer.rank_progressed(launch.planned, read_progress(launch.place.files, 0))
+
+    def _fail(self, launch: PreparedLaunch, ending: Ending) -> None:
+        """End a launch that failed, and raise the loss of its host or else the root cause.
+
+        A launch whose port was taken starts once more instead.
+        """
+        self.current = launch.planned
+        # Ranks report the peer whose host is lost: the host is the cause.
+        if lost := self._end(launch):
+            raise lost
+        if launch.restarted_because or not launch.port_was_taken():
+            launch.conclude(ending)
+            raise AssertionError("unreachable: a launch that failed has no results")
+        self._observer.launch_restarts(launch.planned, PORT_TAKEN)
+        launch.prepare(restarted_because=PORT_TAKEN)
+        self._begin(launch)
+
+    def _end(self, launch: PreparedLaunch) -> HostError | None:
+        self.alive.remove(launch)
+        return launch.place.end()
+
+
+# ---- one launch by itself ----
+
+
+def launch_arm(
+    run: Run,
+    planned: Planned,
+    directory: Path,
+    cluster: Cluster,
+    observer: Observer,
+    *,
+    proof: Proof = "brief",
+    budget_ends_at: float = math.inf,
+) -> Launch:
+    """Launch an arm, and return the launch with one result from every rank.
+
+    It starts a second time if another process took its port, and again after every Ctrl-Z and ``fg``.
+    ``proof`` is the parity check that every rank makes, unless its training repeats a proven one. Its outcome
+    is part of the result, and a failed check raises no error. ``budget_ends_at`` is a Unix time.
+
+    Raises:
+        BudgetError: the run's budget ended before the launch did.
+        HostError: a host was lost.
+        LaunchError: a rank failed, died or stalled.
+        OutputError: the run's folder cannot be written.
+        UnavailableError: the launcher is not installed.
+    """
+    make_job = partial(Job, dataset=run.dataset, proof=proof, proven=run.proven(planned.arm))
+    alone = AliveLaunches(
+        run.config, directory, cluster, observer, make_job=lambda _: make_job, budget_ends_at=budget_ends_at
+    )
+    return _finished(alone, planned, directory, observer).conclude()
+
+
+def launch_sweep(
+    config: SweepConfig,
+    planned: Planned,
+    directory: Path,
+    cluster: Cluster,
+    observer: Observer,
+    *,
+    budget_ends_at: float = math.inf,
+) -> SweepLaunch:
+    """Launch a group to time its collectives without training, and return one result from every rank.
+
+    It starts again in the same cases as in ``launch_arm``. ``budget_ends_at`` is a Unix time.
+
+    Raises:
+        RingsideError: the same errors as in ``launch_arm``.
+    """
+    interface = cluster.network.interface if len(cluster.hosts) > 1 else ""
+    make_job = partial(SweepJob, group=planned.group, interface=interface)
+    alone = AliveLaunches(
+        config, directory, cluster, observer, make_job=lambda _: make_job, budget_ends_at=budget_ends_at
+    )
+    return _finished(alone, planned, directory, observer).conclude_sweep()
+
+
+def _finished(alone: AliveLaunches, planned: Planned, directory: Path, observer: Observer) -> PreparedLaunch:
+    """Return a launch when it has succeeded; after Ctrl-Z, end it, stop until ``fg``, and launch again."""
+    while True:
+        try:
+            with suspendable():
+                try:
+                    launch = alone.start(planned)
+                    alone.finish(launch)
+                    return launch
+                finally:
+                    alone.end_all()
+        except Suspended:
+            forget_launch(directory, planned)
+            stop_until_continued()
+            observer.launch_restarts(planned, _SUSPENDED)
+
+
+# ---- all arms of a round ----
+
+
+class Cohort(AliveLaunches):
+    """The launches of one round, alive side by side."""
+
+    in_turns = True
+
+    def __init__(
+        self,
+        run: Run,
+        directory: Path,
+        cluster: Cluster,
+        observer: Observer,
+        *,
+        budget_ends_at: float = math.inf,
+    ) -> None:
+        super().__init__(
+            run.config,
+            directory,
+            cluster,
+            observer,
+            make_job=lambda one: partial(Job, dataset=run.dataset, proven=run.proven(one.arm)),
+            budget_ends_at=budget_ends_at,
+        )
+        self.started_alone = not run.launches
+        self.side_by_side = False
+        """Whether several launches were alive at the same time."""
+
+    def carry_out(self, planned: Sequence[Planned], turns: Sequence[PlannedTurn]) -> list[Launch]:
+        """Launch every arm, let them take their turns, and return the launches in the order of ``planned``.
+
+        A launch that fails ends the cohort. Nothing is left on any host afterwards.
+
+        Raises:
+            BudgetError: the run's budget ended before the cohort did.
+            HostError: a host was lost.
+            InterleaveError: the arms do not fit into memory, or a rank cannot be stopped.
+            LaunchError: a rank failed, died or stalled.
+            OutputError: the run's folder cannot be written.
+            UnavailableError: a launcher is not installed.
+        """
+        try:
+            launches = self._start_one_by_one(planned) if self.started_alone else self._start_many(planned)
+            for number, turn in enumerate(turns, start=1):
+                self._observer.turn_begins(planned[turn.arm], number, len(turns))
+                self._take(launches[turn.arm], turn)
+            for launch in launches:
+                self._go(launch, GO_ON)
+            for launch in launches:
+                launch.place.go(GO_ON)
+            ended: list[Launch] = []
+            for launch in launches:
+                self.finish(launch)
+                ended.append(launch.conclude())
+        finally:
+            self.end_all()
+        return ended
+
+    def start(self, planned: Planned) -> PreparedLaunch:
+        """Announce a launch, start it, and return it without waiting for its ranks."""
+        self._observer.launch_begins(planned)
+        launch = super().start(planned)
+        self.side_by_side = len(self.alive) > 1
+        return launch
+
+    def _start_one_by_one(self, planned: Sequence[Planned]) -> list[PreparedLaunch]:
+        """Start and warm up one launch after another, as long as memory holds one more.
+
+        Later cohorts need no such check, because they take as much memory as the first.
+        """
+        launches: list[PreparedLaunch] = []
+        for one in planned:
+            if launches:
+                last, *others = (launch.place for launch in reversed(launches))
+                last.require_room(others, len(planned))
+            launches.append(self.start(one))
+            self.wait_for_turn(launches[-1])
+            self._go(launches[-1], GO_ON)
+        return launches
+
+    def _start_many(self, planned: Sequence[Planned]) -> list[PreparedLaunch]:
+        """Start launches, as many at a time as the cores allow, then warm up one after another."""
+        at_once = self._cluster.launches_at_once()
+        launches: list[PreparedLaunch] = []
+        for number, one in enumerate(planned):
+            if number >= at_once:
+                self.wait_for_turn(launches[number - at_once])
+            launches.append(self.start(one))
+        for launch in launches:
+            self.wait_for_turn(launch)
+        for launch in launches:
+            self._go(launch, GO_ON)
+        return launches
+
+    def _take(self, launch: PreparedLaunch, turn: PlannedTurn) -> None:
+        """Let one arm train for its turn, and wait until all its ranks wait again."""
+        steps = turn_of(
+            turn.number,
+            lead_seconds=turn.lead_seconds,
+            seconds=turn.seconds,
+            step_seconds=launch.place.step_seconds(),
+        )
+        self._go(launch, steps)
+
+    def _go(self, launch: PreparedLaunch, turn: Turn) -> None:
+        """Let one arm go on, and wait until all its ranks wait again."""
+        launch.place.go(turn)
+        self.wait_for_turn(launch)
