@@ -16,9 +16,9 @@ from compare import PACKAGE_ROOT, __version__
 from compare.schema.environment import library_settings
 from compare.schema.job import Job, LaunchJob
 from compare.system.limits import core_quota
+from compare.worker.messages import noted_warnings
 from compare.worker.task import Batches
 from compare.worker.user_file import set_dtype
-from compare.worker.warned import noted_warnings
 
 _GPU_FIGURES = {
     "clocks.sm": "clock_mhz",

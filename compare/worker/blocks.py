@@ -51,17 +51,15 @@ def plan_blocks(
     cycle: int = 1,
     references: int = REFERENCE_BLOCKS,
     phased: bool = True,
-    fewest: int = 2,
 ) -> list[BlockPlan]:
     """Split steps into training blocks, and add blocks of the reference.
 
     A reference block stands directly before or after a training block of the same length, so drift affects
     both equally. With ``phased``, the middle training block and its reference block are timed phase by phase.
     ``steps`` is a multiple of ``cycle``, and so is every block. ``order`` decides which of a pair is first,
-    with the same seed on every rank. ``references`` is the maximum number of reference blocks, and ``fewest``
-    the minimum number of training blocks.
+    with the same seed on every rank. ``references`` is the maximum number of reference blocks.
     """
-    sizes = split_into_blocks(steps, cycle=cycle, fewest=fewest)
+    sizes = split_into_blocks(steps, cycle=cycle, fewest=2 if phased else 1)
     middle = len(sizes) // 2 if phased and len(sizes) > 1 else None
     referred = _spread(len(sizes), references - (middle is not None)) | {middle} if reference else set()
     plans = []
@@ -223,7 +221,6 @@ class BlockTrainer:
             cycle=self._cycle,
             references=_REFERENCES_OF_A_TURN,
             phased=phased,
-            fewest=blocks,
         )
         for block in self._timed_blocks(plans):
             yield msgspec.structs.replace(block, turn=turn.number)

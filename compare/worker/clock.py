@@ -1,4 +1,4 @@
-"""Time work and the phases of a step.
+"""Time the start-up of a rank, work, and the phases of a step.
 
 The clock is read only when the device is idle, or by the device itself. A workload may replace functions of
 ``time``, so every module that measures a training imports them before the user's file.
@@ -6,11 +6,14 @@ The clock is read only when the device is idle, or by the device itself. A workl
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from time import perf_counter_ns, process_time_ns
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic, perf_counter_ns, process_time_ns, time
 from typing import NamedTuple, TypeAlias, cast
 
 import torch
+
+from compare.schema.results import Moments
 
 Mark: TypeAlias = "int | torch.cuda.Event"
 """A moment: nanoseconds of ``perf_counter_ns``, or an event that a GPU records."""
@@ -88,3 +91,28 @@ def nanoseconds_between(before: Mark, after: Mark) -> int:
     if isinstance(before, int):
         return cast("int", after) - before
     return round(before.elapsed_time(cast("torch.cuda.Event", after)) * 1e6)
+
+
+class StartUp:
+    """The seconds from the start of a launch to each stage of a rank, up to its first step."""
+
+    def __init__(self, launched_at: float) -> None:
+        # The clocks of two processes are compared only here, because a clock may be set at any time.
+        self._origin = monotonic() - (time() - launched_at)
+        self._seconds: dict[str, float] = {}
+        self.mark("started")
+
+    def mark(self, moment: str) -> None:
+        """Record the time of a moment, which is the name of a field of ``Moments``."""
+        self._seconds[moment] = monotonic() - self._origin
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Subtract the time of this block from all later moments."""
+        begun = monotonic()
+        yield
+        self._origin += monotonic() - begun
+
+    def read(self) -> Moments:
+        """Return all moments; each must have been recorded."""
+        return Moments(**self._seconds)

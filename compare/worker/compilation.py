@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -69,14 +69,9 @@ def compiled_for_proof(config: RunConfig) -> Iterator[None]:
     torch.compiler.reset()
 
 
-@contextmanager
-def not_compiled(config: RunConfig) -> Iterator[None]:
-    """Let compiled models run uncompiled in this block."""
-    if not config.compile:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+def not_compiled(config: RunConfig) -> AbstractContextManager[object]:
+    """Return a context in which compiled models run uncompiled."""
+    return torch.compiler.set_stance("force_eager") if config.compile else nullcontext()
 
 
 @contextmanager

@@ -1,56 +1,75 @@
-"""Measure the difference of two models, and of two updates of one model."""
+"""Measure how far two trainings are apart: in parameters, in gradients, in an update, and by what.
+
+A wrong step consists of gradients of shards, of the previous update, or of rounding. ``explain`` finds how
+much of each.
+"""
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+MOST_EXPLAINED = 30_000_000
+"""Most numbers in the vectors of a step that is explained; with copies they take 800 MB."""
+_ROUNDED = 2.0**-7
+"""Largest relative error of a number that was rounded to bfloat16, or of a sum of two such numbers."""
+_LEAST_HALF = 2.0**-24
+"""The smallest number above zero that float16 can hold."""
+_NEAR = 2.0**-8
+"""Largest error of a share that rounding alone makes, because few numbers may dominate a gradient."""
+_EXACT = 1e-9
+"""Largest relative error of a number that was not rounded to half precision."""
+_MOST = 0.5
+"""Least part of the numbers that is inexact in a rounded step.
 
-class Difference(NamedTuple):
-    """The largest difference between two models, and the parameter that has it."""
+Also the least part of its error that the shares leave unexplained.
+"""
 
-    size: float
-    """Largest absolute difference, relative to the largest number of the parameter in either model.
 
-    NaN if one of them holds a NaN or an infinite number.
+def differences(found: nn.Module, expected: nn.Module, least: float = 0.0) -> dict[str, float]:
+    """Return for each parameter, by name, the largest relative difference between two models.
+
+    A difference is divided by the largest number of its parameter in either model, but at least by ``least``.
+    A proof passes the model's largest update, because the gradient of a bias before BatchNorm is nothing but
+    rounding. The result is NaN where one of them holds a NaN or an infinite number.
     """
-    parameter: str
-    """Name of the parameter; empty if the models have none."""
-
-
-def largest_difference(found: nn.Module, expected: nn.Module, least: float = 0.0) -> Difference:
-    """Return the largest relative difference between two models; NaN counts as the largest.
-
-    A difference is divided by the largest number of its parameter, but at least by ``least``. A proof passes
-    the model's largest update, because the gradient of a bias before BatchNorm is nothing but rounding.
-    """
-    worst = Difference(0.0, "")
     pairs = zip(found.named_parameters(), expected.parameters(), strict=True)
     with torch.no_grad():
-        for (name, f), e in pairs:
-            size = relative_difference(f - e, f, e, least)
-            if math.isnan(size) or size > worst.size or not worst.parameter:
-                worst = Difference(size, name)
-            if math.isnan(size):
-                break
-    return worst
+        return {name: relative(largest(f - e), f, e, least=least) for (name, f), e in pairs}
 
 
-def relative_difference(
-    difference: torch.Tensor, one: torch.Tensor, other: torch.Tensor, least: float
-) -> float:
-    """Return the largest absolute number of ``difference``, over the largest of both tensors and ``least``.
+def relative(size: float, *parameters: torch.Tensor, least: float) -> float:
+    """Return ``size`` over the largest absolute number of the parameters, which is at least ``least``.
 
-    0 if the tensors are empty.
+    If one parameter is all zeros, the other's size counts. ``size`` itself is returned if all are zeros.
     """
-    if not difference.numel():
-        return 0.0
-    # If one tensor is all zeros, the other's size counts, so nothing is divided by zero.
-    size = max(float(one.abs().max()), float(other.abs().max()), least) or 1.0
-    return float(difference.abs().max()) / size
+    return size / (max(*map(largest, parameters), least) or 1.0)
+
+
+def largest(tensor: torch.Tensor) -> float:
+    """Return the largest absolute number of a tensor; 0 if it is empty."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def distance(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
+    """Return the largest absolute difference of two gradients; None counts as zeros."""
+    if one is None or other is None:
+        left = one if other is None else other
+        return 0.0 if left is None else largest(left)
+    return largest(one - other)
+
+
+def are_equal(one: Iterable[torch.Tensor | None], other: Iterable[torch.Tensor | None]) -> bool:
+    """Return whether all gradients are equal; None counts as zeros."""
+    return all(distance(*pair) == 0 for pair in zip(one, other, strict=True))
+
+
+def dot(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """Return the sum of the inner products of all pairs of tensors; of complex ones, the real part."""
+    return sum(float(torch.vdot(one.flatten(), other.flatten()).real) for one, other in pairs)
 
 
 class Update(NamedTuple):
@@ -63,3 +82,64 @@ class Update(NamedTuple):
     """
     error: float
     """Distance from the right update, over the size of that update, by Euclidean norms."""
+
+
+class Taken(NamedTuple):
+    """A step of an arm and of the reference, as float64 vectors over all parameters.
+
+    Updates are divided by the learning rate, so they have the unit of a gradient.
+    """
+
+    update: torch.Tensor
+    """The arm's update."""
+    right: torch.Tensor
+    """The reference's update."""
+    shards: torch.Tensor
+    """The gradient of each shard, shape (shards, numbers)."""
+    before: torch.Tensor | None
+    """The update of the previous step; None in the first step."""
+
+
+def explain(taken: Taken) -> dict[str, Any]:
+    """Return the fields of a ``WrongStep`` that state the parts of a step, such as ``shares``.
+
+    The parts are each shard's gradient and the previous update, whose sum is nearest to the step by least
+    squares. Empty if the mean gradient is zero.
+    """
+    mean, count = taken.shards.mean(0), len(taken.shards)
+    if not mean.any():  # nothing to be a share of
+        return {}
+    parts = taken.shards if taken.before is None else torch.cat([taken.shards, taken.before[None]])
+    shares = torch.linalg.lstsq(parts @ parts.T, (parts @ taken.update)[:, None], driver="gelsd").solution[
+        :, 0
+    ]
+    rest = taken.update - shares @ parts
+    return {
+        "shares": (shares[:count] * count).tolist(),
+        "left_over": float(shares[count]) if taken.before is not None else 0.0,
+        "unexplained": float(rest.norm() / taken.update.norm()) if taken.update.any() else 0.0,
+        "kept": float(taken.right @ mean / (mean @ mean)),
+        "rounded": _is_rounded(taken, shares[:count] * count, rest),
+    }
+
+
+def _is_rounded(taken: Taken, shares: torch.Tensor, rest: torch.Tensor) -> bool:
+    """Return whether rounding to half precision, in transport or in the sum, explains all errors.
+
+    Other small errors look different. Something that is added, such as weight decay, does not follow the size
+    of each number. A factor or a share that is slightly wrong does, but then the shares explain the whole
+    error. If a single parameter is wrong, all others are exact.
+    """
+    error, size = (taken.update - taken.right).abs(), taken.right.abs()
+    allowed = _ROUNDED * taken.shards.abs().mean(0) + _LEAST_HALF
+    if not bool((error <= allowed).all()) or not bool(((shares - 1).abs() < _NEAR).all()):
+        return False
+    inexact = (error > _EXACT * size)[size > 0].double().mean()
+    return bool(inexact > _MOST) and bool(rest.norm() > _MOST * error.norm())
+
+
+def joined(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return tensors as one float64 vector on the CPU; a complex number becomes two numbers."""
+    flat = [tensor.detach().flatten() for tensor in tensors]
+    real = [torch.view_as_real(one).flatten() if one.is_complex() else one for one in flat]
+    return torch.cat([one.double().cpu() for one in real])

@@ -24,13 +24,14 @@ from compare.schema.arms import Arm
 from compare.schema.job import STEPS
 from compare.schema.parity import EndStep
 from compare.worker.blocks import Side
-from compare.worker.pace import Pace
+from compare.worker.difference import are_equal, largest
+from compare.worker.evaluation import buffers_of, unmoved
 from compare.worker.randomness import same_randomness
 from compare.worker.reference import Reference
 from compare.worker.shards import Gradients, Shard, seed_step
-from compare.worker.sketch import unmoved
-from compare.worker.step_record import copies, ratio_of, recorded_step
+from compare.worker.step_record import copies, furthest_ratio, recorded_step
 from compare.worker.task import Task
+from compare.worker.watchdog import Pace
 
 _NOISE = 30.0
 """Factor by which an error may exceed the measured rounding, since kernels round differently."""
@@ -41,31 +42,34 @@ _LEAST_SIZE = 1e-4
 """Least norm by which a gradient's error is divided, relative to the model's largest gradient."""
 
 
-def why_no_end_step(arm: Arm, task: Task, replica: Replica) -> str:
+def take_end_step(arm: Arm, own: Side, task: Task, group: Group, pace: Pace, *, steps: int) -> EndStep | None:
+    """Take one more step after ``steps`` steps, and compare it with a single process. Collective.
+
+    Only rank 0 compares, but every rank does if the step is the user's own. If nothing was compared, the
+    result has the reason in ``why_not``. None for the control, which has no proof.
+    """
+    if not arm.traits.synchronises:
+        return None
+    bend = _unseen_bend(task, steps) if own.replica.takes_whole_step else 0
+    if why_not := _why_no_end_step(arm, task, own.replica):
+        return EndStep(step=steps, why_not=why_not, unseen_bend=bend)
+    with same_randomness(group.device):
+        end = _EndStep(own, task, steps, pace, group=group).take()
+    return msgspec.structs.replace(end, unseen_bend=bend)
+
+
+def _why_no_end_step(arm: Arm, task: Task, replica: Replica) -> str:
     """Return why an arm takes no comparable step after its training; empty if it does."""
+    own_reference = arm.traits.own_step and task.workload.reference_step
     reasons = {
         "its gradients are rounded or compressed by option": not arm.exact,
         "its steps are not those of one process": not arm.same_training,
         "it averages parameters": not replica.averages_gradients,
         "its ranks hold different layers": arm.traits.in_layers,
         "its calls are compiled": task.config.compile,
-        "its reference is a step of the user's own": arm.traits.own_step and task.has_reference_step,
+        "its reference is a step of the user's own": own_reference,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def take_end_step(arm: Arm, own: Side, task: Task, steps: int, pace: Pace, *, group: Group) -> EndStep:
-    """Take one more step after ``steps`` steps, and compare it with a single process. Collective.
-
-    Only rank 0 compares, but every rank does if the step is the user's own. If nothing was compared, the
-    result has the reason in ``why_not``.
-    """
-    bend = _unseen_bend(task, steps) if own.replica.takes_whole_step else 0
-    if why_not := why_no_end_step(arm, task, own.replica):
-        return EndStep(step=steps, why_not=why_not, unseen_bend=bend)
-    with same_randomness(group.device):
-        end = _EndStep(own, task, steps, pace, group=group).take()
-    return msgspec.structs.replace(end, unseen_bend=bend)
 
 
 def _unseen_bend(task: Task, steps: int) -> int:
@@ -91,24 +95,25 @@ class _Given(NamedTuple):
     """Whether trainable parameters changed outside of an optimizer's step."""
 
 
-class _Sizes(NamedTuple):
-    """The error of a gradient and its limit, both relative to the gradient's norm."""
+class _Gradients(NamedTuple):
+    """Gradients by parameter name, each in the form of ``_plain``."""
 
-    error: float
-    limit: float
-
-    @property
-    def excess(self) -> float:
-        return math.inf if math.isnan(self.error) else self.error / self.limit
+    found: dict[str, torch.Tensor]
+    """Those that the optimizers were given."""
+    right: dict[str, torch.Tensor]
+    """The mean of one process, in float64."""
+    near: dict[str, torch.Tensor]
+    """The mean of one process, in the run's precision."""
+    alone: dict[str, torch.Tensor]
+    """Those of this rank's shard, in the run's precision."""
 
 
 class _EndStep:
     def __init__(self, own: Side, task: Task, steps: int, pace: Pace, *, group: Group) -> None:
         self._own, self._live, self._steps, self._pace, self._group = own, task, steps, pace, group
         self._replica: Replica = own.replica
-        self._task = task.for_end()
+        self._task = task.for_proof("as run")
         self._leads = group.rank == 0 or own.replica.takes_whole_step
-        self._unmoved: list[str] = []
 
     def take(self) -> EndStep:
         end = self._take()
@@ -121,37 +126,43 @@ class _EndStep:
         buffers = self._buffers(whole)
         start = [parameter.detach().clone() for parameter in whole.parameters()]
         expected = self._expected(whole, buffers) if self._leads else []
-        if self._leads:
-            self._unmoved = unmoved(whole, self._live.anew().build_model())
+        never_moved = unmoved(whole, self._live.anew().build_model()) if self._leads else []
         self._meet()
         self._pace.note()
         given = self._step()
         if given.optimizer_steps and self._stands(given, start):
             given = given._replace(optimizer_steps=0)
         if not self._leads:
-            return EndStep(step=self._steps, why_not="rank 0 compares it")
+            return self._not_compared("rank 0 compares it")
         if any(gradients is None for gradients in expected):
-            return EndStep(step=self._steps, why_not="before_step remembers what it did before")
+            return self._not_compared("before_step remembers what it did before")
         exact, rounded = (gradients or [] for gradients in expected)
         if any(g is not None and not torch.isfinite(g).all() for g in [*exact, *rounded]):
-            return EndStep(step=self._steps, why_not="the training diverged")
+            return self._not_compared("the training diverged")
         names = [name for name, _ in whole.named_parameters()]
-        end = self._compare(
-            given, dict(zip(names, exact, strict=True)), dict(zip(names, rounded, strict=True))
-        )
-        wrong = end.error is None or end.error > end.limit
-        if wrong and self._steps_alone(given, names):
+        of_names = ([given.gradients.get(name) for name in names], exact, rounded, self._alone)
+        gradients = _Gradients(*(dict(zip(names, map(_plain, its), strict=True)) for its in of_names))
+        # A parameter that has moved trained once, so it must be given a gradient even now.
+        trained = {name for name in names if name in given.rates or name not in never_moved}
+        compared = [name for name, right in zip(names, exact, strict=True) if right is not None]
+        end = self._compare(given, gradients, [name for name in compared if name in trained])
+        if end.error is not None and end.error <= end.limit:
+            return end
+        held = [name for name in names if name in given.gradients]
+        if self._replica.takes_whole_step and _is_alone(gradients, held):
             # The hashes of the ranks show later whether the parameters are averaged.
-            return EndStep(step=self._steps, why_not="each rank steps by its own gradients")
-        if wrong and self._live.is_own and (why_not := self._why_no_measure(start, buffers)):
-            return EndStep(step=self._steps, why_not=why_not)
-        return end
+            return self._not_compared("each rank steps by its own gradients")
+        why_not = self._why_no_measure(start, buffers) if self._live.is_own else ""
+        return self._not_compared(why_not) if why_not else end
+
+    def _not_compared(self, why_not: str) -> EndStep:
+        return EndStep(step=self._steps, why_not=why_not)
 
     def _buffers(self, whole: nn.Module) -> list[list[torch.Tensor]]:
         """Return for each shard the buffers of its model. Collective."""
         if self._replica.shard[1] == 1:
             return [[buffer.detach().clone() for buffer in whole.buffers()]]
-        return _buffers_of_all(whole, self._group)
+        return [buffers_of(whole, self._group, rank) for rank in range(self._group.world_size)]
 
     def _meet(self) -> None:
         self._pace.meet(self._group.world_size if self._replica.takes_whole_step else 1)
@@ -206,9 +217,8 @@ class _EndStep:
             if side.before_step:
                 side.before_step(model, optimizers)
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-                given.rates.update(
-                    {names[id(p)]: float(group["lr"]) for p in group["params"] if id(p) in names}
-                )
+                held = (names[id(p)] for p in group["params"] if id(p) in names)
+                given.rates.update(dict.fromkeys(held, float(group["lr"])))
 
         side._replace(before_step=keep).train(1)
         return given
@@ -220,64 +230,37 @@ class _EndStep:
             if not torch.equal(parameter, before):
                 return False
             if name in given.gradients:
-                size = given.rates.get(name, 0.0) * _largest(given.gradients[name])
-                far = far or size > _MOVES * _largest(before)
+                size = given.rates.get(name, 0.0) * largest(given.gradients[name])
+                far = far or size > _MOVES * largest(before)
         return far
 
-    def _steps_alone(self, given: _Given, names: list[str]) -> bool:
-        """Return whether the user's step applies this rank's own gradients, as averaging parameters does."""
-        alone = dict(zip(names, self._alone, strict=True))
-        pairs = [(_plain(gradient), _plain(alone.get(name))) for name, gradient in given.gradients.items()]
-        apart = sum(float(_minus(one, other).square().sum()) for one, other in pairs)
-        whole = sum(float(_minus(other, None).square().sum()) for _, other in pairs)
-        return self._replica.takes_whole_step and math.sqrt(apart) <= _NOISE * _LEAST_LIMIT * math.sqrt(whole)
-
-    def _compare(
-        self,
-        given: _Given,
-        exact: dict[str, torch.Tensor | None],
-        rounded: dict[str, torch.Tensor | None],
-    ) -> EndStep:
-        # A parameter that has moved trained once, so it must be given a gradient even now.
-        names = [
-            name
-            for name, gradient in exact.items()
-            if gradient is not None and (name in given.rates or name not in self._unmoved)
-        ]
-        alone = dict(zip(exact, self._alone, strict=True))
-        found, right, near, lone = (
-            {name: _plain(its.get(name)) for name in names}
-            for its in (given.gradients, exact, rounded, alone)
-        )
-        largest = max((float(g.norm()) for g in right.values() if g is not None), default=0.0)
-        worst, furthest = _Sizes(0.0, _LEAST_LIMIT), 0.0
+    def _compare(self, given: _Given, gradients: _Gradients, names: list[str]) -> EndStep:
+        """Compare the gradients of some parameters, and the learning rates of all."""
+        found, right, near, alone = gradients
+        largest_norm = max((_norm(right[name]) for name in names), default=0.0)
+        worst, error, limit, furthest = 0.0, 0.0, _LEAST_LIMIT, 0.0
         for name in names:
-            size = max(float(_minus(right[name], None).norm()), _LEAST_SIZE * largest) or 1.0
-            limit = _LEAST_LIMIT + _NOISE * float(_minus(near[name], right[name]).norm()) / size
-            error = _Sizes(float(_minus(found[name], right[name]).norm()) / size, limit)
-            worst = max(worst, error, key=lambda one: one.excess)
-            furthest = max(furthest, float(_minus(lone[name], right[name]).norm()) / size / limit)
-        dot = sum(float((_minus(found[name], None) * _minus(right[name], None)).sum()) for name in names)
-        whole = sum(float(_minus(right[name], None).square().sum()) for name in names)
-        share = dot / whole if whole else 1.0
+            size = max(_norm(right[name]), _LEAST_SIZE * largest_norm) or 1.0
+            allowed = _LEAST_LIMIT + _NOISE * _norm(near[name] - right[name]) / size
+            apart = _norm(found[name] - right[name]) / size
+            excess = math.inf if math.isnan(apart) else apart / allowed
+            if excess > worst:
+                worst, error, limit = excess, apart, allowed
+            furthest = max(furthest, _norm(alone[name] - right[name]) / size / allowed)
+        whole = sum(float(right[name].square().sum()) for name in names)
+        share = sum(float((found[name] * right[name]).sum()) for name in names) / whole if whole else 1.0
+        task = self._live.anew()
+        rates = task.rates_at(task.build_model(), self._steps)
         return EndStep(
             step=self._steps,
-            error=worst.error if math.isfinite(worst.error) else None,
-            limit=worst.limit,
-            alone=furthest * worst.limit,
+            error=error if math.isfinite(error) else None,
+            limit=limit,
+            alone=furthest * limit,
             share=share if math.isfinite(share) else 0.0,
-            rate=self._rate(given.rates),
+            rate=furthest_ratio((rate, rates[name]) for name, rate in given.rates.items() if name in rates),
             optimizer_steps=given.optimizer_steps,
             changes_outside=given.changes_outside,
         )
-
-    def _rate(self, rates: dict[str, float]) -> float:
-        """Return a parameter's learning rate over the schedule's; the ratio that is furthest from 1."""
-        task = self._live.anew()
-        model = task.build_model()
-        expected = task.rates_at(model, self._steps)
-        ratios = [ratio_of(rate, expected[name]) for name, rate in rates.items() if name in expected]
-        return max(ratios, key=lambda ratio: abs(ratio - 1), default=1.0)
 
     def _why_no_measure(self, start: list[torch.Tensor], buffers: list[list[torch.Tensor]]) -> str:
         """Return why a new model and loss are no reference for those of the training; empty if they are.
@@ -298,7 +281,7 @@ class _EndStep:
             with torch.no_grad():
                 for parameter, value in zip(model.parameters(), start, strict=True):
                     parameter.copy_(value)
-                for buffer, value in zip(model.buffers(), buffers[index] if buffers else [], strict=True):
+                for buffer, value in zip(model.buffers(), buffers[index], strict=True):
                     buffer.copy_(value)
             shard.model, shard.loss = model, loss
             self._pace.note()
@@ -306,43 +289,25 @@ class _EndStep:
                 parameter.grad = None
             seed_step(self._task.config, self._steps, index)
             gradients.append(shard.gradients())
-        pairs = [(_plain(one), _plain(other)) for one, other in zip(*gradients, strict=True)]
-        same = all(_largest(_minus(one, other)) == 0 for one, other in pairs)
-        return "" if same else "the workload remembers what a new call of it does not"
+        return "" if are_equal(*gradients) else "the workload remembers what a new call of it does not"
 
 
-def _largest(tensor: torch.Tensor) -> float:
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
+def _is_alone(gradients: _Gradients, names: list[str]) -> bool:
+    """Return whether a step applies this rank's own gradients, as averaging parameters does."""
+    pairs = [(gradients.found[name], gradients.alone[name]) for name in names]
+    apart = sum(float((one - other).square().sum()) for one, other in pairs)
+    whole = sum(float(other.square().sum()) for _, other in pairs)
+    return math.sqrt(apart) <= _NOISE * _LEAST_LIMIT * math.sqrt(whole)
 
 
-def _plain(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a gradient as a dense, real float64 tensor on the CPU; None stays None."""
+def _norm(tensor: torch.Tensor) -> float:
+    return float(tensor.norm())
+
+
+def _plain(gradient: torch.Tensor | None) -> torch.Tensor:
+    """Return a gradient as a dense, real float64 tensor on the CPU; a single zero for None."""
     if gradient is None:
-        return None
+        return torch.zeros(1, dtype=torch.float64)
     dense = gradient.to_dense() if gradient.is_sparse else gradient
     real = torch.view_as_real(dense) if dense.is_complex() else dense
     return real.double().cpu()
-
-
-def _minus(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor:
-    if one is None:
-        return torch.zeros(1, dtype=torch.float64) if other is None else -other
-    return one if other is None else one - other
-
-
-def _buffers_of_all(model: nn.Module, group: Group) -> list[list[torch.Tensor]]:
-    """Return the buffers of every rank's model, by rank; empty if the model has none. Collective.
-
-    Buffers are sent as bytes, because not every library carries every dtype.
-    """
-    held = [buffer.detach() for buffer in model.buffers()]
-    if not any(buffer.numel() for buffer in held):
-        return []
-    own = torch.cat([b.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8) for b in held])
-    found = []
-    for root in range(group.world_size):
-        sent = own.clone()
-        group.broadcast_(sent, root)
-        parts = sent.split([b.numel() * b.element_size() for b in held])
-        found.append([part.clone().view(b.dtype).view(b.shape) for part, b in zip(parts, held, strict=True)])
-    return found

@@ -1,48 +1,111 @@
-"""Train the built-in models on MNIST, from tensors in memory."""
+"""Train the built-in models on MNIST, from tensors in memory: models, loss, optimizers and test."""
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import msgspec
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
+from backends.base import BackendError
 from compare import data
-from compare.schema.results import Evaluation
+from compare.data.models import CLASSES, layer_widths
 from compare.worker.batches import PixelBatches, as_tensors, normalise
-from compare.worker.loop import evaluate
-from compare.worker.models import build_model, classify, optimizer_maker
-from compare.worker.task import PROOF_DTYPES, PROOF_SETTINGS, Task, proof_samples
+from compare.worker.randomness import same_randomness
+from compare.worker.task import Task
+from compare.workload import Workload
 
 if TYPE_CHECKING:
-    from backends.base import Loss
+    from backends.base import Batch
     from compare.data import DatasetSource
     from compare.schema.config import RunConfig
-    from compare.schema.parity import PassKind
+
+EVALUATION_BATCH = 1000
+loss_function = nn.functional.cross_entropy
+
+
+def classify(model: Callable[..., torch.Tensor], batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Return the mean cross-entropy of a classifier on a batch of inputs and targets."""
+    inputs, targets = batch
+    return loss_function(model(inputs), targets)
+
+
+def build_model(name: str) -> nn.Module:
+    """Build a model that maps (batch, 784) pixels to (batch, 10) logits.
+
+    Args:
+        name: ``mlp`` (784-256-10), ``wide`` (784-4096-4096-10) or ``mlp:`` with widths of your own.
+            ``convnet`` is the network of pytorch/examples' mnist.
+
+    Raises:
+        ValueError: no model has this name.
+    """
+    if name == "convnet":
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 28, 28)),
+            *(nn.Conv2d(1, 32, 3), nn.ReLU()),
+            *(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Dropout(0.25), nn.Flatten()),
+            *(nn.Linear(9216, 128), nn.ReLU(), nn.Dropout(0.5)),
+            nn.Linear(128, CLASSES),
+        )
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(layer_widths(name)):
+        layers += [nn.ReLU(), nn.Linear(inputs, outputs)]
+    return nn.Sequential(*layers[1:])
+
+
+def optimizer_maker(config: RunConfig) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
+    """Return a function that makes the run's optimizer of given parameters, without hooks."""
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    make: Callable[..., torch.optim.Optimizer] = without_hooks(kinds[config.optimizer])
+    return lambda parameters: make(parameters, lr=config.learning_rate)
+
+
+@cache
+def without_hooks(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Return a subclass of an optimizer, with torch's own ``step`` but without the wrapper around it.
+
+    torch wraps the ``step`` of an optimizer class for hooks and for a profiler's label. The wrapper takes
+    nearly as long as the MLP's update. Registering a step hook raises ``BackendError``. Horovod derives a
+    class from this one, and torch wraps the ``step`` of that class.
+    """
+    step = inspect.unwrap(kind.step, stop=lambda function: not hasattr(function, "hooked"))
+
+    def plain_step(self: torch.optim.Optimizer, closure: Callable[[], float] | None = None) -> float | None:
+        return step(self, closure)
+
+    def refuse(_: torch.optim.Optimizer, hook: object) -> None:
+        raise BackendError(
+            f"An optimizer of a run steps without hooks, so {hook} is never called: "
+            "call it in the replica's step() instead"
+        )
+
+    plain_step.hooked = True  # type: ignore[attr-defined]  # so that torch does not wrap it
+    members = {"step": plain_step, "register_step_pre_hook": refuse, "register_step_post_hook": refuse}
+    return type(kind.__name__, (kind,), members)
 
 
 class MnistTask(Task):
     """A built-in model on MNIST, or on scikit-learn's digits in the same form."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        dataset: DatasetSource,
-        images: torch.Tensor,
-        labels: torch.Tensor,
-        *,
-        dtype: torch.dtype | None = None,
+        self, config: RunConfig, dataset: DatasetSource, images: torch.Tensor, labels: torch.Tensor
     ) -> None:
-        super().__init__(config, images.device)
+        with same_randomness(images.device):
+            torch.manual_seed(config.seed)
+            model = build_model(config.model)
+        samples, make_optimizer = TensorDataset(images, labels), optimizer_maker(config)
+        workload = Workload(model=model, data=samples, loss=classify, optimizer=make_optimizer)
+        super().__init__(config, images.device, workload)
         self._dataset = dataset
         self._images, self._labels = images, labels
-        self._dtype = dtype
-        self._start: nn.Module | None = None
-        self._make_optimizer = optimizer_maker(config)
 
     @classmethod
     def load(cls, config: RunConfig, dataset: DatasetSource, device: torch.device) -> MnistTask:
@@ -57,34 +120,22 @@ class MnistTask(Task):
         return cls(config, dataset, images, labels)
 
     def build_model(self) -> nn.Module:
-        if self._start is None:
-            torch.manual_seed(self.config.seed)
-            self._start = build_model(self.config.model).to(self.device, self._dtype)
-        return copy.deepcopy(self._start)
-
-    @property
-    def plain_loss(self) -> Loss:
-        return classify
-
-    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return self._make_optimizer(parameters)
+        return copy.deepcopy(self.workload.model).to(self.device, self.gate_dtype)
 
     def batches(self, shard: tuple[int, int]) -> PixelBatches:
-        return PixelBatches(self._images, self._labels, shard, self.config, self._dtype)
+        return PixelBatches(self._images, self._labels, shard, self.config, self.gate_dtype)
 
-    def test(self, model: nn.Module, shard: tuple[int, int], on_batch: Callable[[], None]) -> Evaluation:
-        on_batch()
+    def test_batches(self, shard: tuple[int, int]) -> Iterator[tuple[int, Batch]]:
+        index, count = shard
         images, labels = as_tensors(*data.load_split(self._dataset, "test"), self.device)
-        correct, samples, loss_sum = evaluate(model, normalise(images), labels, shard, on_batch)
-        return Evaluation(
-            correct=correct, samples=samples, loss_sum=loss_sum if math.isfinite(loss_sum) else None
-        )
+        inputs, targets = normalise(images[index::count]), labels[index::count]
+        for batch in zip(inputs.split(EVALUATION_BATCH), targets.split(EVALUATION_BATCH), strict=True):
+            yield len(batch[1]), batch
 
-    def for_end(self) -> MnistTask:
-        config = msgspec.structs.replace(self.config, batch_size_per_rank=proof_samples(self.config))
-        return MnistTask(config, self._dataset, self._images, self._labels)
-
-    def for_proof(self, kind: PassKind) -> MnistTask:
-        size = proof_samples(self.config)
-        config = msgspec.structs.replace(self.config, batch_size_per_rank=size, **PROOF_SETTINGS[kind])
-        return MnistTask(config, self._dataset, self._images, self._labels, dtype=PROOF_DTYPES[kind])
+    @torch.no_grad()
+    def test_batch(self, model: nn.Module, batch: Batch, samples: int) -> tuple[float, float]:
+        del samples
+        inputs, targets = batch
+        logits = model(inputs)
+        right = int((logits.argmax(1) == targets).sum())
+        return loss_function(logits, targets, reduction="sum").item(), right

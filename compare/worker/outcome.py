@@ -16,8 +16,7 @@ from compare.schema.environment import EXPORTED
 from compare.schema.job import Job, RankFailure, SweepJob, read_job
 from compare.schema.launch_files import LaunchFiles
 from compare.system.files import read_json, write_json
-from compare.worker.users_error import place_of, text_of
-from compare.worker.warned import note_warnings
+from compare.worker.messages import note_warnings, place_of, text_of
 from compare.worker.watchdog import Watchdog
 from compare.workload import WorkloadError
 

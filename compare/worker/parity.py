@@ -19,15 +19,17 @@ steps, each from the parameters at the end of the last one. All gradients are sc
 only those of the first shard are scaled up in the other two.
 
 ``prove`` restores the random generators and the memory, so the training after it is not changed.
+
+A run proves each arm before its first training. A later launch with the same start and end, bit for bit,
+trained the same, so the proof holds for that launch too. Any other launch is proven after its training.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
@@ -35,18 +37,20 @@ import msgspec
 import torch
 from torch import nn
 
-from backends.base import BackendError, Batch, Loss, MakeOptimizer, Replica
-from compare.schema.job import STEPS
-from compare.schema.parity import ParityPass, PassKind, WrongStep, rounding_limit
+from backends.base import BackendError, Batch, Group, Loss, MakeOptimizer, Replica
+from compare.schema.job import PASSES, STEPS, Job
+from compare.schema.parity import Fingerprint, ParityPass, PassKind, WrongStep, rounding_limit
 from compare.worker.blocks import make_side
+from compare.worker.compilation import compiled_for_proof
 from compare.worker.difference import Update
-from compare.worker.pace import Pace
+from compare.worker.own_batches import tensors_of
 from compare.worker.randomness import same_randomness
 from compare.worker.reference import Reference
 from compare.worker.reference_step import StepReference
-from compare.worker.shards import bytes_of, hash_batch, scale_of, seed_layers, seed_step
-from compare.worker.step_record import StepRecord, recorded_step
+from compare.worker.shards import hash_tensors, scale_of, seed_layers, seed_step
+from compare.worker.step_record import StepRecord, furthest_ratio, recorded_step
 from compare.worker.task import Task
+from compare.worker.watchdog import Pace, Watchdog
 from compare.workload import WorkloadError
 
 MakeReplica = Callable[[nn.Module, MakeOptimizer], Replica]
@@ -68,11 +72,47 @@ _SCALES = (2.0**-14, 2.0**-27, 2.0**14, 2.0**27)
 """Factors of the gradients in the steps that show a clip; powers of two, to avoid rounding."""
 
 
+def repeats_proven(job: Job, found: Fingerprint, group: Group) -> bool:
+    """Return whether every rank's start and end equal those of the arm's proven launches. Collective.
+
+    False if the arm has no proven launch.
+    """
+    if not job.proven:
+        return False
+    differing = torch.tensor([float(found != job.proven[group.rank])], device=group.device)
+    group.all_reduce_(differing)
+    return not differing.item()
+
+
+def prove_steps(
+    job: Job, make_replica: Callable[..., Replica], task: Task, group: Group, watchdog: Watchdog
+) -> list[ParityPass]:
+    """Return the passes of the job's proof, which compare a copy's steps with a single process's. Collective.
+
+    Empty for the control, which has no proof. A pass is short, so options that act late get other values,
+    which the registry has (``while_proven``).
+    """
+    if not job.arm.traits.synchronises:
+        return []
+    options = job.arm.options_while_proven
+
+    def make(model: nn.Module, make_optimizer: MakeOptimizer) -> Replica:
+        return make_replica(model, make_optimizer, group, options)
+
+    pace = Pace(watchdog, group, first_seconds=job.config.compile_limit_seconds)
+    leads, brief, scaled = group.rank == 0, job.proof == "brief", job.arm.exact
+    with compiled_for_proof(job.config):
+        return [
+            prove(make, task, kind, pace, leads=leads, brief=brief, scaled=scaled)
+            for kind in PASSES[job.proof]
+        ]
+
+
 def prove(
     make_replica: MakeReplica,
     task: Task,
     kind: PassKind,
-    pace: Pace | None = None,
+    pace: Pace,
     *,
     leads: bool,
     brief: bool = False,
@@ -88,72 +128,9 @@ def prove(
     """
     begun = monotonic()
     with _restored(task.device):
-        proof = _Proof(make_replica, task.for_proof(kind), kind, pace or Pace(), leads=leads)
+        proof = _Proof(make_replica, task.for_proof(kind), kind, pace, leads=leads)
         taken = proof.take(brief=brief, scaled=scaled)
     return msgspec.structs.replace(taken, seconds=monotonic() - begun)
-
-
-def hash_parameters(model: nn.Module) -> str:
-    """Return the SHA-256 over the bytes of all parameters.
-
-    Buffers are left out, because running statistics differ between ranks.
-    """
-    return hash_tensors(model.parameters())
-
-
-def hash_tensors(tensors: Iterable[torch.Tensor]) -> str:
-    """Return the SHA-256 over the bytes of all tensors, in their order."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(bytes_of(tensor).data)
-    return digest.hexdigest()
-
-
-class _Steps:
-    """The differences between an arm's steps and those of the reference, so far."""
-
-    def __init__(self, kind: PassKind, shards: int) -> None:
-        self.differences: list[float] = []
-        self.updates: list[float] = []
-        self.wrong: WrongStep | None = None
-        self.diverged = False
-        self.first = Update(math.nan, math.nan)
-        self._kind = kind
-        self.shards = shards
-
-    def compare(self, step: int, found: nn.Module, reference: Reference, record: StepRecord) -> None:
-        """Compare a step of the arm with the reference's, and explain the first one beyond rounding."""
-        difference, update = reference.difference(found), reference.update()
-        # With some models the training of a gate diverges. Then the steps before that prove the arm.
-        self.diverged = self.diverged or (
-            math.isnan(difference.size)
-            and len(self.differences) >= _LEAST_STEPS
-            and not reference.is_finite()
-        )
-        if self.diverged:
-            return
-        self.differences.append(difference.size)
-        self.updates.append(update)
-        if step == 0:
-            self.first = reference.compare_update(found)
-        if self._kind == "as run" or self.wrong:
-            return
-        limit = rounding_limit(self._kind, update, self.shards)
-        reference.tell_apart(limit)
-        if not difference.size <= limit:
-            self.wrong = msgspec.structs.replace(
-                reference.explain(found, step, difference),
-                only=reference.wrong_parameters(found, limit) == 1,
-                structure=_structure(found, difference.parameter, record) if reference.is_plain else "",
-                rate=record.rate_over(reference.rate),
-            )
-
-
-def _structure(found: nn.Module, wrong: str, record: StepRecord) -> str:
-    """Return why a step is not one backward pass and one optimizer's step; empty if it is."""
-    frozen = [name for name, parameter in found.named_parameters() if not parameter.requires_grad]
-    moved = ["a parameter that does not train changes"] if wrong in frozen else []
-    return ", ".join(filter(None, [record.structure, *moved]))
 
 
 class _Proof:
@@ -173,17 +150,23 @@ class _Proof:
         self._replica = make_replica(model, task.make_optimizer)
         task.prepare(self._replica)
         self._task = task.for_proof_of(self._replica)
+        self._has_reference_step = task.workload.reference_step is not None
         # Each rank can go wrong by itself in a step that is the user's own.
         self._leads = leads or self._replica.takes_whole_step
         self._whole = self._replica.whole()
         drifts = kind == "as run"
-        own = self._replica.takes_whole_step and self._task.has_reference_step and not drifts
-        make_reference = StepReference if own else Reference
-        self._reference = make_reference(self._task, self._replica, self._whole, pace, drifts=drifts)
+        of_rank = (self._task, self._replica, self._whole, pace)
+        own = self._replica.takes_whole_step and self._has_reference_step and not drifts
+        self._reference = StepReference(*of_rank) if own else Reference(*of_rank, drifts=drifts)
         _prepare_layers(self._replica, self._reference.model, self._task)
         first = _first_noted(self._task, self._replica, self._reference)
         self._side = make_side(self._replica, self._task, first)
-        self._steps = _Steps(kind, self._replica.shard[1])
+        self._shards = self._replica.shard[1]
+        self._differences: list[float] = []
+        self._updates: list[float] = []
+        self._first = Update(math.nan, math.nan)
+        self._wrong: WrongStep | None = None
+        self._diverged = False
         self._optimizer_steps: list[int] = []
         self._combined: float | None = None
 
@@ -213,7 +196,7 @@ class _Proof:
             if self._replica.needs_every_gradient:
                 reference.require_every_gradient()
             if self._leads and self._kind == "float64":
-                self._pace.note(self._steps.shards)
+                self._pace.note(self._shards)
                 self._combined = reference.distance_of_combined() if self._task.is_own else None
         self._meet(step)
         self._pace.note()
@@ -222,11 +205,45 @@ class _Proof:
         if self._leads:
             reference.add_error(self._whole)
         if self._leads or step == 0:
-            self._steps.compare(step, self._whole, reference, record)
+            self._compare(step, record)
         if not self._leads:
             reference.drop_start()
         if kept:
             self._put_back(kept)
+
+    def _compare(self, step: int, record: StepRecord) -> None:
+        """Compare a step of the arm with the reference's, and explain the first one beyond rounding."""
+        found, reference = self._whole, self._reference
+        differences, update = reference.differences(found), reference.update()
+        # NaN counts as the largest difference.
+        by_size = {name: math.inf if math.isnan(size) else size for name, size in differences.items()}
+        parameter = max(by_size, key=by_size.__getitem__)
+        difference = differences[parameter]
+        # With some models the training of a gate diverges. Then the steps before that prove the arm.
+        self._diverged = self._diverged or (
+            math.isnan(difference) and len(self._differences) >= _LEAST_STEPS and not reference.is_finite()
+        )
+        if self._diverged:
+            return
+        self._differences.append(difference)
+        self._updates.append(update)
+        if step == 0:
+            self._first = reference.compare_update(found)
+        if self._kind == "as run" or self._wrong:
+            return
+        limit = rounding_limit(self._kind, update, self._shards)
+        reference.tell_apart(limit)
+        if not difference <= limit:
+            wrong = sum(not size <= limit for size in differences.values())
+            self._wrong = WrongStep(
+                step=step + 1,
+                parameter=parameter,
+                difference=_finite(difference),
+                only=len(differences) > 1 and wrong == 1,
+                structure=_structure(found, parameter, record) if reference.is_plain else "",
+                rate=furthest_ratio((rate, reference.rate) for rate in record.rates.values()),
+                **reference.explain(found, step),
+            )
 
     def _train(self, step: int, scale: float) -> StepRecord:
         """Take the arm's step, and return its record, which is empty unless the step is the user's own."""
@@ -250,7 +267,7 @@ class _Proof:
     def _meet(self, step: int) -> None:
         """Wait for all ranks, with more time in steps where each takes the reference's passes."""
         all_lead = step == 0 or self._replica.takes_whole_step
-        self._pace.meet(self._steps.shards if all_lead else 1)
+        self._pace.meet(self._shards if all_lead else 1)
 
     # ---- scaled steps ----
 
@@ -265,9 +282,7 @@ class _Proof:
 
         A step of the user's own needs the hooks of the parameters, which are lost if sharding replaces them.
         """
-        if not self._task.changes_gradients:
-            return False
-        if self._task.has_reference_step:
+        if not self._task.changes_gradients or self._has_reference_step:
             return False
         held = self._replica.model.parameters()
         return not self._replica.takes_whole_step or list(map(id, held)) == list(map(id, self._parameters))
@@ -285,26 +300,26 @@ class _Proof:
     # ---- what it showed ----
 
     def _result(self, count: int) -> ParityPass:
-        steps, reference, task = self._steps, self._reference, self._task
+        reference, task = self._reference, self._task
         leads = self._leads and self._kind != "as run"
         return ParityPass(
             kind=self._kind,
-            steps=len(steps.differences) if self._leads else count,
-            shards=steps.shards,
+            steps=len(self._differences) if self._leads else count,
+            shards=self._shards,
             samples_per_rank=task.config.batch_size_per_rank,
             optimizer=task.config.optimizer,
             learning_rate=task.config.learning_rate,
-            hash=hash_parameters(self._whole),
-            unused=reference.unused(0),
-            diverged=steps.diverged,
-            share_of_first_update=_finite(steps.first.share),
-            error_of_first_update=_finite(steps.first.error),
+            hash=hash_tensors(self._whole.parameters()),
+            unused=reference.unused(),
+            diverged=self._diverged,
+            share_of_first_update=_finite(self._first.share),
+            error_of_first_update=_finite(self._first.error),
             error_of_whole_update=_finite(reference.error_of_all(self._whole)) if self._leads else None,
-            differences=[_finite(difference) for difference in steps.differences],
-            updates=[_finite(update) for update in steps.updates],
-            wrong=steps.wrong,
+            differences=[_finite(difference) for difference in self._differences],
+            updates=[_finite(update) for update in self._updates],
+            wrong=self._wrong,
             trainable=reference.trainable if leads else 0,
-            untold=dict(reference.told_apart.untold) if leads else {},
+            untold=reference.untold if leads else {},
             acted=reference.acted if leads else [],
             combined=self._combined,
             optimizer_steps=self._optimizer_steps,
@@ -312,6 +327,13 @@ class _Proof:
             shared_samples=reference.shared_samples,
             seconds=0.0,
         )
+
+
+def _structure(found: nn.Module, wrong: str, record: StepRecord) -> str:
+    """Return why a step is not one backward pass and one optimizer's step; empty if it is."""
+    frozen = [name for name, parameter in found.named_parameters() if not parameter.requires_grad]
+    moved = ["a parameter that does not train changes"] if wrong in frozen else []
+    return ", ".join(filter(None, [record.structure, *moved]))
 
 
 def _scaled(loss: Loss, scale: float) -> Loss:
@@ -325,9 +347,9 @@ def _first_noted(task: Task, replica: Replica, reference: Reference) -> Iterator
         WorkloadError: the user's loader yields other samples when it is called again.
     """
     for number, batch in enumerate(task.batches(replica.shard)):
-        if number == 0 and task.has_own_loader and reference.shard_count == replica.shard[1]:
+        if number == 0 and task.workload.loader and reference.shard_count == replica.shard[1]:
             expected = reference.first_batches[replica.shard[0]]
-            if hash_batch(batch) != expected:
+            if hash_tensors(tensors_of(batch)) != expected:
                 raise WorkloadError(
                     "the loader yields other samples when it is called again. Its order must depend on its "
                     "arguments and on torch's seed alone."

@@ -22,12 +22,13 @@ from torch.nn.utils.weight_norm import WeightNorm
 from backends.base import REPEATED, SPARSE, STRIDED, UNCOPIED, UNREACHED
 from compare.text import listed
 from compare.worker.alone import alone, pretended_group
-from compare.worker.memory import reset_peak_memory
+from compare.worker.messages import place_of, text_of
+from compare.worker.meters import reset_peak_memory
+from compare.worker.observed import graph_nodes
 from compare.worker.own import OwnTask
+from compare.worker.own_batches import KNOWN, tensors_of
 from compare.worker.randomness import same_randomness, seed_generators
-from compare.worker.trees import KNOWN, tensors_of
 from compare.worker.user_file import require_threads
-from compare.worker.users_error import place_of, text_of
 from compare.workload import WorkloadError
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class _Trial:
         self._seed = job.config.seed
         self._ranks = job.config.ranks
         # If the user wrote the step of one process, the loss may need several processes.
-        self._is_own = bool(job.arm.traits.own_step) and task.has_reference_step
+        self._is_own = bool(job.arm.traits.own_step) and task.workload.reference_step is not None
         self._model: nn.Module = nn.Module()
         self._arrived: Counter[str] = Counter()
         self._outputs: list[torch.Tensor] = []
@@ -182,25 +183,25 @@ class _Trial:
 
     def test_needs_gradients(self) -> bool:
         """Test one batch, and return whether that works only with gradients enabled."""
-        batch = next((batch for _, batch in self._task.test_batches(self._shard)), None)
-        if batch is None:
+        first = next(self._task.test_batches(self._shard), None)
+        if first is None:
             return False
         model = self._task.anew().build_model().eval()
         try:
-            self._test(model, batch)
+            self._test(model, *first)
         except WorkloadError:
             self._task.test_needs_gradients = True
             with suppress(*[WorkloadError] * self._is_own):  # other libraries have their groups later
-                self._test(model, batch)
+                self._test(model, *first)
         return self._task.test_needs_gradients
 
-    def _test(self, model: nn.Module, batch: Batch) -> None:
+    def _test(self, model: nn.Module, samples: int, batch: Batch) -> None:
         self._note()
         with (
             self._told("loss or metric fails on a batch of the test, in eval mode", _TRY),
             self._alone("the test"),
         ):
-            self._task.test_batch(model, batch)
+            self._task.test_batch(model, batch, samples)
 
     def _alone(self, what: str) -> Any:
         if self._is_own:
@@ -236,7 +237,7 @@ class _Trial:
     def _traits(self) -> dict[Trait, list[str]]:
         """Return for each trait the names of the parameters that have it, which may be none."""
         trained = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
-        reached = _parameters_under(self._outputs)
+        reached = {id(node.variable) for node in graph_nodes(self._outputs) if hasattr(node, "variable")}
         return {
             SPARSE: [name for name, p in trained if p.grad is not None and p.grad.layout != torch.strided],
             STRIDED: [name for name, p in trained if not p.is_contiguous()],
@@ -310,19 +311,3 @@ def _require_scalar(loss: Any) -> None:
         f"the loss returned {found}.\n"
         "Return the mean over the samples of the batch: a scalar tensor with its graph."
     )
-
-
-def _parameters_under(outputs: list[torch.Tensor]) -> set[int]:
-    """Return the ``id()`` of each parameter that any of the tensors depends on."""
-    seen: set[Any] = set()
-    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    found = set()
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        waiting += [after for after, _ in node.next_functions if after is not None]
-    return found

@@ -5,50 +5,61 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from itertools import combinations
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import msgspec
 import torch
 from torch import nn
 
 from backends.base import BackendError, Batch, Replica
-from compare.schema.parity import WrongKind, WrongStep
-from compare.worker.difference import Difference, Update, largest_difference, relative_difference
-from compare.worker.explanation import MOST_EXPLAINED, Taken, explain, joined
-from compare.worker.pace import Pace
+from compare.schema.parity import WrongKind
+from compare.worker.difference import (
+    MOST_EXPLAINED,
+    Taken,
+    Update,
+    are_equal,
+    differences,
+    distance,
+    dot,
+    explain,
+    joined,
+    largest,
+    relative,
+)
+from compare.worker.own_batches import tensors_of
 from compare.worker.randomness import states_of_generators
 from compare.worker.shards import (
     Gradients,
     Shard,
     combine,
-    hash_batch,
     hash_samples,
+    hash_tensors,
     mean_of,
     scale_of,
     seed_step,
 )
 from compare.worker.task import Task
-from compare.worker.told_apart import ToldApart, distance, relative
+from compare.worker.watchdog import Pace
+
+_CLEARLY = 10.0
+"""Factor by which a wrong step must exceed the limit, because rounding may reduce the distance."""
 
 
 class Reference:
     """The arm's training in a single process, shard by shard.
 
     If it ``drifts``, it trains on the combined batch, and takes over the arm's parameters only at its start.
+
+    A proof shows nothing where a wrong step has the same result as the right one, because every gradient is
+    zero, for example, or because all ranks have the same samples. So each step is compared with three wrong
+    ones. ``alone`` takes this shard's gradient in place of the mean, ``sum`` adds up the gradients of all
+    shards, and ``none`` changes nothing. A parameter is told apart from a wrong step if, in one or more steps
+    of the proof, its distance from the right one is far beyond the limit of the gate.
     """
 
     is_plain: ClassVar[bool] = True
     """Whether a step is one backward pass of each shard's loss, and one step of the optimizer."""
 
-    def __init__(
-        self,
-        task: Task,
-        replica: Replica,
-        start: nn.Module,
-        pace: Pace | None = None,
-        *,
-        drifts: bool,
-    ) -> None:
+    def __init__(self, task: Task, replica: Replica, start: nn.Module, pace: Pace, *, drifts: bool) -> None:
         """Make a model and batches for each shard of a replica.
 
         All models start with the parameters and buffers of ``start``. ``pace`` is notified of every pass.
@@ -60,7 +71,7 @@ class Reference:
         """Whether ``before_step`` changed a gradient, for each step; empty if it never can."""
         self.alone: Gradients = []
         """The gradients of this rank's shard in the latest step."""
-        self._drifts, self._index, self._pace = drifts, index, pace or Pace()
+        self._drifts, self._index, self._pace = drifts, index, pace
         self._passes = replica.shard[1] if drifts else 1
         own = self._make_shard(task, index, count, start)
         self._shards = [
@@ -74,10 +85,12 @@ class Reference:
         self._parts: Callable[[Batch], list[Batch]] = (lambda batch: [batch]) if drifts else replica.parts
         self._broadcasts = replica.broadcasts_buffers
         names = [name for name, p in own.model.named_parameters() if p.requires_grad]
-        self.told_apart = ToldApart(names, ("alone", "sum", "none") if count > 1 else ("none",))
         self.trainable = len(names)
-        self._wrong: dict[WrongKind, Gradients] = {}
+        kinds: tuple[WrongKind, ...] = ("alone", "sum", "none") if count > 1 else ("none",)
+        self.untold: dict[WrongKind, list[str]] = {kind: list(names) for kind in kinds}
+        """For each kind of wrong step, the parameters that no step has told apart from it so far."""
         self._right: Gradients = []
+        self._wrong: dict[WrongKind, Gradients] = {}
         self._mean: Gradients = []
         self._gradients: list[Gradients] = []
         self._keeps = sum(p.numel() for p in own.model.parameters()) * (count + 2) <= MOST_EXPLAINED
@@ -86,7 +99,7 @@ class Reference:
         self._start: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
         self._anchor: list[torch.Tensor] = []
-        self._used_by: dict[str, set[int]] = {name: set() for name in names}
+        self._uses: dict[str, int] = {}
         self._apart: list[torch.Tensor] = []
 
     def _make_shard(
@@ -128,11 +141,11 @@ class Reference:
             _give(self.model, _cloned(mean))
             self._before_step(self.model, [self._optimizer])
             self._right = _cloned([p.grad for p in self.model.parameters()])
-            changed = (distance(one, other) > 0 for one, other in zip(self._right, mean, strict=True))
-            self.acted += [any(changed)] if self._task.changes_gradients else []
+            if self._task.changes_gradients:
+                self.acted.append(not are_equal(self._right, mean))
         else:
             self._right = mean
-        self._wrong = {} if self._drifts or self.told_apart.is_complete else self._wrong_gradients(mean)
+        self._wrong = {} if self._drifts else self._wrong_gradients(mean)
         _give(self.model, self._right)
         self._optimizer.step()
         _give(self.model, [None] * len(mean))
@@ -147,9 +160,7 @@ class Reference:
         """Return gradients as ``before_step`` changes them; None if earlier gradients affect the result."""
         once = self._clipped(gradients)
         self._clipped([None if gradient is None else gradient * 3 for gradient in gradients])
-        again = self._clipped(gradients)
-        same = all(distance(one, other) == 0 for one, other in zip(once, again, strict=True))
-        return once if same else None
+        return once if are_equal(once, self._clipped(gradients)) else None
 
     def mean_gradients(self, step: int, scale: float = 1.0) -> Gradients:
         """Fetch the batches of a step, and return the mean of all shards' gradients."""
@@ -159,11 +170,13 @@ class Reference:
             # Random changes of samples draw from these generators, too.
             seed_step(self._task.config, step, index)
             shard.fetch(self._task.config.accumulate, self._parts)
-            if self._task.has_own_loader:
+            if self._task.workload.loader:
                 self._note_samples(index, shard.taken)
             gradients.append(shard.gradients(scale_of(index, scale), dense=not self._drifts))
         if step == 0:
-            self._note_use(gradients)
+            uses = (sum(g is not None for g in its) for its in zip(*gradients, strict=True))
+            named = zip(self.model.named_parameters(), uses, strict=True)
+            self._uses = {name: count for (name, p), count in named if p.requires_grad}
         self._mean = mean = mean_of(gradients)
         self._gradients = gradients if self._keeps or self.shard_count == 1 else []
         self.alone = gradients[self._index]
@@ -171,13 +184,15 @@ class Reference:
 
     def _wrong_gradients(self, mean: Gradients) -> dict[WrongKind, Gradients]:
         """Return the gradients of each wrong step that is not yet told apart from the right one."""
+        if not any(self.untold.values()):
+            return {}
         count = self.shard_count
         made: dict[WrongKind, Gradients] = {
             "alone": self.alone,
             "sum": [None if g is None else g * count for g in mean],
             "none": [None] * len(mean),
         }
-        wrong = {kind: made[kind] for kind, names in self.told_apart.untold.items() if names}
+        wrong = {kind: made[kind] for kind, names in self.untold.items() if names}
         return {kind: given if kind == "none" else self._clipped(given) for kind, given in wrong.items()}
 
     def _clipped(self, gradients: Gradients) -> Gradients:
@@ -190,20 +205,19 @@ class Reference:
     @torch.no_grad()
     def tell_apart(self, limit: float) -> None:
         """Note which parameters differ between the latest step and a wrong one by far more than a limit."""
-        if not self._wrong:
-            return
-        named = [(name, p) for name, p in self.model.named_parameters()]
-        far: dict[WrongKind, dict[str, float]] = {kind: {} for kind in self.told_apart.untold}
-        for kind, gradients in self._wrong.items():
-            for (name, parameter), right, wrong in zip(named, self._right, gradients, strict=True):
-                size = abs(self.rate) * distance(right, wrong)
-                far[kind][name] = relative(size, parameter, self._largest_change)
-        self.told_apart.look(far, limit)
+        rate = abs(self.rate) if self.is_plain else 1.0  # another step is compared by its parameters
+        for kind, wrong in self._wrong.items():
+            far = set()
+            for (name, p), one, other in zip(self.model.named_parameters(), self._right, wrong, strict=True):
+                apart = relative(rate * distance(one, other), p, least=self._largest_change)
+                if _CLEARLY * limit < apart < math.inf:
+                    far.add(name)
+            self.untold[kind] = [name for name in self.untold[kind] if name not in far]
 
     def _note_samples(self, shard: int, batches: list[Batch]) -> None:
         """Note the hash of a shard's first batch, and the hashes of all its samples."""
         if shard == len(self.first_batches):
-            self.first_batches.append(hash_batch(batches[0]))
+            self.first_batches.append(hash_tensors(tensors_of(batches[0])))
             self._samples.append(set())
         self._samples[shard].update(sample for batch in batches for sample in hash_samples(batch))
 
@@ -213,18 +227,9 @@ class Reference:
         pairs = combinations(self._samples, 2)
         return max((len(one & other) / len(other) for one, other in pairs if other), default=0.0)
 
-    def _note_use(self, gradients: list[Gradients]) -> None:
-        """Note from which shards each parameter gets a gradient."""
-        for name, *found in zip(self._names(), *gradients, strict=True):
-            if name in self._used_by:
-                self._used_by[name] = {index for index, one in enumerate(found) if one is not None}
-
-    def _names(self) -> list[str]:
-        return [name for name, _ in self.model.named_parameters()]
-
-    def unused(self, shards: int) -> list[str]:
-        """Return the names of the parameters that got a gradient from exactly so many shards."""
-        return [name for name, used in self._used_by.items() if len(used) == shards]
+    def unused(self) -> list[str]:
+        """Return the names of the parameters that got no gradient from any shard."""
+        return [name for name, count in self._uses.items() if not count]
 
     def require_every_gradient(self) -> None:
         """Require that every parameter got a gradient from every shard.
@@ -232,11 +237,8 @@ class Reference:
         Raises:
             BackendError: names those that did not.
         """
-        count = len(self._shards)
-        for where, names in (
-            ("on any rank", self.unused(0)),
-            ("on some ranks", [name for few in range(1, count) for name in self.unused(few)]),
-        ):
+        few = [name for name, count in self._uses.items() if 0 < count < self.shard_count]
+        for where, names in (("on any rank", self.unused()), ("on some ranks", few)):
             if names:
                 raise BackendError(
                     f"these parameters take no part in the loss {where}: {', '.join(names)}. This arm cannot "
@@ -248,68 +250,53 @@ class Reference:
     def update(self) -> float:
         """Return the largest number of this step's update, relative to the largest of its parameter."""
         pairs = zip(self.model.parameters(), self._anchor, strict=True)
-        return max((relative_difference(p - a, p, a, self._largest_change) for p, a in pairs), default=0.0)
+        sizes = (relative(largest(p - a), p, a, least=self._largest_change) for p, a in pairs)
+        return max(sizes, default=0.0)
 
-    def difference(self, found: nn.Module) -> Difference:
-        """Return the largest relative difference between the arm's model and the reference's."""
-        return largest_difference(found, self.model, self._largest_change)
-
-    @torch.no_grad()
-    def wrong_parameters(self, found: nn.Module, limit: float) -> int:
-        """Return how many parameters of the arm's model differ beyond a limit; 0 if it has only one."""
-        pairs = zip(found.parameters(), self.model.parameters(), strict=True)
-        sizes = [relative_difference(f - e, f, e, self._largest_change) for f, e in pairs]
-        return 0 if len(sizes) == 1 else sum(not size <= limit for size in sizes)
+    def differences(self, found: nn.Module) -> dict[str, float]:
+        """Return the largest relative difference between the arm's model and this one, by parameter."""
+        return differences(found, self.model, self._largest_change)
 
     @torch.no_grad()
     def _find_largest_change(self) -> float:
         """Return the largest change of a number in this step's update; 0 if none is finite."""
-        pairs = zip(self.model.parameters(), self._anchor, strict=True)
-        changes = [float((p - a).abs().max()) for p, a in pairs if p.numel()]
+        changes = [largest(p - a) for p, a in zip(self.model.parameters(), self._anchor, strict=True)]
         return max((change for change in changes if math.isfinite(change)), default=0.0)
 
     @torch.no_grad()
     def compare_update(self, found: nn.Module) -> Update:
         """Return how the arm's first update compares with the reference's."""
-        along, apart, whole = 0.0, 0.0, 0.0
-        for f, e, s in zip(found.parameters(), self.model.parameters(), self._start, strict=True):
-            right, wrong = e - s, f - e
-            along += _dot(f - s, right)
-            apart += _dot(wrong, wrong)
-            whole += _dot(right, right)
-        return Update(along / whole, math.sqrt(apart / whole)) if whole else Update(math.nan, math.nan)
+        steps = list(zip(found.parameters(), self.model.parameters(), self._start, strict=True))
+        whole = dot((e - s, e - s) for _, e, s in steps)
+        if not whole:
+            return Update(math.nan, math.nan)
+        along, apart = dot((f - s, e - s) for f, e, s in steps), dot((f - e, f - e) for f, e, _ in steps)
+        return Update(along / whole, math.sqrt(apart / whole))
 
-    def explain(self, found: nn.Module, step: int, difference: Difference) -> WrongStep:
-        """Return what the arm's wrong step consists of, and whether the workload keeps a hidden state.
+    def explain(self, found: nn.Module, step: int) -> dict[str, Any]:
+        """Return fields of the ``WrongStep`` of the arm: its parts, and whether the workload hides a state.
 
-        Both took the step from the same parameters, by plain SGD. If the gradients were not kept, or the
-        difference is not finite, the parts of the step are not computed.
+        Both took the step from the same parameters, by plain SGD. The parts are left out if the gradients
+        were not kept, or if a number is not finite.
         """
-        size = difference.size if math.isfinite(difference.size) else None
-        wrong = WrongStep(
-            step=step + 1,
-            parameter=difference.parameter,
-            difference=size,
-            uncarried=not self._is_carried(step),
-        )
-        if size is None or not self._keeps or not self.rate:
-            return wrong
+        fields: dict[str, Any] = {"uncarried": not self._is_carried(step)}
+        if not self._keeps or not self.rate:
+            return fields
         pairs = list(zip(self._anchor, found.parameters(), self.model.parameters(), strict=True))
-        zeros = [torch.zeros_like(p) for p in self.model.parameters()]
         taken = Taken(
             update=joined(a - f for a, f, _ in pairs) / self.rate,
             right=joined(a - e for a, _, e in pairs) / self.rate,
-            shards=torch.stack(
-                [
-                    joined(z if g is None else g for z, g in zip(zeros, its, strict=True))
-                    for its in self._gradients
-                ]
-            ),
+            shards=torch.stack([self._joined_gradients(its) for its in self._gradients]),
             before=joined(b - a for b, a in zip(self._before, self._anchor, strict=True)) / self.rate
             if self._before
             else None,
         )
-        return msgspec.structs.replace(explain(wrong, taken), uncarried=wrong.uncarried)
+        is_finite = bool(torch.isfinite(taken.update + taken.right).all())
+        return fields | explain(taken) if is_finite else fields
+
+    def _joined_gradients(self, gradients: Gradients) -> torch.Tensor:
+        zeros = map(torch.zeros_like, self.model.parameters())
+        return joined(zero if g is None else g for zero, g in zip(zeros, gradients, strict=True))
 
     def _is_carried(self, step: int) -> bool:
         """Return whether two new models of the task have the same gradients.
@@ -324,10 +311,8 @@ class Reference:
             shard.parts = self._shards[self._index].parts
             seed_step(self._task.config, step, self._index)
             gradients.append(shard.gradients())
-        return all(
-            distance(one, other) == 0 or math.isnan(distance(one, other))
-            for one, other in zip(*gradients, strict=True)
-        )
+        apart = (distance(one, other) for one, other in zip(*gradients, strict=True))
+        return all(size == 0 or math.isnan(size) for size in apart)
 
     def distance_of_combined(self) -> float | None:
         """Return the distance of the first mean gradient from the gradient of the combined batch.
@@ -349,8 +334,8 @@ class Reference:
         if draws or any(not torch.equal(b, k) for b, k in zip(shard.model.buffers(), buffers, strict=True)):
             return None
         pairs = [(f, m) for f, m in zip(found, self._mean, strict=True) if f is not None and m is not None]
-        whole = sum(_dot(m, m) for _, m in pairs)
-        return math.sqrt(sum(_dot(f - m, f - m) for f, m in pairs) / whole) if whole else None
+        whole = dot((m, m) for _, m in pairs)
+        return math.sqrt(dot((f - m, f - m) for f, m in pairs) / whole) if whole else None
 
     def is_finite(self) -> bool:
         """Return whether all parameters of the reference are finite."""
@@ -373,15 +358,9 @@ class Reference:
 
         NaN if the right updates add up to zero.
         """
-        apart = sum(_dot(a, a) for a in self._apart)
         right = [f - s - a for f, s, a in zip(found.parameters(), self._start, self._apart, strict=True)]
-        whole = sum(_dot(r, r) for r in right)
-        return math.sqrt(apart / whole) if whole else math.nan
-
-
-def _dot(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the real part of the inner product of two tensors."""
-    return float(torch.vdot(one.flatten(), other.flatten()).real)
+        whole = dot((r, r) for r in right)
+        return math.sqrt(dot((a, a) for a in self._apart) / whole) if whole else math.nan
 
 
 def _cloned(gradients: Gradients) -> Gradients:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from backends.base import Batch
 from compare.schema.config import RunConfig
+from compare.worker.own_batches import tensors_of
 from compare.worker.randomness import seed_generators
 from compare.worker.task import Task
-from compare.worker.trees import tensors_of
 
 Gradients: TypeAlias = "list[torch.Tensor | None]"
 """The gradient of each parameter, in the model's order; None for a parameter that got none."""
@@ -71,16 +70,12 @@ class Shard:
 
 def mean_of(gradients: list[Gradients]) -> Gradients:
     """Return the mean over all shards; a shard without a gradient counts as zero."""
-    return [
-        _mean([part for part in parts if part is not None], len(gradients))
-        for parts in zip(*gradients, strict=True)
-    ]
-
-
-def _mean(parts: list[torch.Tensor], count: int) -> torch.Tensor | None:
-    if not parts:
-        return None
-    return parts[0] if count == 1 else functools.reduce(torch.add, parts) / count
+    mean: Gradients = []
+    for parts in zip(*gradients, strict=True):
+        given = [part for part in parts if part is not None]
+        total = functools.reduce(torch.add, given) if given else None
+        mean.append(total if total is None or len(gradients) == 1 else total / len(gradients))
+    return mean
 
 
 @torch.no_grad()
@@ -141,11 +136,13 @@ def seed_layers(layers: nn.Module, first: int) -> None:
         layer.register_forward_pre_hook(_LayerSeed(index))
 
 
-def hash_batch(batch: Batch) -> str:
-    """Return the SHA-256 of the bytes of a batch's tensors."""
+def hash_tensors(tensors: Iterable[torch.Tensor]) -> str:
+    """Return the SHA-256 over the bytes of all tensors, in their order."""
     digest = hashlib.sha256()
-    for tensor in tensors_of(batch):
-        digest.update(bytes_of(tensor).data)
+    for tensor in tensors:
+        # As bytes, because NumPy has no bfloat16.
+        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(flat.numpy().data)
     return digest.hexdigest()
 
 
@@ -153,9 +150,4 @@ def hash_samples(batch: Batch) -> Iterator[str]:
     """Yield the SHA-256 of each sample of a batch, whose first dimension counts the samples."""
     tensors = [tensor for tensor in tensors_of(batch) if tensor.dim()]
     for index in range(len(tensors[0]) if tensors else 0):
-        yield hash_batch([tensor[index] for tensor in tensors if len(tensor) == len(tensors[0])])
-
-
-def bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    """Return the bytes of a tensor as a flat uint8 array, because NumPy has no bfloat16."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        yield hash_tensors(tensor[index] for tensor in tensors if len(tensor) == len(tensors[0]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,15 +11,18 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-FROM_ZERO = 1e9
-"""Value of ``ratio_of`` where only the right learning rate is zero."""
+_FROM_ZERO = 1e9
+"""The ratio where only the right learning rate is zero."""
 
 
-def ratio_of(rate: float, right: float) -> float:
-    """Return a learning rate over the right one; 1 if both are zero, ``FROM_ZERO`` if only the latter."""
-    if right:
-        return rate / right
-    return FROM_ZERO if rate else 1.0
+def furthest_ratio(rates: Iterable[tuple[float, float]]) -> float:
+    """Return which ratio of a learning rate to the right one is furthest from 1.
+
+    ``rates`` are pairs of a learning rate and the right one. A ratio is 1 if both are zero, and the result is
+    1 without any pair.
+    """
+    ratios = [rate / right if right else _FROM_ZERO if rate else 1.0 for rate, right in rates]
+    return max(ratios, key=lambda ratio: abs(ratio - 1), default=1.0)
 
 
 def copies(tensors: list[nn.Parameter]) -> list[torch.Tensor]:
@@ -39,8 +42,8 @@ class StepRecord:
         """Each parameter's gradient at its optimizer's step, by the parameter's id; empty unless kept."""
         self.rates: dict[int, float] = {}
         """The learning rate of each parameter, by the parameter's id."""
-        self.at_step: list[tuple[list[torch.Tensor], ...]] = []
-        """The parameters before and after each optimizer's step, where gradients are kept."""
+        self._states: list[list[torch.Tensor]] = []
+        """The parameters before and after each optimizer's step, in turn, where gradients are kept."""
         self._parameters = parameters
         self._sums: list[float] = []
         self._depth = 0
@@ -50,17 +53,9 @@ class StepRecord:
         """Return how often the busiest optimizer stepped."""
         return max(self.calls.values(), default=0)
 
-    def rate_over(self, right: float) -> float:
-        """Return the ratio of a learning rate to the right one, of the parameter where it is furthest from 1.
-
-        1 if no learning rate was recorded.
-        """
-        ratios = [ratio_of(rate, right) for rate in self.rates.values()]
-        return max(ratios, key=lambda ratio: abs(ratio - 1), default=1.0)
-
     def changes_outside(self, start: list[torch.Tensor]) -> bool:
         """Return whether a trainable parameter changed since ``start`` outside of an optimizer's step."""
-        states = [start, *(state for pair in self.at_step for state in pair), copies(self._parameters)]
+        states = [start, *self._states, copies(self._parameters)]
         pairs = zip(states[::2], states[1::2], strict=True)
         trained = [index for index, parameter in enumerate(self._parameters) if parameter.requires_grad]
         return any(not torch.equal(one[index], other[index]) for one, other in pairs for index in trained)
@@ -80,7 +75,7 @@ class StepRecord:
     def enter(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note the learning rates, and if kept, the parameters and gradients, before an optimizer's step."""
         if self._keeps_gradients and not self._depth:
-            self.at_step.append((copies(self._parameters),))
+            self._states.append(copies(self._parameters))
         self._depth += 1
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -94,7 +89,7 @@ class StepRecord:
         self._depth -= 1
         self.calls[id(optimizer)] += self._depth == 0
         if self._keeps_gradients and not self._depth:
-            self.at_step[-1] += (copies(self._parameters),)
+            self._states.append(copies(self._parameters))
 
     def note_backward(self) -> None:
         """Note the sum of all absolute parameters at a backward pass, which shows whether they change."""

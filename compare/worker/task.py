@@ -1,4 +1,7 @@
-"""Define what a rank trains, apart from how gradients become their mean."""
+"""Define what a rank trains, apart from how gradients become their mean.
+
+A task is a workload with its batches and its test. The built-in models are a workload as well.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +10,31 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
 import torch
 from torch import nn
 
+from compare.schema.results import Evaluation
 from compare.worker.compilation import compile_in_place
-from compare.workload import WorkloadError
+from compare.workload import Workload, WorkloadError
 
 if TYPE_CHECKING:
     from backends.base import Batch, Facts, Loss, MakeStep, Replica
     from compare.schema.config import RunConfig
     from compare.schema.parity import PassKind
-    from compare.schema.results import Evaluation
     from compare.worker.loop import BeforeStep
 
-PROOF_SAMPLES = 8
+_PROOF_SAMPLES = 8
 """Samples of all ranks together in a proof's step; each rank takes one or more.
 
 A gradient of few samples shows every fault that a gradient of many shows, and costs the reference little.
 """
-PROOF_RATE = 0.01
+_PROOF_RATE = 0.01
 """Learning rate of the gates, which train by plain SGD."""
-
-
-def proof_samples(config: RunConfig) -> int:
-    """Return how many samples a rank takes in each pass of a proof's step."""
-    return min(config.batch_size_per_rank, max(1, PROOF_SAMPLES // config.ranks))
-
-
-_GATE = {"optimizer": "sgd", "learning_rate": PROOF_RATE, "precision": "float32"}
-PROOF_SETTINGS: dict[PassKind, dict[str, Any]] = {
+_GATE = {"optimizer": "sgd", "learning_rate": _PROOF_RATE, "precision": "float32"}
+_PROOF_SETTINGS: dict[PassKind, dict[str, Any]] = {
     "float64": _GATE,
     "float32": _GATE | {"compile": False},
     "as run": {},
@@ -48,7 +44,7 @@ PROOF_SETTINGS: dict[PassKind, dict[str, Any]] = {
 The gates have no autocast, because its rounding would hide faults of a strategy. The rounding of compiled
 code would hide them as well in float32, so that gate does not compile.
 """
-PROOF_DTYPES = {"float64": torch.float64, "float32": torch.float32, "as run": torch.float32}
+_GATE_DTYPES: dict[PassKind, torch.dtype] = {"float64": torch.float64, "float32": torch.float32}
 
 
 class Batches(Protocol):
@@ -62,11 +58,25 @@ class Batches(Protocol):
 
 
 class Task(ABC):
-    """What a rank trains: a model with its data, loss, optimizer and test."""
+    """What a rank trains: a workload's model, loss and optimizer, with batches and a test.
 
-    def __init__(self, config: RunConfig, device: torch.device) -> None:
+    The gates of a proof cast model and batches to the dtype of the gate; all else keeps the model's dtypes.
+    """
+
+    is_own: bool = False
+    """Whether model and loss are the user's own; only built-in losses are sure to be means over samples."""
+    has_metric: bool = True
+    """Whether a test counts right answers, or adds up the user's metric."""
+
+    def __init__(self, config: RunConfig, device: torch.device, workload: Workload) -> None:
         self.config = config
         self.device = device
+        self.workload = workload
+        """The live object, with the model and the closures of this task."""
+        self.gate_dtype: torch.dtype | None = None
+        """Dtype of model and batches in a gate of a proof; None elsewhere."""
+        self.averages_gradients = True
+        """Whether ranks average gradients; if not, a single process has no averaged ones to change."""
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -75,9 +85,45 @@ class Task(ABC):
         A task gives its model only once. For another model, call ``anew`` first, and build on the new task.
         """
 
-    def anew(self) -> Task:
-        """Return a task with a new model and a new state of the user's code; itself if built in."""
-        return self
+    @abstractmethod
+    def batches(self, shard: tuple[int, int]) -> Batches:
+        """Return the batches of a shard, given as (index, count)."""
+
+    @abstractmethod
+    def test_batches(self, shard: tuple[int, int]) -> Iterator[tuple[int, Batch]]:
+        """Yield the number of samples and the batch itself, for each test batch of a shard."""
+
+    @abstractmethod
+    def test_batch(self, model: nn.Module, batch: Batch, samples: int) -> tuple[float, float]:
+        """Return the loss and the metric of a batch, summed over its samples; the metric is 0 without one."""
+
+    def test(self, model: nn.Module, shard: tuple[int, int], on_batch: Callable[[], None]) -> Evaluation:
+        """Return a model's results on a shard of the test set; ``on_batch`` is called before every batch.
+
+        The shard is (index, count); all shards together hold every sample once.
+        """
+        losses, count = 0.0, 0
+        metrics: float = 0  # the built-in models count in whole numbers
+        training = model.training
+        model.eval()
+        for samples, batch in self.test_batches(shard):
+            on_batch()
+            loss, metric = self.test_batch(model, batch, samples)
+            losses, metrics, count = losses + loss, metrics + metric, count + samples
+        model.train(training)
+        return Evaluation(
+            correct=metrics if self.has_metric else None,
+            samples=count,
+            loss_sum=losses if math.isfinite(losses) else None,
+        )
+
+    def anew(self) -> Self:
+        """Return a task with a new model and a new state of the user's code."""
+        return copy.copy(self)
+
+    def attest(self) -> Facts:
+        """Return facts about the task itself, for the attestation."""
+        return {}
 
     def prepare(self, replica: Replica) -> None:
         """Set the passes of a replica's step, and compile the replica if the run compiles."""
@@ -88,7 +134,7 @@ class Task(ABC):
     @property
     def loss(self) -> Loss:
         """Return the function that computes a model's loss on a batch, in the run's precision."""
-        plain = self.plain_loss
+        plain = self.workload.loss
         if self.config.precision == "float32":
             return plain
 
@@ -97,11 +143,6 @@ class Task(ABC):
                 return plain(model, batch)
 
         return precise
-
-    @property
-    @abstractmethod
-    def plain_loss(self) -> Loss:
-        """Return the function that computes a model's loss on a batch, without autocast."""
 
     def in_precision(self) -> AbstractContextManager[object]:
         """Return a context in which forward pass and loss have the run's precision.
@@ -112,12 +153,18 @@ class Task(ABC):
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
-    @abstractmethod
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return a new optimizer of some of the model's parameters."""
+        """Return a new optimizer of some of the model's parameters: plain SGD in a gate.
 
-    has_own_loader: bool = False
-    """Whether the user's own code shards the samples."""
+        Raises:
+            WorkloadError: the user's optimizer holds other parameters as well.
+        """
+        parameters = list(parameters)
+        if self.gate_dtype is not None:
+            return torch.optim.SGD(_flat(parameters), lr=_PROOF_RATE)
+        made = self.workload.optimizer(parameters)
+        _require_own(made, _flat(parameters))
+        return made
 
     @property
     def make_step(self) -> MakeStep:
@@ -126,50 +173,42 @@ class Task(ABC):
         Raises:
             WorkloadError: the task has none.
         """
-        raise WorkloadError("this arm trains by a step of your own: set own_step in your Workload")
+        if self.workload.own_step is None:
+            raise WorkloadError("this arm trains by a step of your own: set own_step in your Workload")
+        return self.workload.own_step
 
-    has_reference_step: bool = False
-    """Whether the user wrote the step of a single process."""
-
-    def make_reference_step(self, model: nn.Module) -> Callable[[list[Batch]], object]:
-        """Return the user's step of a single process, which takes the batches of all ranks.
-
-        Raises:
-            WorkloadError: the task has none.
-        """
-        del model
-        raise WorkloadError("the workload has no reference_step")
+    @property
+    def changes_gradients(self) -> bool:
+        """Return whether ``before_step`` changes gradients."""
+        return self.averages_gradients and self.workload.before_step is not None
 
     def before_step(self) -> BeforeStep | None:
         """Return a new function to call between the average and the optimizer's step, or None.
 
         It counts its calls for the schedule, so each replica needs one of its own.
         """
-        return None
+        change = self.workload.before_step if self.changes_gradients else None
+        schedule = self.workload.schedule
+        # A step of the user's own follows the schedule by itself, and so must its gates.
+        if self.gate_dtype is not None and not self.workload.own_step:
+            schedule = None
+        if change is None and schedule is None:
+            return None
+        steps = 0
+        rates: list[float] = []
 
-    @property
-    def changes_gradients(self) -> bool:
-        """Return whether ``before_step`` changes gradients."""
-        return False
+        def prepare(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+            nonlocal steps, rates
+            if change:
+                change([p for p in model.parameters() if p.grad is not None])
+            if schedule:
+                groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+                rates = rates or [group["lr"] for group in groups]
+                for group, rate in zip(groups, rates, strict=True):
+                    group["lr"] = rate * schedule(steps)
+            steps += 1
 
-    def attest(self) -> Facts:
-        """Return facts about the task itself, for the attestation."""
-        return {}
-
-    @abstractmethod
-    def batches(self, shard: tuple[int, int]) -> Batches:
-        """Return the batches of a shard, given as (index, count)."""
-
-    @abstractmethod
-    def test(self, model: nn.Module, shard: tuple[int, int], on_batch: Callable[[], None]) -> Evaluation:
-        """Return a model's results on a shard of the test set; ``on_batch`` is called before every batch."""
-
-    is_own: bool = False
-    """Whether model and loss are the user's own; only built-in losses are sure to be means over samples."""
-
-    @abstractmethod
-    def for_end(self) -> Task:
-        """Return a new task for the step after the training, with as few samples as in a proof."""
+        return prepare
 
     def rates_at(self, model: nn.Module, steps: int) -> dict[str, float]:
         """Return the learning rate of each parameter after so many steps, by name."""
@@ -183,18 +222,54 @@ class Task(ABC):
 
     def factor_at(self, steps: int) -> float:
         """Return the schedule's factor of the learning rates after so many steps."""
-        del steps
-        return 1.0
+        return self.workload.schedule(steps) if self.workload.schedule else 1.0
 
-    @abstractmethod
-    def for_proof(self, kind: PassKind) -> Task:
-        """Return a new task for a pass of the proof, with that pass's settings and dtype and few samples."""
+    def for_proof(self, kind: PassKind) -> Self:
+        """Return a new task for a pass of the proof, with that pass's settings and dtype and few samples.
 
-    def for_proof_of(self, replica: Replica) -> Task:
+        ``as run`` also serves the step after the training, because it changes nothing but the samples.
+        """
+        task = self.anew()
+        size = min(self.config.batch_size_per_rank, max(1, _PROOF_SAMPLES // self.config.ranks))
+        task.config = msgspec.structs.replace(self.config, batch_size_per_rank=size, **_PROOF_SETTINGS[kind])
+        task.gate_dtype = _GATE_DTYPES.get(kind)
+        return task
+
+    def for_proof_of(self, replica: Replica) -> Self:
         """Return a copy of this task, with a global batch that the replica can divide into its parts."""
         parts = replica.parts_per_pass
         multiple = parts // math.gcd(parts, self.config.ranks)
         size = math.ceil(self.config.batch_size_per_rank / multiple) * multiple
         task = copy.copy(self)
         task.config = msgspec.structs.replace(self.config, batch_size_per_rank=size)
+        task.averages_gradients = self.averages_gradients and replica.averages_gradients
         return task
+
+
+def _flat(given: list[Any]) -> list[nn.Parameter]:
+    """Return the parameters of a list that may hold parameters, (name, parameter) pairs and groups."""
+    found: list[nn.Parameter] = []
+    for one in given:
+        if isinstance(one, dict):
+            held = one["params"]
+            found += _flat([held] if isinstance(held, torch.Tensor) else list(held))
+        else:
+            found.append(one[1] if isinstance(one, tuple) else one)
+    return found
+
+
+def _require_own(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+    """Require that an optimizer holds only the given parameters.
+
+    Raises:
+        WorkloadError: it holds others, such as those of a copy of the model.
+    """
+    given = set(map(id, parameters))
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    others = [parameter for parameter in held if id(parameter) not in given]
+    if others:
+        shapes = ", ".join(str(tuple(parameter.shape)) for parameter in others[:3])
+        raise WorkloadError(
+            f"the optimizer holds {len(others)} of {len(held)} parameters that are not the model's (shapes "
+            f"{shapes}), so these never train. Make it of the parameters that your function is given."
+        )

@@ -1,4 +1,4 @@
-"""Import the user's file, and refuse what would harm the run.
+"""Import the user's file, call its factory as often as a launch needs, and refuse what would harm the run.
 
 A script may read the command line, join a group, end the process or set its threads when it is imported. What
 a run cannot allow raises an error with the user's line.
@@ -6,53 +6,121 @@ a run cannot allow raises an error with the user's line.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import importlib.util
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
+from time import monotonic
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
 
-from compare.data.own import belongs
+from compare.data.own import belongs, changed_files, code_digest
 from compare.text import counted
-from compare.worker.randomness import same_randomness
-from compare.worker.users_error import place_of, text_of
-from compare.workload import WorkloadError
+from compare.worker.messages import place_of, text_of
+from compare.worker.randomness import same_randomness, seed_generators
+from compare.workload import Workload, WorkloadError
 
 if TYPE_CHECKING:
     from compare.data import DatasetSource
+    from compare.schema.config import RunConfig
+
+_CALLS = 12
+"""Calls of the factory in a launch, besides three for each rank's shard."""
+_MOST_SECONDS = 5.0
+"""Most time that all these calls may take; a slower factory is called only once."""
 
 _READERS = ("/argparse.py", "/optparse.py", "/getopt.py", "/click/", "/absl/", "/fire/", "/typer/")
 """Files of libraries that read a command line."""
-_AS_SCRIPT = "Put what a script does under `if __name__ == '__main__':`."
+_AS_SCRIPT = (
+    "Neither the import of the file nor its factory may do that. Put what a script does under "
+    "`if __name__ == '__main__':`."
+)
 _set_at: dict[str, str] = {}
 """For each of torch's setters that was called, by name: the user's file:line of the last call."""
 
 
-def call_factory(source: DatasetSource) -> Any:
-    """Call the user's factory, and return its result; only the first call imports the file.
+MakeWorkload: TypeAlias = "Callable[[], Workload]"
+"""A call of the user's factory, which returns a new workload."""
+
+
+def load_workload(source: DatasetSource) -> MakeWorkload:
+    """Check the user's folder, and return a function that calls the factory in it.
+
+    The function imports the file when it is called for the first time. It raises ``WorkloadError`` if the
+    file has no such factory, if the factory returns no workload, or if the code joins a group or ends the
+    process. Errors of the user's own code are raised as they are.
 
     Raises:
-        WorkloadError: the file has no such function, or the code joins a group or ends the process.
-        Exception: any error of the user's own code.
+        WorkloadError: a Python file in the folder has changed since the run began.
     """
-    file, factory = (
-        Path(source.directory, source.workload.partition(":")[0]),
-        source.workload.partition(":")[2],
-    )
+    folder = Path(source.directory)
+    if code_digest(folder) != source.sha256:
+        raise WorkloadError(
+            f"{folder} is not the folder that the run began with: {changed_files(source)}. Run again, and "
+            "save no Python file below it meanwhile."
+        )
+    name, _, factory = source.workload.partition(":")
+    return partial(_make_workload, source, folder / name, factory)
+
+
+def _make_workload(source: DatasetSource, file: Path, factory: str) -> Workload:
     with _watched(source.directory, file):
         with same_randomness(torch.device("cpu")):  # so that the factory draws the same at every call
             module = _imported(file, source.sha256)
         make = getattr(module, factory, None)
         if not callable(make):
             raise WorkloadError(f"{file} has no function {factory}: name one that is there.")
-        return make()
+        made = make()
+    if not isinstance(made, Workload):
+        raise WorkloadError(
+            f"{file}:{factory} returned {type(made).__name__}: return a compare.workload.Workload."
+        )
+    return made
+
+
+class Factory:
+    """A callable that returns a new workload for each use.
+
+    All but the data and the loader is new, so each use has its own state in the model and in closures. A slow
+    factory is called only once. Then each use gets a copy of its model, and all share its closures.
+    """
+
+    def __init__(self, make: MakeWorkload, config: RunConfig, device: torch.device) -> None:
+        self._make, self._seed, self._device = make, config.seed, device
+        begun = monotonic()
+        self.first = self._call()
+        calls = _CALLS + 3 * config.ranks
+        self._copied = None
+        if (monotonic() - begun) * calls > _MOST_SECONDS:
+            with suppress(RuntimeError, TypeError):  # a model that cannot be copied is made anew instead
+                self._copied = copy.deepcopy(self.first.model)
+
+    @property
+    def is_slow(self) -> bool:
+        """Return whether the user's factory is called only once, and its model copied for each use."""
+        return self._copied is not None
+
+    def __call__(self) -> Workload:
+        """Return a new workload, with the data and the loader of the first one."""
+        if self._copied is not None:
+            return dataclasses.replace(self.first, model=copy.deepcopy(self._copied))
+        first = self.first
+        return dataclasses.replace(
+            self._call(), data=first.data, test_data=first.test_data, loader=first.loader
+        )
+
+    def _call(self) -> Workload:
+        with same_randomness(self._device):
+            seed_generators(self._seed)
+            return self._make()
 
 
 def require_threads(threads: int) -> None:
@@ -123,14 +191,7 @@ def _watched(folder: str, file: Path) -> Iterator[None]:
         try:
             yield
         except SystemExit as exit_:
-            frames = traceback.extract_tb(exit_.__traceback__)
-            reads = any(part in frame.filename for frame in frames for part in _READERS)
-            why = (
-                "your file reads the command line, which is not its own here."
-                if reads
-                else f"your file ends the process: sys.exit({exit_.code!r})."
-            )
-            raise WorkloadError(f"{why}\n{_AS_SCRIPT}", where=place_of(exit_, folder)) from None
+            raise WorkloadError(f"{_why_exit(exit_)}\n{_AS_SCRIPT}", where=place_of(exit_, folder)) from None
         except (RuntimeError, ValueError) as error:
             if "has not been initialized" not in str(error):
                 raise
@@ -139,15 +200,23 @@ def _watched(folder: str, file: Path) -> Iterator[None]:
                 "Hand over the plain model and data. The loader is given rank and ranks, and own_step wraps.",
                 where=place_of(error, folder),
             ) from error
-    _require_no_group(horovod=sys.modules.get("horovod.torch"), before=bool(horovod))
+    _require_no_group(before=bool(horovod))
 
 
-def _require_no_group(*, horovod: Any, before: bool) -> None:
+def _require_no_group(*, before: bool) -> None:
     """Raise ``WorkloadError`` if the file has imported Horovod itself, and has joined its group."""
-    if horovod and not before and horovod.is_initialized():
+    horovod = sys.modules.get("horovod.torch")
+    if not before and horovod and horovod.is_initialized():
         raise WorkloadError(
             "your file calls hvd.init() itself, but each arm joins its own group.\n" + _AS_SCRIPT
         )
+
+
+def _why_exit(exit_: SystemExit) -> str:
+    frames = traceback.extract_tb(exit_.__traceback__)
+    if any(part in frame.filename for frame in frames for part in _READERS):
+        return "your file reads the command line, which is not its own here."
+    return f"your file ends the process: sys.exit({exit_.code!r})."
 
 
 def _users_line(folder: str) -> str:

@@ -72,7 +72,7 @@ class _Witness:
         self._files = files
         self._rank = rank
         self._pid = rank_pid
-        self._lease = Lease(files)
+        self._lease_ns, self._renewed_at = 0, time.monotonic()
         self._ended_by = ""
         self._stopped_until = -math.inf
         self._kill_at: float | None = None
@@ -104,12 +104,24 @@ class _Witness:
                 self._end("signal", number)
             elif number in _FORWARDED:
                 self._send(number)
-            if not self._ended_by and self._lease.has_expired():
+            if not self._ended_by and self._lease_has_expired():
                 self._end("lease", signal.SIGTERM)
             self._forward()
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 os.kill(self._pid, signal.SIGKILL)
                 self._kill_at = math.inf  # a rank in uninterruptible sleep exits when it can
+
+    def _lease_has_expired(self) -> bool:
+        """Return whether the parent has not touched the lease for ``LEASE_SECONDS``.
+
+        Only a change of the file's time counts, so the clocks of two hosts may differ.
+        """
+        # The folder may be gone, and the parent with it.
+        with suppress(OSError):
+            modified_ns = self._files.lease.stat().st_mtime_ns
+            if modified_ns != self._lease_ns:
+                self._lease_ns, self._renewed_at = modified_ns, time.monotonic()
+        return time.monotonic() - self._renewed_at > LEASE_SECONDS
 
     def _timeout_seconds(self) -> float:
         if self._kill_at is None:
@@ -171,27 +183,6 @@ class _Witness:
             "stopped": time.monotonic() - self._stopped_until < KILL_SECONDS + _SAME_MOMENT_SECONDS,
         }
         _write(self._files.exit(self._rank), json.dumps(record))
-
-
-class Lease:
-    """A file that the parent touches while it lives.
-
-    Only a change of its time counts, so the clocks of two hosts may differ.
-    """
-
-    def __init__(self, files: LaunchFiles) -> None:
-        self._file = files.lease
-        self._modified_ns = 0
-        self._changed_at = time.monotonic()
-
-    def has_expired(self) -> bool:
-        """Return whether the lease file has not changed for ``LEASE_SECONDS``."""
-        # The folder may be gone, and the parent with it.
-        with suppress(OSError):
-            modified_ns = self._file.stat().st_mtime_ns
-            if modified_ns != self._modified_ns:
-                self._modified_ns, self._changed_at = modified_ns, time.monotonic()
-        return time.monotonic() - self._changed_at > LEASE_SECONDS
 
 
 def _write(file: Path, text: str) -> None:

@@ -25,7 +25,7 @@ from compare.schema.arms import Arm, parse_arm
 from compare.schema.config import RunConfig
 from compare.worker.batches import PixelBatches
 from compare.worker.loop import train
-from compare.worker.models import classify, optimizer_maker
+from compare.worker.mnist import classify, optimizer_maker
 from tests.contract.records import GroupRecord, Lap, ReplicaRecord, Training
 
 if TYPE_CHECKING:

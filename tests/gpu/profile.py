@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from backends.launchers import torchrun
 from compare.worker.loop import train
-from compare.worker.models import classify
+from compare.worker.mnist import classify
 from tests.gpu.sharing import batches, join
 
 WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "aten::item")

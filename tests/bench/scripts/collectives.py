@@ -17,7 +17,7 @@ from backends.base import Placement
 from backends.groups.mpi_group import MPIGroup
 from compare.schema.collectives import SweepConfig, read_bytes
 from compare.schema.job import SweepJob
-from compare.worker.sweep import time_size
+from compare.worker.collectives import time_size
 from tests.bench.launches import BenchError
 
 

@@ -11,7 +11,7 @@ from backends.launchers import LAUNCHERS
 from compare.schema.arms import parse_arm
 from compare.schema.config import RunConfig
 from compare.worker.batches import PixelBatches, as_tensors
-from compare.worker.models import build_model, optimizer_maker
+from compare.worker.mnist import build_model, optimizer_maker
 from tests.bench.scripts import published
 
 CPU = torch.device("cpu")

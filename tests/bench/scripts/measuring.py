@@ -13,7 +13,7 @@ from compare.schema.config import RunConfig
 from compare.schema.launch_files import LaunchFiles
 from compare.worker.blocks import BlockTrainer, Side
 from compare.worker.loop import train
-from compare.worker.models import classify
+from compare.worker.mnist import classify
 from compare.worker.watchdog import Watchdog
 from tests.bench.scripts import group as ranks
 from tests.bench.scripts import palindrome

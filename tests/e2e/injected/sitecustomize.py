@@ -63,10 +63,10 @@ def _slow_sync(module, job, placement, seconds):
 
 def _slow_computing(module, job, placement, seconds):
     """Slow down the last rank's computing: arm, reference and control."""
-    from compare.worker import models
+    from compare.worker import mnist
 
     if placement.rank == placement.world_size - 1:
-        models.loss_function = _Delay(seconds).before(models.loss_function)
+        mnist.loss_function = _Delay(seconds).before(mnist.loss_function)
 
 
 def _no_reference(module, job, placement, seconds):

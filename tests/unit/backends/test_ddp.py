@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from backends import BACKENDS
 from backends.base import BackendError
 from backends.strategies.ddp import DDPReplica
-from compare.worker.models import build_model
+from compare.worker.mnist import build_model
 
 BATCH = torch.zeros(4, 784), torch.zeros(4, dtype=torch.int64)
 

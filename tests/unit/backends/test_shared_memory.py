@@ -33,7 +33,7 @@ from backends.strategies.averaging import REDUCERS, AveragingReplica
 from backends.strategies.ddp import DDPReplica
 from compare.analysis import analyse
 from compare.worker.loop import train
-from compare.worker.models import classify
+from compare.worker.mnist import classify
 from tests.unit.factories import a_launch, a_rank, a_run
 
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from backends.groups.torch_group import TorchGroup
 from backends.strategies.averaging import AveragingReplica
 from backends.strategies.local import LocalReplica
 from compare.worker import blocks as turns
-from compare.worker import models, rank
+from compare.worker import mnist, rank
 from compare.worker.blocks import BlockTrainer, make_reference
 from compare.worker.mnist import MnistTask
 from tests.unit.factories import a_config
@@ -50,7 +50,7 @@ def injected(monkeypatch):
     # monkeypatch restores what the module replaces.
     for owner, name in (
         *((turns.BlockTrainer, "timed_block"), (LocalReplica, "sync"), (AveragingReplica, "sync")),
-        *((models, "loss_function"), (rank, "make_reference"), (rank, "BlockTrainer")),
+        *((mnist, "loss_function"), (rank, "make_reference"), (rank, "BlockTrainer")),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     return module
@@ -75,7 +75,7 @@ def is_delayed(injected, act):
 @pytest.mark.parametrize("change", ["slow sync", "slow computing"])
 def test_delay_is_on_in_every_other_block_or_phased_step(injected, monkeypatch, change):
     job, found = a_job(), {"training": [], "reference": []}
-    place = {"slow sync": (AveragingReplica, "sync"), "slow computing": (models, "loss_function")}[change]
+    place = {"slow sync": (AveragingReplica, "sync"), "slow computing": (mnist, "loss_function")}[change]
     monkeypatch.setattr(*place, lambda *_: torch.zeros((), requires_grad=True))
     injected._CHANGES[change](rank, job, SimpleNamespace(rank=0, world_size=1), 0.5)
     delayed = getattr(*place)
@@ -89,7 +89,7 @@ def test_delay_is_on_in_every_other_block_or_phased_step(injected, monkeypatch, 
     sides = {mode: a_side(job.config) for mode in found}
     for mode, side in sides.items():
         side.replica.__class__ = type(mode, (Watched,), {"mode": mode})
-    monkeypatch.setattr(models, "loss_function", torch.nn.functional.cross_entropy)
+    monkeypatch.setattr(mnist, "loss_function", torch.nn.functional.cross_entropy)
     trainer = BlockTrainer(job, sides, GROUP, WATCHDOG, step_seconds=0.001, trained=lambda: None)
     blocks = list(trainer.blocks())
 

@@ -24,8 +24,7 @@ from compare.worker.blocks import (
     split_into_blocks,
     untimed_steps,
 )
-from compare.worker.mnist import MnistTask
-from compare.worker.models import classify
+from compare.worker.mnist import MnistTask, classify
 from compare.worker.rank import _warm_up
 from compare.worker.watchdog import Watchdog
 from tests.unit.factories import a_config

@@ -31,7 +31,8 @@ class Group:
 
     rank, world_size = 1, 2
 
-    def broadcast_(self, tensor):
+    def broadcast_(self, tensor, root):
+        assert root == 0
         assert tensor.dtype == torch.uint8
         tensor.fill_(1)
 

@@ -6,12 +6,21 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from compare.worker import meters
-from compare.worker.memory import peak_memory_bytes
-from compare.worker.meters import CPUMeter
+from compare.worker.meters import (
+    CPUMeter,
+    peak_device_memory_bytes,
+    peak_memory_bytes,
+    read_memory,
+    reset_peak_memory,
+)
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
 def _spin(seconds):
@@ -88,7 +97,31 @@ def test_peak_memory_is_not_that_of_the_parent():
     """And not that of the larger one that started it."""
     held = bytearray(300 << 20)
     held[:: 4 << 10] = b"1" * len(held[:: 4 << 10])
-    script = "from compare.worker.memory import peak_memory_bytes; print(peak_memory_bytes())"
+    script = "from compare.worker.meters import peak_memory_bytes; print(peak_memory_bytes())"
     child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert peak_memory_bytes() > len(held)
     assert int(child.stdout) < peak_memory_bytes()
+
+
+def test_memory_on_a_cpu_has_no_gpu():
+    found = read_memory(CPU)
+    assert (found.gpu_peak_bytes, found.gpu_left_bytes) == (0, None)
+    assert found.peak_bytes > 0
+    assert peak_device_memory_bytes(CPU) is None
+
+
+def test_memory_counts_the_larger_peak_before_and_after_a_reset(monkeypatch):
+    """What is left is always what is left now."""
+    known, resets = SimpleNamespace(host=300, on_gpu=70, left=50), []
+    monkeypatch.setattr(meters, "peak_memory_bytes", lambda: known.host)
+    monkeypatch.setattr(meters.Path, "write_text", lambda path, text: resets.append(str(path)))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: known.on_gpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (known.left, 100))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", resets.append)
+    before = read_memory(GPU)
+    assert (before.peak_bytes, before.gpu_peak_bytes, before.gpu_left_bytes) == (300, 70, 50)
+    assert reset_peak_memory(GPU)
+    assert resets == [GPU, "/proc/self/clear_refs"]
+    known.host, known.on_gpu, known.left = 200, 90, 40
+    after = read_memory(GPU, before)
+    assert (after.peak_bytes, after.gpu_peak_bytes, after.gpu_left_bytes) == (300, 90, 40)

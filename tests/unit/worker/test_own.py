@@ -20,6 +20,8 @@ from compare.worker.batches import PixelBatches
 from compare.worker.own import OwnTask, load_workload
 from compare.worker.parity import prove
 from compare.worker.reference import Reference
+from compare.worker.reference_step import StepReference
+from compare.worker.watchdog import Pace
 from compare.workload import Workload, WorkloadError
 from tests.unit.factories import a_config
 
@@ -28,6 +30,9 @@ INPUTS = torch.arange(40.0).view(20, 2)
 DATA = torch.utils.data.TensorDataset(INPUTS, INPUTS.sum(1, keepdim=True))
 ONE_RANK = a_config("ddp", ranks=1, batch_size_per_rank=2, steps=9, warmup_steps=1)
 TWO_RANKS = a_config("ddp", ranks=2, batch_size_per_rank=2, steps=9, warmup_steps=1)
+PACE = Pace(
+    SimpleNamespace(note=lambda *_, **__: None, stall_seconds=30.0), SimpleNamespace(rank=0, world_size=1)
+)
 ALONE = partial(LocalReplica, group=SimpleNamespace(rank=0, world_size=1), options={})
 RIGHT = """
 from torch import nn
@@ -52,7 +57,7 @@ def a_workload(**changes):
 
 
 def a_task(config=TWO_RANKS, **changes):
-    return OwnTask.of(config, lambda: a_workload(**changes), CPU)
+    return OwnTask(config, lambda: a_workload(**changes), CPU)
 
 
 def test_batches_take_the_samples_that_the_built_in_models_would():
@@ -83,7 +88,7 @@ def test_random_changes_of_samples_are_the_same_in_the_proof():
             return inputs, inputs.sum(0, keepdim=True)
 
     before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    taken = prove(ALONE, a_task(ONE_RANK, data=Noisy()), "float64", leads=True)
+    taken = prove(ALONE, a_task(ONE_RANK, data=Noisy()), "float64", PACE, leads=True)
     assert max(taken.differences) == 0
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
 
@@ -267,11 +272,34 @@ def test_proof_counts_the_samples_that_shards_share(loader, shared):
     task = a_task(loader=loader)
     replica = SimpleNamespace(shard=(0, 2), broadcasts_buffers=False, parts=lambda batch: [batch])
     model = task.build_model()
-    reference = Reference(task, replica, model, drifts=False)
+    reference = Reference(task, replica, model, PACE, drifts=False)
     for step in range(4):
         reference.anchor(model)
         reference.step(step)
     assert reference.shared_samples == shared
+
+
+def test_reference_by_an_own_step_names_no_unused_parameter():
+    def make_step(model, make_optimizer):
+        optimizer = make_optimizer(list(model.parameters()))
+
+        def step(batches):
+            optimizer.zero_grad()
+            sum(nn.functional.mse_loss(model(batch[0]), batch[1]) for batch in batches).backward()
+            optimizer.step()
+
+        return step
+
+    task = OwnTask(TWO_RANKS, lambda: a_workload(model=nn.Linear(2, 1), reference_step=make_step), CPU)
+    replica = SimpleNamespace(shard=(0, 2), broadcasts_buffers=False, parts=lambda batch: [batch])
+    model = task.build_model()
+    reference = StepReference(task, replica, model, PACE)
+    reference.anchor(model)
+    reference.step(0)
+    assert reference.untold == {"alone": ["weight", "bias"], "none": ["weight", "bias"]}
+    reference.tell_apart(1e-9)
+    assert reference.untold == {"alone": [], "none": []}
+    assert reference.unused() == []
 
 
 def counting():
@@ -293,15 +321,15 @@ def counting():
 
 def test_proof_carries_state_in_a_closure_and_leaves_that_of_the_training():
     make, counts = counting()
-    assert prove(ALONE, OwnTask.of(ONE_RANK, make, CPU), "float64", leads=True).is_exact
+    assert prove(ALONE, OwnTask(ONE_RANK, make, CPU), "float64", PACE, leads=True).is_exact
     assert counts[0] == [0], "the training's own loss was never called"
     assert max(calls[0] for calls in counts) == 20
 
 
 def test_factory_that_takes_long_is_called_once_and_its_model_copied(monkeypatch):
-    monkeypatch.setattr("compare.worker.factory._MOST_SECONDS", 0.0)
+    monkeypatch.setattr("compare.worker.user_file._MOST_SECONDS", 0.0)
     make, counts = counting()
-    task = OwnTask.of(ONE_RANK, make, CPU)
+    task = OwnTask(ONE_RANK, make, CPU)
     first, other = task.build_model(), task.anew().build_model()
     assert len(counts) == 1
     assert task.attest() == {"function_called_once": True}, "the table says so"

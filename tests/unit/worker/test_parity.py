@@ -17,11 +17,11 @@ from compare.schema.arms import parse_arm
 from compare.schema.job import STEPS
 from compare.worker import mnist, reference
 from compare.worker import parity as proving
-from compare.worker.difference import largest_difference
+from compare.worker.difference import differences
 from compare.worker.mnist import MnistTask
-from compare.worker.pace import Pace
-from compare.worker.parity import hash_parameters, prove
-from compare.worker.proving import prove_steps
+from compare.worker.parity import prove, prove_steps
+from compare.worker.shards import hash_tensors
+from compare.worker.watchdog import Pace
 from tests.unit.factories import a_config, a_rank
 
 FAR = 1e-6
@@ -37,6 +37,10 @@ class Replica(LocalReplica):
 
     def __init__(self, model, make_optimizer):
         super().__init__(model, make_optimizer, self.group, {})
+
+
+WATCHDOG = SimpleNamespace(note=lambda *_, **__: None, stall_seconds=30.0)
+PACE = Pace(WATCHDOG, Replica.group)
 
 
 class InParts(Replica):
@@ -107,7 +111,7 @@ def a_task(data, **changes):
     return MnistTask(a_config("ddp", **{"ranks": 1, "seed": 3} | changes), None, *data)
 
 
-def proof(data, replica=Replica, kind="float64", *, leads=True, brief=False, pace=None, **changes):
+def proof(data, replica=Replica, kind="float64", *, leads=True, brief=False, pace=PACE, **changes):
     return prove(replica, a_task(data, **changes), kind, pace, leads=leads, brief=brief)
 
 
@@ -353,8 +357,7 @@ def test_prove_fewest_steps_show_late_compression(data, monkeypatch, alone):
     job = SimpleNamespace(
         arm=arm, config=a_config(arm.label, ranks=1, seed=3, model="mlp:784-16-10"), proof="brief"
     )
-    watchdog = SimpleNamespace(note=lambda *_, **__: None, stall_seconds=30.0)
-    (taken,) = prove_steps(job, DDPReplica, MnistTask(job.config, None, *data), alone, watchdog)
+    (taken,) = prove_steps(job, DDPReplica, MnistTask(job.config, None, *data), alone, WATCHDOG)
     assert taken.steps == 5
     assert max(taken.differences[:2]) <= min(taken.limits[:2])
     assert min(taken.differences[2:]) > 1e-3
@@ -397,7 +400,7 @@ def test_prove_restores_what_the_training_needs(data):
 
 @pytest.mark.parametrize(("kind", "combined"), [("float64", [1]), ("float32", [])])
 def test_prove_notes_every_pass_and_meets_before_each_step_and_at_the_end(data, kind, combined):
-    pace, passes, met = Pace(), [], []
+    pace, passes, met = Pace(None, None), [], []
     pace.note = lambda count=1: passes.append(count)
     pace.meet = lambda count=1: met.append(count)
     proof(data, kind=kind, pace=pace)
@@ -406,32 +409,21 @@ def test_prove_notes_every_pass_and_meets_before_each_step_and_at_the_end(data, 
     assert met == [1] * (STEPS + 1)
 
 
-def test_largest_difference_is_the_worst_of_all_parameters():
+def test_differences_are_relative_to_the_largest_number_of_a_parameter():
     found, expected = nn.Linear(2, 1), nn.Linear(2, 1)
     with torch.no_grad():
         expected.weight.copy_(torch.tensor([[100.0, 1.0]]))
         found.weight.copy_(torch.tensor([[100.0, 2.0]]))
-        expected.bias.fill_(0.001)
-        found.bias.fill_(0.00101)
-    assert largest_difference(found, expected) == (pytest.approx(0.01, rel=1e-3), "weight")
-    assert largest_difference(expected, expected).size == 0
+        expected.bias.zero_()
+        found.bias.fill_(1e-9)
+    assert differences(found, expected) == {"weight": pytest.approx(0.01, rel=1e-3), "bias": 1}
+    found.bias.data.zero_()
+    assert differences(found, expected)["bias"] == 0, "zeros are defined"
+    assert differences(found, expected, least=200.0)["weight"] == pytest.approx(1 / 200)
 
 
-def test_largest_difference_of_zeros_is_defined():
-    found, expected = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
-    with torch.no_grad():
-        expected.weight.zero_()
-        found.weight.zero_()
-        assert largest_difference(found, expected).size == 0
-        found.weight.fill_(1e-9)
-        assert largest_difference(found, expected).size == 1
-
-
-def test_hash_parameters_covers_every_bit_and_no_buffer():
-    model = nn.BatchNorm1d(3)
-    before = hash_parameters(model)
-    model.running_mean.add_(1)
-    assert hash_parameters(model) == before
-    with torch.no_grad():
-        model.weight[0] = torch.nextafter(model.weight[0], torch.tensor(2.0))
-    assert hash_parameters(model) != before
+def test_hash_covers_every_bit():
+    weight = torch.ones(3, dtype=torch.bfloat16)
+    changed = weight.clone()
+    changed[0] = torch.nextafter(weight[0], torch.tensor(2.0, dtype=torch.bfloat16))
+    assert hash_tensors([weight]) == hash_tensors([weight.clone()]) != hash_tensors([changed])

@@ -79,3 +79,10 @@ def test_pattern_mean_of_many_ranks_fits_into_a_byte(ranks):
     mean = (total // ranks).to(torch.int8)
     assert mean.any()
     assert Pattern(exchange, ranks).count_wrong(mean, 0) == 0
+
+
+def test_pattern_counts_a_nan_where_a_mean_may_be_rounded():
+    exchange, ranks = Exchange("all_reduce", "float32", "avg"), 3
+    mean = carried_out(exchange, ranks, 0)
+    mean[5] = float("nan")
+    assert Pattern(exchange, ranks).count_wrong(mean, 0) == 1
