@@ -34,12 +34,6 @@ class Timing(NamedTuple):
     """CPU time of this process, all its threads together."""
 
 
-def time_together(work: Callable[[], None], barrier: Callable[[], None], device: torch.device) -> Timing:
-    """Time work that all ranks begin together after a barrier, which is not timed."""
-    barrier()
-    return time_work(work, device)
-
-
 def time_work(work: Callable[[], None], device: torch.device) -> Timing:
     """Time work from an idle device until the device is idle again."""
     began, began_cpu = read_clock(device), process_time_ns()

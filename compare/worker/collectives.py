@@ -22,7 +22,7 @@ from backends.base import Collectives, Group, Replica
 from compare.schema.collectives import NONE, Exchange, SizeTiming
 from compare.schema.job import SweepJob
 from compare.schema.results import Sweep
-from compare.worker.clock import time_together
+from compare.worker.clock import time_work
 from compare.worker.patterns import Pattern
 from compare.worker.watchdog import Watchdog
 
@@ -71,7 +71,11 @@ def time_repeated(
 
     for _ in range(warmup):
         work()
-    return [time_together(in_a_row, barrier, device).wall_ns // calls for _ in range(samples)]
+    times = []
+    for _ in range(samples):
+        barrier()
+        times.append(time_work(in_a_row, device).wall_ns // calls)
+    return times
 
 
 # ---- beside a training ----

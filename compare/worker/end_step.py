@@ -28,7 +28,7 @@ from compare.worker.difference import are_equal, largest
 from compare.worker.evaluation import buffers_of, unmoved
 from compare.worker.randomness import same_randomness
 from compare.worker.reference import Reference
-from compare.worker.shards import Gradients, Shard, seed_step
+from compare.worker.shards import Gradients, Shard, copy_tensors, seed_step
 from compare.worker.step_record import copies, furthest_ratio, recorded_step
 from compare.worker.task import Task
 from compare.worker.watchdog import Pace
@@ -278,11 +278,8 @@ class _EndStep:
         shard.fetch(self._task.config.accumulate, self._replica.parts)
         gradients = []
         for model, loss in ((shard.model, shard.task.loss), (live, self._own.loss)):
-            with torch.no_grad():
-                for parameter, value in zip(model.parameters(), start, strict=True):
-                    parameter.copy_(value)
-                for buffer, value in zip(model.buffers(), buffers[index], strict=True):
-                    buffer.copy_(value)
+            copy_tensors(start, model.parameters())
+            copy_tensors(buffers[index], model.buffers())
             shard.model, shard.loss = model, loss
             self._pace.note()
             for parameter in model.parameters():

@@ -13,7 +13,7 @@ from backends.base import Group, Replica
 from compare.schema.results import Evaluation
 from compare.worker.compilation import not_compiled
 from compare.worker.randomness import same_randomness
-from compare.worker.shards import hash_tensors
+from compare.worker.shards import copy_tensors, hash_tensors
 from compare.worker.task import Task
 
 _SKETCHED = 256
@@ -52,6 +52,11 @@ def test_model(
     # Not compiled: another graph for one pass would take longer than it saves.
     with shared, task.in_precision(), not_compiled(task.config):
         evaluation = task.test(whole, (group.rank, group.world_size), note)
+    changes: dict[str, list[Any]] = {"unmoved": [], "sketch": []}
+    if group.rank == 0:
+        with same_randomness(task.device):
+            start = task.anew().build_model()
+        changes = {"unmoved": unmoved(whole, start), "sketch": sketch(whole, start)}
     trained = [parameter for parameter in whole.parameters() if parameter.requires_grad]
     return Trained(
         final_hash=hash_tensors(whole.parameters()),
@@ -59,30 +64,21 @@ def test_model(
         evaluation=evaluation,
         gradient_bytes=sum(parameter.nbytes for parameter in trained),
         gradient_tensors=len(trained),
-        **(_changes(task, whole) if group.rank == 0 else {"unmoved": [], "sketch": []}),
+        **changes,
     )
 
 
-def _changes(task: Task, trained: nn.Module) -> dict[str, list[Any]]:
-    """Return the fields ``unmoved`` and ``sketch`` of ``Trained``; the start is a new model of the task."""
-    with same_randomness(task.device):
-        start = task.anew().build_model()
-    return {"unmoved": unmoved(trained, start), "sketch": sketch(trained, start)}
-
-
 @contextmanager
-@torch.no_grad()
 def _buffers_of_first_rank(model: nn.Module, group: Group | None) -> Iterator[None]:
     """Give a model the buffers of rank 0 during the block, and its own again after it. Collective.
 
     Without a group the model keeps its own buffers.
     """
-    own = [buffer.clone() for buffer in model.buffers()]
-    for held, first in zip(model.buffers(), buffers_of(model, group, 0) if group else own, strict=True):
-        held.copy_(first)
+    own = [buffer.detach().clone() for buffer in model.buffers()]
+    if group:
+        copy_tensors(buffers_of(model, group, 0), model.buffers())
     yield
-    for held, kept in zip(model.buffers(), own, strict=True):
-        held.copy_(kept)
+    copy_tensors(own, model.buffers())
 
 
 def buffers_of(model: nn.Module, group: Group, rank: int) -> list[torch.Tensor]:

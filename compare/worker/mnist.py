@@ -98,8 +98,7 @@ class MnistTask(Task):
     def __init__(
         self, config: RunConfig, dataset: DatasetSource, images: torch.Tensor, labels: torch.Tensor
     ) -> None:
-        with same_randomness(images.device):
-            torch.manual_seed(config.seed)
+        with same_randomness(images.device, config.seed):
             model = build_model(config.model)
         samples, make_optimizer = TensorDataset(images, labels), optimizer_maker(config)
         workload = Workload(model=model, data=samples, loss=classify, optimizer=make_optimizer)

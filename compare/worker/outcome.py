@@ -52,7 +52,10 @@ def leave_outcome(files: LaunchFiles, placement: Placement) -> NoReturn:
             traceback.print_exc()
         with suppress(OutputError):  # the parent finds the full disk by itself
             write_json(files.failure(placement.rank), failure)
-    _exit(status)
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)  # without teardown, because a library may wait in it for ever
 
 
 def _redirect_output(log: Path) -> None:
@@ -61,14 +64,6 @@ def _redirect_output(log: Path) -> None:
     os.dup2(handle, sys.stdout.fileno())
     os.dup2(handle, sys.stderr.fileno())
     os.close(handle)
-
-
-def _exit(status: int) -> NoReturn:
-    """Exit without teardown, because a library may wait in it for ever."""
-    with suppress(OSError, ValueError):  # a workload may have closed them
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)
 
 
 def _describe(error: BaseException, placement: Placement, own: str | None) -> RankFailure:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sized
-from contextlib import contextmanager
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,13 +12,14 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from compare.worker.batches import ShardOrder
-from compare.worker.randomness import same_randomness, seed_generators
+from compare.worker.randomness import same_randomness
 from compare.workload import WorkloadError
 
 if TYPE_CHECKING:
     from backends.base import Batch, Facts
     from compare.worker.task import Task
 
+_CPU = torch.device("cpu")
 KNOWN = (
     "tensors in tuples, lists, dictionaries, data classes, other objects with attributes, or packed sequences"
 )
@@ -38,7 +38,7 @@ class SampleBatches:
 
     def attest(self) -> Facts:
         """Return samples, dtypes and shard of a batch, and the number of training samples."""
-        with same_randomness(torch.device("cpu")):
+        with same_randomness(_CPU):
             batch = self._collate([self._data[0]])
         return _facts_of(batch, self._order.size, self._order.shard, self._data)
 
@@ -68,7 +68,7 @@ class LoaderBatches:
         assert task.workload.loader  # noqa: S101 -- the task chose this class by it
         self._task, self._shard = task, shard
         self._size = task.config.ranks * task.config.batch_size_per_rank // shard[1]
-        with _seeded(task.config.seed):
+        with same_randomness(_CPU, task.config.seed):
             self._loader = task.workload.loader(*shard, self._size)
         self._place: tuple[int, int] | None = None
 
@@ -103,7 +103,7 @@ class LoaderBatches:
         sampler = getattr(self._loader, "sampler", None)
         if sampler is not None and hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
-        with _seeded(self._task.config.seed * 1_000_003 + epoch):
+        with same_randomness(_CPU, self._task.config.seed * 1_000_003 + epoch):
             batches = iter(self._loader)
             first = next(batches, None)
         if first is None or not self._is_whole(first):
@@ -133,14 +133,6 @@ def _facts_of(batch: Batch, size: int, shard: tuple[int, int], data: Any) -> Fac
         "shard": list(shard),
         "training_samples": len(sized(data)),
     }
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed all random generators for the block, and restore them after it."""
-    with same_randomness(torch.device("cpu")):
-        seed_generators(seed)
-        yield
 
 
 def sized(data: Any) -> Sized:

@@ -47,7 +47,7 @@ from compare.worker.own_batches import tensors_of
 from compare.worker.randomness import same_randomness
 from compare.worker.reference import Reference
 from compare.worker.reference_step import StepReference
-from compare.worker.shards import hash_tensors, scale_of, seed_layers, seed_step
+from compare.worker.shards import copy_tensors, hash_tensors, scale_of, seed_layers, seed_step
 from compare.worker.step_record import StepRecord, furthest_ratio, recorded_step
 from compare.worker.task import Task
 from compare.worker.watchdog import Pace, Watchdog
@@ -187,7 +187,8 @@ class _Proof:
 
         All ranks meet before the arm's step, because only the ranks that lead take every reference step.
         """
-        reference, kept = self._reference, self._kept() if scale != 1 else []
+        reference = self._reference
+        kept = [p.detach().clone() for p in self._replica.model.parameters()] if scale != 1 else []
         self._pace.step(step)
         if self._leads or step == 0:
             reference.anchor(self._whole)
@@ -209,7 +210,9 @@ class _Proof:
         if not self._leads:
             reference.drop_start()
         if kept:
-            self._put_back(kept)
+            # Each scaled step starts from the parameters at the end of the last plain one.
+            copy_tensors(kept, self._replica.model.parameters())
+            self._whole = self._replica.whole()
 
     def _compare(self, step: int, record: StepRecord) -> None:
         """Compare a step of the arm with the reference's, and explain the first one beyond rounding."""
@@ -286,16 +289,6 @@ class _Proof:
             return False
         held = self._replica.model.parameters()
         return not self._replica.takes_whole_step or list(map(id, held)) == list(map(id, self._parameters))
-
-    def _kept(self) -> list[torch.Tensor]:
-        return [parameter.detach().clone() for parameter in self._replica.model.parameters()]
-
-    @torch.no_grad()
-    def _put_back(self, kept: list[torch.Tensor]) -> None:
-        """Give the arm's model the parameters that it had before this step."""
-        for parameter, value in zip(self._replica.model.parameters(), kept, strict=True):
-            parameter.copy_(value)
-        self._whole = self._replica.whole()
 
     # ---- what it showed ----
 

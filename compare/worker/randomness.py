@@ -26,10 +26,15 @@ def states_of_generators() -> tuple[object, ...]:
 
 
 @contextmanager
-def same_randomness(device: torch.device) -> Iterator[None]:
-    """Restore all generators after the block, so that its random draws do not change the training."""
+def same_randomness(device: torch.device, seed: int | None = None) -> Iterator[None]:
+    """Restore all generators after the block, so that its random draws do not change the training.
+
+    With a ``seed``, the block begins with seeded generators.
+    """
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 -- as above
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        if seed is not None:
+            seed_generators(seed)
         yield
     random.setstate(of_python)
     np.random.set_state(of_numpy)  # noqa: NPY002 -- as above

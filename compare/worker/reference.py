@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import combinations
 from typing import Any, ClassVar
 
@@ -31,6 +31,7 @@ from compare.worker.shards import (
     Gradients,
     Shard,
     combine,
+    copy_tensors,
     hash_samples,
     hash_tensors,
     mean_of,
@@ -127,12 +128,12 @@ class Reference:
         """
         if self._drifts and self._start:
             return
-        _copy(found.parameters(), self.model.parameters())
+        copy_tensors(found.parameters(), self.model.parameters())
         self._before, self._anchor = self._anchor, [p.detach().clone() for p in self.model.parameters()]
         self._start = self._start or self._anchor
-        _copy(found.buffers(), self.model.buffers())
+        copy_tensors(found.buffers(), self.model.buffers())
         for shard in self._shards[1:] if self._broadcasts else []:
-            _copy(self._shards[0].model.buffers(), shard.model.buffers())
+            copy_tensors(self._shards[0].model.buffers(), shard.model.buffers())
 
     def step(self, step: int, scale: float = 1.0) -> None:
         """Take a step, counted from 0, by the mean of the shards' gradients, scaled as in ``scale_of``."""
@@ -154,7 +155,7 @@ class Reference:
     def give_buffers(self, buffers: list[list[torch.Tensor]]) -> None:
         """Copy the buffers of each shard into its model; an empty list changes nothing."""
         for shard, its in zip(self._shards, buffers, strict=False):
-            _copy(its, shard.model.buffers())
+            copy_tensors(its, shard.model.buffers())
 
     def changed(self, gradients: Gradients) -> Gradients | None:
         """Return gradients as ``before_step`` changes them; None if earlier gradients affect the result."""
@@ -324,7 +325,7 @@ class Reference:
         if batch is None or self.shard_count == 1 or not self._start or not self._mean:
             return None
         shard = Shard(self._task, 0, self.shard_count, self.model, None)
-        _copy(self._start, shard.model.parameters())
+        copy_tensors(self._start, shard.model.parameters())
         shard.parts = [batch]
         buffers = [buffer.clone() for buffer in shard.model.buffers()]
         seed_step(self._task.config, 0, 0)
@@ -370,9 +371,3 @@ def _cloned(gradients: Gradients) -> Gradients:
 def _give(model: nn.Module, gradients: Gradients) -> None:
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         parameter.grad = gradient
-
-
-@torch.no_grad()
-def _copy(sources: Iterable[torch.Tensor], targets: Iterable[torch.Tensor]) -> None:
-    for source, target in zip(sources, targets, strict=True):
-        target.copy_(source)

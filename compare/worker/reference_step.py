@@ -11,7 +11,7 @@ from torch import nn
 from backends.base import Batch, Replica
 from compare.schema.parity import WrongKind
 from compare.worker.reference import Reference
-from compare.worker.shards import Shard, seed_step
+from compare.worker.shards import Shard, copy_tensors, seed_step
 from compare.worker.task import Task
 from compare.worker.watchdog import Pace
 
@@ -49,9 +49,7 @@ class StepReference(Reference):
 
     def _wrong_parameters(self) -> dict[WrongKind, list[torch.Tensor | None]]:
         """Return the parameters after each wrong step."""
-        with torch.no_grad():
-            for own, anchor in zip(self._other.model.parameters(), self._anchor, strict=True):
-                own.copy_(anchor)
+        copy_tensors(self._anchor, self._other.model.parameters())
         self._pace.note()
         self._take_alone([self._shards[self._index].taken[0]])
         wrong: dict[WrongKind, list[torch.Tensor | None]] = {

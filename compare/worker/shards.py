@@ -41,7 +41,8 @@ class Shard:
         """The batches of the latest step."""
         self.parts: list[Batch] = []
         self._index = index
-        _load(self.model, start)
+        copy_tensors(start.parameters(), self.model.parameters())
+        copy_tensors(start.buffers(), self.model.buffers())
         if shared is not None:
             for own, other in zip(self.model.parameters(), shared.parameters(), strict=True):
                 if own.requires_grad:
@@ -79,11 +80,10 @@ def mean_of(gradients: list[Gradients]) -> Gradients:
 
 
 @torch.no_grad()
-def _load(model: nn.Module, start: nn.Module) -> None:
-    """Copy the parameters and buffers of ``start`` into a model."""
-    pairs = [(model.parameters(), start.parameters()), (model.buffers(), start.buffers())]
-    for own, other in chain.from_iterable(zip(*pair, strict=True) for pair in pairs):
-        own.copy_(other)
+def copy_tensors(sources: Iterable[torch.Tensor], targets: Iterable[torch.Tensor]) -> None:
+    """Copy each tensor into the target at the same place."""
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
 
 
 def combine(batches: list[list[Batch]], size: int) -> Batch | None:

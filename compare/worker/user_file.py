@@ -25,7 +25,7 @@ import torch
 from compare.data.own import belongs, changed_files, code_digest
 from compare.text import counted
 from compare.worker.messages import place_of, text_of
-from compare.worker.randomness import same_randomness, seed_generators
+from compare.worker.randomness import same_randomness
 from compare.workload import Workload, WorkloadError
 
 if TYPE_CHECKING:
@@ -118,8 +118,7 @@ class Factory:
         )
 
     def _call(self) -> Workload:
-        with same_randomness(self._device):
-            seed_generators(self._seed)
+        with same_randomness(self._device, self._seed):
             return self._make()
 
 

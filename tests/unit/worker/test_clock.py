@@ -10,7 +10,7 @@ import torch
 from backends.strategies import pipeline
 from compare.worker import clock as clock_module
 from compare.worker import meters, observed, rank, turn_pipes, watchdog
-from compare.worker.clock import PhaseClock, time_together
+from compare.worker.clock import PhaseClock, time_work
 
 CPU = torch.device("cpu")
 
@@ -24,7 +24,7 @@ def _spin(seconds):
 def test_time_is_right_where_a_workload_has_replaced_the_clock(monkeypatch):
     for name in ("perf_counter_ns", "process_time_ns", "monotonic", "time"):
         monkeypatch.setattr(time, name, lambda: 0)
-    timing = time_together(lambda: _spin(0.05), lambda: _spin(0.05), CPU)
+    timing = time_work(lambda: _spin(0.05), CPU)
     assert timing.wall_ns > 45_000_000
     # A busy machine gives less than the whole core, and no machine gives more to one thread.
     assert 1_000_000 < timing.cpu_ns <= timing.wall_ns + 1_000_000
