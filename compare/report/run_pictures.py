@@ -190,8 +190,9 @@ def _turns(run: Run, analysis: Analysis) -> Picture:
     means = {arm.arm: arm.step_seconds.mean for arm in analysis.summary.arms}
     figures = Figures(run)
     times = {
-        arm: {place: turn.seconds / mean for place, turn in figures.turns(arm).items()}
-        for arm, mean in means.items()
+        arm: {place: turn.seconds / means[arm] for place, turn in figures.turns(arm).items()}
+        for arm in figures.by_arm
+        if arm in means
     }
     numbers = sorted({round_ for own in times.values() for round_, _ in own})
     rounds = {round_: round_ in analysis.summary.noisy_rounds for round_ in numbers}
