@@ -54,7 +54,7 @@ class OwnTask(Task):
         Raises:
             WorkloadError: the user's folder has changed, or the workload cannot be trained.
         """
-        return cls(config, load_workload(source), device)
+        return cls(config, load_workload(source, config.seed), device)
 
     def attest(self) -> Facts:
         return {"function_called_once": self._make.is_slow}

@@ -51,15 +51,15 @@ MakeWorkload: TypeAlias = "Callable[[], Workload]"
 """A call of the user's factory, which returns a new workload."""
 
 
-def load_workload(source: DatasetSource) -> MakeWorkload:
-    """Check the user's folder, and return a function that calls the factory in it.
+def load_workload(source: DatasetSource, seed: int) -> MakeWorkload:
+    """Check the user's folder, import the file with seeded generators, and return a call of its factory.
 
-    The function imports the file when it is called for the first time. It raises ``WorkloadError`` if the
-    file has no such factory, if the factory returns no workload, or if the code joins a group or ends the
-    process. Errors of the user's own code are raised as they are.
+    The call raises ``WorkloadError`` if the file has no such factory, if the factory returns no workload, or
+    if the code joins a group or ends the process. Errors of the user's own code are raised as they are.
 
     Raises:
-        WorkloadError: a Python file in the folder has changed since the run began.
+        WorkloadError: a Python file in the folder has changed since the run began, or the file acts as a
+            script.
     """
     folder = Path(source.directory)
     if code_digest(folder) != source.sha256:
@@ -68,14 +68,15 @@ def load_workload(source: DatasetSource) -> MakeWorkload:
             "save no Python file below it meanwhile."
         )
     name, _, factory = source.workload.partition(":")
+    # Here and not in the factory's first call, whose time decides how often it is called.
+    with _watched(source.directory, folder / name), same_randomness(torch.device("cpu"), seed):
+        _imported(folder / name, source.sha256)
     return partial(_make_workload, source, folder / name, factory)
 
 
 def _make_workload(source: DatasetSource, file: Path, factory: str) -> Workload:
     with _watched(source.directory, file):
-        with same_randomness(torch.device("cpu")):  # so that the factory draws the same at every call
-            module = _imported(file, source.sha256)
-        make = getattr(module, factory, None)
+        make = getattr(_imported(file, source.sha256), factory, None)
         if not callable(make):
             raise WorkloadError(f"{file} has no function {factory}: name one that is there.")
         made = make()

@@ -186,7 +186,7 @@ def test_folder_that_was_changed_is_refused_with_the_names_of_the_files(tmp_path
     CHANGES[named](tmp_path)
     (tmp_path / "log").write_text("what a run leaves is no part of it")
     with pytest.raises(WorkloadError, match=rf"began with: {re.escape(named)}\."):
-        load_workload(source)
+        load_workload(source, 0)
 
 
 def test_folder_of_very_many_files_is_refused_without_their_names(tmp_path, monkeypatch):
@@ -197,7 +197,7 @@ def test_folder_of_very_many_files_is_refused_without_their_names(tmp_path, monk
     assert source.code == {}
     (tmp_path / "other.py").unlink()
     with pytest.raises(WorkloadError, match="one of more than 1 Python files was changed"):
-        load_workload(source)
+        load_workload(source, 0)
 
 
 # ---- a loader and a step of the user's own ----
@@ -335,6 +335,12 @@ def test_factory_that_takes_long_is_called_once_and_its_model_copied(monkeypatch
     assert task.attest() == {"function_called_once": True}, "the table says so"
     assert first is not other
     assert all(torch.equal(one, two) for one, two in zip(first.parameters(), other.parameters(), strict=True))
+
+
+def test_file_that_is_imported_slowly_has_no_slow_factory(tmp_path):
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(0.5)\n" + RIGHT)
+    task = OwnTask.load(ONE_RANK, data.own_source(f"{tmp_path}/slow.py:make"), CPU)
+    assert task.attest() == {"function_called_once": False}
 
 
 def test_optimizer_of_other_parameters_is_refused():
