@@ -186,10 +186,9 @@ def judge_gate(figures: Figures) -> Changes | None:
         return None
     twin = {new.label: old.label for new, old in pairs_of(run.config.arms)}
     ratios = {new: own for new, old in twin.items() if (own := log_ratios(figures, new, old))}
-    found = (
-        {}
-        if not ratios
-        else judge(
+    found: dict[str, Verdict] = {}
+    if ratios:
+        found = judge(
             ratios,
             looks(run),
             margin=limit,
@@ -197,7 +196,6 @@ def judge_gate(figures: Figures) -> Changes | None:
             one_sided=True,
             accept=lambda name, verdict: withhold(figures, twin[name], name, verdict),
         )
-    )
     changes = []
     for new in ratios:
         change = from_verdict(new, found[new])
