@@ -148,7 +148,12 @@ def _register(to: typer.Typer, command: Callable[..., None], name: str, **settin
     def interruptible(*arguments: Any, config: Path | None = None, **options: Any) -> None:
         del config  # the parser has read it
         try:
-            _require_working_folder()
+            os.getcwd()  # noqa: PTH109 -- without it, libraries would fail with errors that explain nothing
+        except FileNotFoundError:
+            raise UsageError(
+                "The working folder does not exist any more.", remedy="Change to another one, with cd."
+            ) from None
+        try:
             command(*arguments, **options)
         except KeyboardInterrupt as interrupt:
             # Nothing is left to stop: another Ctrl-C must not change how this ends.
@@ -179,20 +184,6 @@ def _register(to: typer.Typer, command: Callable[..., None], name: str, **settin
     )
     register = to.command(name, cls=ConfiguredCommand, context_settings=EITHER_SPELLING | settings)
     register(interruptible)
-
-
-def _require_working_folder() -> None:
-    """Raise an error if the folder in which this program runs was removed.
-
-    Raises:
-        UsageError: it was removed; libraries would fail in it with errors that explain nothing.
-    """
-    try:
-        os.getcwd()  # noqa: PTH109 -- the folder itself is asked for
-    except FileNotFoundError:
-        raise UsageError(
-            "The working folder does not exist any more.", remedy="Change to another one, with cd."
-        ) from None
 
 
 def _load_commands() -> dict[str, Any]:

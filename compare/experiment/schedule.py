@@ -178,25 +178,20 @@ def open_comparisons(run: Run) -> list[Comparison]:
     Without a time limit that is every comparison, because such a run has its only look at the end.
     """
     config = run.config
-    if config.slower_limit is not None:
-        pairs = [(new.label, old.label) for new, old in pairs_of(config.arms)]
+    if config.slower_limit is None:
+        pairs = [(arm.label, config.baseline) for arm in config.rivals]
     else:
-        rivals = [arm.label for arm in config.rivals]
-        pairs = [(arm, config.baseline) for arm in rivals]
-    settled = set() if config.limit_seconds is None else _settled(run)
-    return [pair for pair in pairs if pair[0] not in settled]
+        pairs = [(new.label, old.label) for new, old in pairs_of(config.arms)]
+    kinds = {} if config.limit_seconds is None else _verdict_kinds(Figures(run))
+    return [pair for pair in pairs if kinds.get(pair[0], "unresolved") == "unresolved"]
 
 
-def _settled(run: Run) -> set[str]:
-    """Return the labels of the arms whose verdict is not ``unresolved``."""
-    figures = Figures(run)
-    gate = judge_gate(figures)
-    kinds = (
-        {change.arm: change.kind for change in gate.changes}
-        if gate
-        else {arm: verdict.kind for arm, verdict in verdicts(figures, run.config.baseline).items()}
-    )
-    return {arm for arm, kind in kinds.items() if kind != "unresolved"}
+def _verdict_kinds(figures: Figures) -> dict[str, str]:
+    """Return the kind of each arm's verdict, by its label."""
+    if gate := judge_gate(figures):
+        return {change.arm: change.kind for change in gate.changes}
+    found = verdicts(figures, figures.run.config.baseline)
+    return {arm: verdict.kind for arm, verdict in found.items()}
 
 
 def turn_seconds(

@@ -170,7 +170,3 @@ def test_what_would_fail_every_arm_ends_it_and_keeps_what_is_finished(
     kept = read_json(tmp_path / VERIFICATION_FILE, Verification)
     assert [arm.arm for arm in kept.arms] == ["ddp"]
     assert not kept.run.complete
-
-
-def test_table_of_a_verification_that_ended_early_says_so():
-    assert "INCOMPLETE" in shown(an_arm(), complete=False)
