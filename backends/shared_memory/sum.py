@@ -63,7 +63,7 @@ class SharedSum:
         # Blocks save nothing if each element is added to once.
         blocks = [self._block] if self.layout.planes > RESULTS else []
         self._cuts = cut([p.numel() for p in parameters], [self.layout.chunk_elements, *blocks])
-        planes = [self._tensor(self.layout.plane(index), dtype) for index in range(self.layout.planes)]
+        planes = [self._tensor(self.layout.plane_offset(index), dtype) for index in range(self.layout.planes)]
         self._turns = [self._turn(result, planes[RESULTS:], parameters) for result in planes[:RESULTS]]
 
     @property
@@ -128,7 +128,7 @@ class SharedSum:
         turn = _Turn(result, _views(result, parameters))
         start = 0
         for index, place in enumerate(places[0]):
-            plane = self.layout.plane_for(self._rank, start)
+            plane = self.layout.place_of_share(self._rank, start)
             if plane is None:
                 turn.reduce(index, [own[index] for own in places], self._block)
             else:
@@ -222,17 +222,17 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """Size in bytes of the whole shared memory."""
-        return self.plane(self.planes)
+        return self.plane_offset(self.planes)
 
-    def plane(self, index: int) -> int:
+    def plane_offset(self, index: int) -> int:
         """Return the offset of a plane in bytes."""
         return self.head_bytes + index * self.world * self.chunk_bytes
 
-    def plane_for(self, rank: int, element: int) -> int | None:
-        """Return the plane for a rank's share of an element; None if the rank reduces the element.
+    def place_of_share(self, rank: int, element: int) -> int | None:
+        """Return where a rank's share of an element goes; None if the rank reduces the element.
 
-        Counting starts with the step's result as 0, and goes on with the planes for further shares. The
-        result takes the share of the rank after the one that reduces the element. A single rank writes its
+        0 is the step's result, and larger numbers count the planes for further shares from 1. The result
+        takes the share of the rank after the one that reduces the element. A single rank writes its
         share into the result.
         """
         owner = min(element // self.chunk_elements, self.world - 1)  # an empty end belongs to the last rank
@@ -242,7 +242,8 @@ class Layout:
     def reserved_by(self, rank: int) -> list[tuple[int, int]]:
         """Return offset and length in bytes of a rank's chunk in every plane, and of rank 0's head."""
         parts = [
-            (self.plane(index) + rank * self.chunk_bytes, self.chunk_bytes) for index in range(self.planes)
+            (self.plane_offset(index) + rank * self.chunk_bytes, self.chunk_bytes)
+            for index in range(self.planes)
         ]
         return [(0, self.head_bytes), *parts] if rank == 0 else parts
 
@@ -282,7 +283,7 @@ def _common_dtype(parameters: list[nn.Parameter], group: Group) -> torch.dtype:
     if len(dtypes) > 1:
         names = ", ".join(sorted(map(str, dtypes)))
         raise BackendError(
-            f"mode=shared_memory averages parameters of one dtype, but these have {names}. "
-            "Use mode=per_parameter."
+            f"mode=shared_memory averages gradients of one dtype, but the parameters have {names}. "
+            "Use mode=flat."
         )
     return dtypes.pop()

@@ -57,14 +57,15 @@ def _make_fabric(group: Group, options: Options) -> Fabric:
     """Return a launched Fabric that uses the existing process group of this rank.
 
     Raises:
-        BackendError: the hosts have different numbers of ranks.
+        BackendError: the ranks of this host do not divide all ranks.
     """
     placement = group.placement
     hosts, rest = divmod(placement.world_size, placement.local_world_size)
     if rest:
         raise BackendError(
-            f"lightning: Fabric needs as many ranks on every host, and this one has "
-            f"{placement.local_world_size} of {placement.world_size}. Change the slots or leave this arm out."
+            f"lightning: Fabric needs the same number of ranks on every host, but {placement.host} has "
+            f"{placement.local_world_size} of all {placement.world_size}. "
+            "Change the slots, or leave this arm out."
         )
     fabric = Fabric(
         accelerator=group.device.type,

@@ -89,10 +89,10 @@ def gradients_of(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     if len(gradients) < len(parameters):
-        index = next(i for i, p in enumerate(parameters) if p.grad is None)
+        shape = next(tuple(p.shape) for p in parameters if p.grad is None)
         raise BackendError(
-            f"parameter {index} of shape {tuple(parameters[index].shape)} received no gradient, so "
-            "it cannot be averaged. Let every parameter take part in the loss."
+            f"A parameter of shape {shape} received no gradient, so there is nothing to average. "
+            "Let every parameter take part in the loss."
         )
     return gradients
 

@@ -23,9 +23,10 @@ _DEFAULT_CAP_MB = 25
 
 
 class Parts(NamedTuple):
-    """Time of a step's collectives without training, in two parts."""
+    """The time of a step's collectives when they run without training, and the fixed part of it."""
 
     seconds: float
+    """The whole time."""
     fixed_seconds: float
     """The part that does not depend on the sizes of the messages; the rest grows with them."""
 

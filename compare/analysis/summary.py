@@ -121,7 +121,7 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     would_have_seen: float | None
     """The smallest relative difference that this verdict finds in 80 of 100 such runs.
 
-    None before the first look, without a verdict, and if uneven load may explain the verdict.
+    None before `FIRST_LOOK` rounds, without a verdict, and if uneven load may explain the verdict.
     """
     accuracy: float | None
     """Share of right answers on the whole test set, or the mean metric of an own workload."""

@@ -32,7 +32,7 @@ def read_request(
         UsageError: a flag has a wrong value.
         OutputError: a file to export to cannot be written.
     """
-    from compare.experiment.settle import OWN_STEPS, UserRequest, choose_own
+    from compare.experiment.settle import OWN_STEPS, UserRequest, read_own_workload
     from compare.launch.interpreter import find_interpreter
     from compare.schema.arms import parse_arms
     from compare.schema.config import OPTIMIZERS
@@ -62,7 +62,7 @@ def read_request(
             "--optimizer": shared.optimizer,
             "--lr": shared.lr,
         }
-        own = choose_own(shared.workload, replaced, epochs=config.get("epochs", 1))
+        own = read_own_workload(shared.workload, replaced, epochs=config.get("epochs", 1))
         settings |= {"model": own.workload, "steps": config.get("steps") or OWN_STEPS}
     return UserRequest(
         **vars(read_launch(shared, settings)),
@@ -87,7 +87,7 @@ def read_launch(flags: LaunchFlags, config: LaunchFields) -> LaunchRequest:
     """
     from compare.experiment.settle import LaunchRequest
     from compare.schema.config import LARGEST_NUMBER, require
-    from compare.schema.environment import read_exports
+    from compare.schema.environment import read_env_flags
     from compare.schema.store import require_writable
     from compare.system.files import STANDARD_OUTPUT
 
@@ -105,7 +105,7 @@ def read_launch(flags: LaunchFlags, config: LaunchFields) -> LaunchRequest:
     return LaunchRequest(
         allocation=allocation,
         interface=flags.interface,
-        exported=read_exports(flags.env or [], os.environ),
+        exported=read_env_flags(flags.env or [], os.environ),
         output=flags.output,
         threads_per_rank=flags.threads,
         command=command_line(),

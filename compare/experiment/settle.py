@@ -273,22 +273,22 @@ def choose_baseline(asked: str | None, arms: tuple[Arm, ...]) -> str:
     return next((arm.label for arm in arms if arm.backend != CONTROL), CONTROL)
 
 
-def choose_own(written: str, replaced: Mapping[str, object], *, epochs: int) -> DatasetSource:
-    """Return the workload that ``--workload`` names.
+def read_own_workload(flag: str, conflicting: Mapping[str, object], *, epochs: int) -> DatasetSource:
+    """Return the source that ``--workload`` names, after refusing flags that contradict it.
 
-    ``replaced`` has the flags whose place the workload takes, each with its value or None. ``epochs`` are
-    those of the command.
+    ``flag`` is the text of ``--workload``. ``conflicting`` has the flags whose place the workload takes, each
+    with its value or None. ``epochs`` are those of the command.
 
     Raises:
         UsageError: the flag names no file, or another flag contradicts it.
     """
-    source = data.own_source(written)
-    for flag, value in replaced.items():
+    source = data.own_source(flag)
+    for other, value in conflicting.items():
         if value is not None:
             raise UsageError(
-                f"{flag} and --workload contradict each other.",
+                f"{other} and --workload contradict each other.",
                 found=f"{source.workload} makes model, data and optimizer.",
-                remedy=f"Leave out {flag}, and set it in your file.",
+                remedy=f"Leave out {other}, and set it in your file.",
             )
     if epochs != 1:
         raise UsageError(

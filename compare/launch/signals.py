@@ -91,7 +91,8 @@ def ignore_interrupts(handler: Any = signal.SIG_IGN) -> list[signal.Signals]:
     """Ignore interrupts from now on, or let ``handler`` handle them.
 
     Returns:
-        The signals that would have raised KeyboardInterrupt. All others keep their handlers.
+        The signals whose handler was replaced: those that would have raised KeyboardInterrupt. Outside the
+        main thread none is replaced.
     """
     if threading.current_thread() is not threading.main_thread():
         return []  # another thread receives none, and cannot set a handler

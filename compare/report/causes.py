@@ -91,11 +91,11 @@ def explain(causes: Sequence[Cause], *, noisy: bool = False) -> Iterator[str]:
 
 
 def main_cause(analysis: Analysis, baseline: str) -> str:
-    """Return one sentence on why synchronising costs what it costs; empty if no cause explains it.
+    """Return one sentence that names the main cause of the sync cost; empty if there is none.
 
-    The sentence gives the largest cause of the baseline. If the baseline has none, it gives that of the
-    costliest arm that has one. Arms that cost less than half of the costliest arm are ignored, because they
-    explain little.
+    Only arms that cost at least half as much as the costliest one count. Of these the baseline comes first,
+    then the costliest. Of that arm's causes, the one that explains the most time is named. Oversubscription
+    and the transport are never the main cause.
     """
     costly = {arm.arm: arm for arm in analysis.summary.arms if arm.sync_seconds and not arm.below_noise}
     half = max(map(_cost, costly.values()), default=0.0) / 2

@@ -119,7 +119,11 @@ def _end(run: Run, analysis: Analysis) -> Iterator[str]:
         return
     rounds = max(arm.step_seconds.n for arm in summary.arms)
     judged = [arm.verdict for arm in summary.arms if arm.verdict]
-    settled = rounds >= FIRST_LOOK and all(verdict.kind != "unresolved" for verdict in judged)
+    settled = (
+        not analysis.gate
+        and rounds >= FIRST_LOOK
+        and all(verdict.kind != "unresolved" for verdict in judged)
+    )
     if analysis.gate and analysis.gate.outcome in {"passed", "slower"}:
         why = {"passed": "every arm passed", "slower": "an arm is slower"}[analysis.gate.outcome]
     elif not settled and rounds == config.rounds:
@@ -142,9 +146,10 @@ def _unresolved(run: Run, summary: Summary) -> Iterator[str]:
     found = {arm.arm: arm.verdict for arm in summary.arms if arm.verdict and arm.verdict.kind == "unresolved"}
     if any(verdict.n < FIRST_LOOK for verdict in found.values()):
         remedy = ""
-        if run.config.settle_seconds is None:
-            longer = " or a longer --budget" if run.config.budget_seconds else ", or leave it out"
-            remedy = f": use --repeats {FIRST_LOOK}{longer}"
+        if run.config.budget_seconds is not None:
+            remedy = ": give it a longer --budget"
+        elif run.config.settle_seconds is None and run.config.rounds < FIRST_LOOK:
+            remedy = f": use --repeats {FIRST_LOOK}, or leave it out"
         yield f"No verdict before round {FIRST_LOOK}{remedy}."
     for arm, verdict in found.items():
         if verdict.n >= FIRST_LOOK:

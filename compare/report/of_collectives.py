@@ -137,7 +137,10 @@ def _of_group(name: str, rows: _Rows) -> Iterator[str]:
 
 
 def _fullest_host(run: CollectivesRun) -> tuple[int, int]:
-    """Return the ranks and cores of the host with the most ranks per core; a rehearsal has one machine."""
+    """Return the ranks and cores of the host with the most ranks per core.
+
+    The hosts of a rehearsal share the cores of one machine, so they count as one host.
+    """
     if run.network.rehearsed:
         return run.config.ranks, max(run.cores_by_host)
     pairs = zip((host.slots for host in run.hosts), run.cores_by_host, strict=True)

@@ -212,8 +212,8 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
     def _require_fit(self, arm: Arm) -> None:
         if arm.traits.own_step and not self.is_own:
             raise UsageError(
-                f"{arm.label} trains by a step of your own.",
-                remedy="Hand it over: --workload train.py:make, whose Workload has own_step.",
+                f"{arm.label} needs a training step of your own, and none was given.",
+                remedy="Hand it over: --workload train.py:make, where make returns a Workload with own_step.",
             )
         asked = {
             f"--accumulate {self.accumulate}": self.accumulate > 1,

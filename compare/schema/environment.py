@@ -187,7 +187,7 @@ _EXPORT = re.compile(r"-[A-Za-z]*x|--e(?:nv?)?")
 _EXPORT_IN_ONE_WORD = re.compile(r"(-[A-Za-z]*x|--e(?:nv?)?=)([^-].*)", re.DOTALL)
 
 
-def read_exports(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+def read_env_flags(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of ``-x NAME=VALUE``, and of ``-x NAME`` with their values in ``environ``.
 
     Raises:

@@ -215,7 +215,7 @@ def _repeated(first: Host, again: Host, *, bare: bool) -> Host:
         problem = f"was named before, at {first.source}, and only a bare name may be repeated"
         raise HostFaultError(again.name, problem, _REPEAT_FORM)
     if first.user != again.user:
-        problem = f"was {first.destination} before, at {first.source}"
+        problem = f"names another user than {first.source}, which has {first.destination!r}"
         raise HostFaultError(again.destination, problem, _REPEAT_FORM)
     return msgspec.structs.replace(first, slots=first.slots + again.slots)
 

@@ -266,8 +266,9 @@ def _check_name(name: str) -> None:
 
 def _ipv6(name: str) -> str:
     try:
-        if "%" not in name:  # a zone, which neither launchers nor hostfiles know
-            return str(ipaddress.IPv6Address(name))
+        address = ipaddress.IPv6Address(name)
     except ValueError:
-        pass
-    raise HostFaultError(name, "is neither host:N nor an IPv6 address")
+        raise HostFaultError(name, "is neither host:N nor an IPv6 address") from None
+    if address.scope_id is not None:
+        raise HostFaultError(name, "has a zone, which neither launchers nor hostfiles know")
+    return str(address)

@@ -74,6 +74,6 @@ def batch_of(mode: Mode, written: int, count: int) -> int:
         raise UsageError(
             f"{count} ranks cannot share a global batch of {written} samples equally.",
             found="With --strong, --batch-size is the batch of all ranks together.",
-            remedy="Use a --batch-size that each count divides.",
+            remedy="Use a --batch-size that every number of ranks in -np divides.",
         )
     return written // count

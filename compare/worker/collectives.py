@@ -86,12 +86,12 @@ def time_collectives(
 ) -> tuple[list[int], list[int]]:
     """Time a step's collectives without training.
 
-    The more bytes a step sends, the fewer calls a sample has. ``note`` is called before the calls of each
-    sample, with their number.
+    A sample runs all of them several times, less often if a step sends many bytes. ``note`` is called before
+    the warm-up and before each sample, with the number of runs that follow.
 
     Returns:
-        The bytes of each collective, and for each sample the nanoseconds of all collectives of a step
-        together. Both lists are empty if a step has none, or if they cannot run without training.
+        The bytes of each collective, and for each sample the mean nanoseconds of one run of all of them. Both
+        lists are empty if a step has none, or if `Replica.collectives` offers none.
     """
     if collectives is None or not collectives.message_bytes:
         return [], []

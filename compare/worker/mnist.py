@@ -83,8 +83,8 @@ def without_hooks(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimiz
 
     def refuse(_: torch.optim.Optimizer, hook: object) -> None:
         raise BackendError(
-            f"An optimizer of a run steps without hooks, so {hook} is never called: "
-            "call it in the replica's step() instead"
+            f"Optimizers of a run call no hooks, so {getattr(hook, '__name__', hook)} would never be called. "
+            "Call it in the replica's step() instead."
         )
 
     plain_step.hooked = True  # type: ignore[attr-defined]  # so that torch does not wrap it

@@ -17,10 +17,11 @@ from compare.worker.watchdog import Pace
 
 
 class StepReference(Reference):
-    """A reference whose step the user wrote, because it is no plain step of one loss.
+    """A reference that takes the user's own step for one process, `Workload.reference_step`.
 
-    The step takes the batches of all ranks. It is compared with two wrong steps: one that takes only this
-    rank's batch, and one that changes nothing.
+    A workload has one if a step is more than a backward pass and an update. The step takes the batches of all
+    ranks. It is compared with two wrong steps: one that takes only this rank's batch, and one that changes
+    nothing.
     """
 
     is_plain = False

@@ -40,7 +40,7 @@ from compare.launch.engines.ssh import Ssh
 from compare.report import FORMATS
 from compare.schema.arms import parse_arms
 from compare.schema.collectives import read_bytes
-from compare.schema.environment import read_exports
+from compare.schema.environment import read_env_flags
 from compare.schema.hostfile import parse_hosts, read_hostfile
 from compare.schema.hosts import Host, parse_link
 from compare.schema.job import RankExit, RankFailure, read_progress
@@ -221,7 +221,7 @@ def test_values_of_flags_of_any_text_are_read_or_a_usage_error(text):
         lambda text: read_bytes("-b", text),
         read_counts,
         own_source,
-        lambda text: read_exports([text], {}),
+        lambda text: read_env_flags([text], {}),
         read_seconds,
     ):
         with contextlib.suppress(UsageError, typer.BadParameter):

@@ -242,12 +242,14 @@ def _verify(recipe: Recipe) -> list[str]:
     library = availability.load(["horovod"], recipes.LOAD_SECONDS)["horovod"]
     built = [*library.facts.get("controllers", []), *(["nccl"] if library.facts.get("nccl") else [])]
     wanted = {"mpi": recipe.mpi != "gloo", "nccl": recipe.gpu != "cpu"}
-    what, found = "The installed Horovod does not load.", library.problem or "It is missing."
+    what = "The installed Horovod did not load, so it was removed."
+    found = library.problem or "It is missing."
     if library.facts:
         if all((name in built) == there for name, there in wanted.items()):
             return built
-        what = "The installed Horovod is not that of the recipe."
-        found = f"Wanted: {wanted}; it was built with {', '.join(built)}."
+        what = "The installed Horovod was not that of the recipe, so it was removed."
+        needed = ", ".join(name if there else f"no {name}" for name, there in wanted.items())
+        found = f"The recipe needs {needed}; it was built with {', '.join(built) or 'neither'}."
     subprocess.run(pip("uninstall", "--yes", "horovod"), check=False, capture_output=True)
     for wheel in recipe.folder.glob("*.whl"):
         wheel.unlink()

@@ -17,5 +17,5 @@ lightning = pytest.importorskip("backends.strategies.lightning", reason="lightni
 def test_hosts_with_different_numbers_of_ranks_are_refused():
     placement = Placement(rank=0, local_rank=0, world_size=3, local_world_size=2, host="n1")
     group = SimpleNamespace(placement=placement, device=torch.device("cpu"), rank=0, world_size=3)
-    with pytest.raises(BackendError, match="as many ranks on every host, and this one has 2 of 3"):
+    with pytest.raises(BackendError, match="the same number of ranks on every host, but n1 has 2 of all 3"):
         lightning.LightningReplica(nn.Linear(2, 2), None, group, parse_arm("lightning").options)

@@ -125,7 +125,7 @@ def test_shared_memory_reports_gradients_that_are_written_to_or_missing(seen):
         assert set(rank["written_to"]) == {"clipped", "zeroed in place", "accumulated"}
         for message in rank["written_to"].values():
             assert message.startswith("averaged gradients were written to")
-        assert rank["missing"].startswith("parameter 1 of shape (3,) received no gradient")
+        assert rank["missing"].startswith("A parameter of shape (3,) received no gradient")
 
 
 # ---- traces and attestation ----
@@ -224,7 +224,7 @@ def test_layout_gives_every_element_one_owner_which_reserves_its_pages(world, el
     planes_of_shares = range(layout.planes - RESULTS + 1)  # each result uses the same further planes
     for owner, chunk in enumerate(chunks):
         for element in {chunk.start, chunk.stop - 1} if chunk else ():
-            planes = [layout.plane_for(rank, element) for rank in range(world)]
+            planes = [layout.place_of_share(rank, element) for rank in range(world)]
             shares = [plane for rank, plane in enumerate(planes) if rank != owner or world == 1]
             assert sorted(shares) == list(planes_of_shares)
             assert world == 1 or planes[owner] is None

@@ -227,7 +227,7 @@ def test_threads_of_a_rehearsal_share_the_cores_of_one_machine():
 
 
 def test_what_is_given_to_the_ranks_is_read_and_never_shown():
-    read = environment.read_exports(["A=1=2", "TOKEN", "B="], {"TOKEN": "hunter2"})
+    read = environment.read_env_flags(["A=1=2", "TOKEN", "B="], {"TOKEN": "hunter2"})
     assert read == {"A": "1=2", "TOKEN": "hunter2", "B": ""}
     written = "run -x A=1 -xB=2 --env C=3 --env=D=4 -x TOKEN --backend x:y=1 -vx A=1 -vxB=2=3 --en=D=5"
     shown = (
@@ -247,7 +247,7 @@ def test_what_is_given_to_the_ranks_is_read_and_never_shown():
 )
 def test_what_cannot_be_given_to_the_ranks_is_refused(asked):
     with pytest.raises(UsageError, match="-x"):
-        environment.read_exports([asked], {})
+        environment.read_env_flags([asked], {})
 
 
 # ---- what is written ----
@@ -356,7 +356,7 @@ def workload(tmp_path):
 
 
 def test_choose_own_takes_the_place_of_a_model(workload):
-    source = settle.choose_own(workload, {"--model": None}, epochs=1)
+    source = settle.read_own_workload(workload, {"--model": None}, epochs=1)
     assert RunConfig(arms=(Arm("ddp"),), model=source.workload, steps=settle.OWN_STEPS).is_own
 
 
@@ -370,4 +370,4 @@ def test_choose_own_takes_the_place_of_a_model(workload):
 )
 def test_choose_own_refuses_flags_that_contradict_it(workload, given, says):
     with pytest.raises(UsageError, match=f"{says} and --workload contradict each other"):
-        settle.choose_own(workload, **({"replaced": {}, "epochs": 1} | given))
+        settle.read_own_workload(workload, **({"conflicting": {}, "epochs": 1} | given))

@@ -266,7 +266,7 @@ LINES = {
     ),
     "too few rounds in a budget": (
         budget({"ddp": [5.0] * 3, "mpi": [9.0, 2.0, 5.0]}),
-        ["No verdict before round 5: use --repeats 5 or a longer --budget."],
+        ["No verdict before round 5: give it a longer --budget."],
     ),
     "too few rounds of the default length": (
         settling({"ddp": [5.0] * 3, "mpi": [9.0, 2.0, 5.0]}, complete=False),

@@ -128,7 +128,7 @@ def test_config_refuses_to_compile_with_buckets_that_torch_refuses():
 
 @pytest.mark.parametrize("asked", [{"accumulate": 2}, {"precision": "bf16-autocast"}, {"compile": True}])
 def test_config_leaves_an_own_step_to_its_author(asked):
-    with pytest.raises(UsageError, match="trains by a step of your own"):
+    with pytest.raises(UsageError, match="needs a training step of your own"):
         a_config("own_torch")
     assert a_config("own_torch", model="train.py:make").is_own
     (flag,) = asked

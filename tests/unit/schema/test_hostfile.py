@@ -137,7 +137,8 @@ MISTAKES = {
     "'nod\\u04351'": ["nod\N{CYRILLIC SMALL LETTER IE}1 slots=4"],
     "x1b": ["node1\x1b[2J slots=4"],
     "neither a host name nor an IPv4 address": ["4", "10.0.1 slots=4", "10.0.0.256 slots=4"],
-    "nor an IPv6 address": ["fe80::1%eth0 slots=4", "[fe80::x]:4"],
+    "nor an IPv6 address": ["[fe80::x]:4"],
+    "has a zone": ["fe80::1%eth0 slots=4"],
     "is not a range": [
         *("[::1]x:4", "node[1-4 slots=4", "node1-4] slots=4", "node[] slots=4", "node[a-b] slots=4"),
         *("node[1-2][ slots=4", "node[1-2]!node[1] slots=4", "-n[1-2] slots=4", "node[4-1] slots=4"),
@@ -152,7 +153,7 @@ MISTAKES = {
         *("node1 slots=4\nnode1", "node1 max_slots=4\nnode1", "::1 slots=4\n[0::1]:4"),
         *("node[1-4] slots=4\nnode3 slots=2",),
     ],
-    "alice@node1 before, at hosts:2": ["alice@node1\nbob@node1"],
+    "names another user than hosts:2, which has 'alice@node1'": ["alice@node1\nbob@node1"],
 }
 
 
