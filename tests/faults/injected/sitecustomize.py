@@ -154,8 +154,14 @@ def _spoil_rank(module, fault):
 
     def load_spoiled(*arguments):
         task = load_task(*arguments)
-        batches = task.batches  # those of the proof are another task's
-        task.batches = lambda shard: _Spoiled(batches(shard), fault["step"], strike)
+
+        class SpoiledTask(type(task)):
+            def batches(self, shard):
+                batches = super().batches(shard)
+                # The tasks of the proof are copies of this one.
+                return _Spoiled(batches, fault["step"], strike) if self is task else batches
+
+        task.__class__ = SpoiledTask
         return task
 
     module._load_task = load_spoiled
