@@ -53,7 +53,12 @@ class TorchGroup(Group):
 
     def all_reduce_start_(self, tensor: torch.Tensor) -> Wait:
         work = dist.all_reduce(tensor, async_op=True)
-        return work.wait  # type: ignore[union-attr]  # None only for ranks outside the group
+        if work is None:
+            raise BackendError(
+                f"Rank {self.rank} is not in torch's default process group. Do not replace that group in "
+                "your code."
+            )
+        return work.wait
 
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
         dist.broadcast(tensor, src=root)

@@ -271,7 +271,10 @@ def _changed(figures: Figures, pairs: Sequence[tuple[str, str]]) -> Iterator[Dif
 def _notes(figures: Figures, *, uneven: bool) -> Iterator[str]:
     run, noisy = figures.run, figures.noisy_rounds
     if uneven:
-        yield "Other programs ran beside one side more than beside the other, which may explain or hide a difference."
+        yield (
+            "Other programs ran beside one side more than beside the other. "
+            "That may explain or hide a difference."
+        )
     if noisy:
         yield f"Other programs ran in {len(noisy)} of {rounds_done(run)} rounds."
     if is_oversubscribed(run):

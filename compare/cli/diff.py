@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from compare.cli.options import output_flag
-from compare.cli.output import ChangeFormat, show, show_changes
+from compare.cli.output import ChangeFormat, show, show_changes, shown_from
 
 
 def diff(
@@ -34,7 +34,8 @@ def diff(
 
     first, second = (find_run(path, (RESULTS_FILE,)) for path in (old, new))
     runs, names = (read_run(first), read_run(second)), (str(first), str(second))
-    changes = compare_runs(*runs, names, force=force)
+    with shown_from(first, second):
+        changes = compare_runs(*runs, names, force=force)
     if export_markdown:
         show(document_of(changes), "markdown", output=export_markdown)
     show_changes(changes, form, stderr=export_markdown == Path("-"))

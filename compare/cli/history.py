@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from compare.cli.options import AsJson
+from compare.cli.output import shown_from
 from compare.errors import OutputError
 from compare.text import printable
 
@@ -28,7 +29,8 @@ def history(runs: RunsFolder = Path("runs"), *, as_json: AsJson = False) -> None
     entries, unread = [], {}
     for folder in list_runs(runs):
         try:
-            entries.append(enter(folder.name, read_run(folder)))
+            with shown_from(folder):
+                entries.append(enter(folder.name, read_run(folder)))
         except OutputError as error:  # one of another version must not conceal the others
             unread[folder.name] = error.found
     found = follow_runs(entries, unread)

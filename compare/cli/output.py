@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -143,6 +144,24 @@ def show(
         make_console(stderr=stderr).print(Shown(document))
     else:
         typer.echo(write(document, form), err=stderr)
+
+
+@contextmanager
+def shown_from(*paths: Path) -> Iterator[None]:
+    """Turn errors of the analysis or the report of stored results into an ``OutputError`` that names them.
+
+    A file may fit the schema and still hold what no command writes, because it was edited.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        named = "; ".join(map(str, paths))
+        raise OutputError(
+            f"{named} cannot be shown: it does not hold what Ringside writes.",
+            found=f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno}).",
+            remedy="If it was edited, restore it or measure again. If not, please report this as a fault.",
+        ) from error
 
 
 def show_changes(changes: Changes, form: ChangeFormat, *, stderr: bool = False) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from compare.cli.options import Format, arms_flag, hosts_flag, output_flag
-from compare.cli.output import show
+from compare.cli.output import show, shown_from
 from compare.errors import UsageError
 
 
@@ -63,13 +63,14 @@ def predict(
                 found=f"{'--hosts' if hosts else '--bucket-cap'} names others.",
                 remedy="Leave out one of them.",
             )
-        document = document_against(
-            compare_with(run, read_run(find_run(against, [RESULTS_FILE])), other_link)
-        )
+        measured = read_run(find_run(against, [RESULTS_FILE]))
+        with shown_from(run_directory, against):
+            document = document_against(compare_with(run, measured, other_link))
     else:
         counts = [int(count) for count in _read_numbers("--hosts", hosts or "2,4,8,16", least=2, whole=True)]
         caps = _read_numbers("--bucket-cap", bucket_cap, least=0.1) if bucket_cap else []
-        document = document_of(forecast(run, counts, other_link, caps))
+        with shown_from(run_directory):
+            document = document_of(forecast(run, counts, other_link, caps))
     show(document, form)
 
 

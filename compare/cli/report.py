@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compare.cli.options import Detail, Format, Sort, Wide, output_flag
-from compare.cli.output import show
+from compare.cli.output import show, shown_from
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def report(
         raise UsageError(f"{output} holds the run itself.", remedy="Write the report to another file.")
     results = [read_result(path) for path in paths]
     if pictures or form == "html":
-        pages = [document_of(result, "html", View(sort=sort)) for result in results]
+        with shown_from(*paths):
+            pages = [document_of(result, "html", View(sort=sort)) for result in results]
         if pictures:
             _write_pictures(pages, pictures, png=png)
         if form == "html":
@@ -64,7 +65,9 @@ def report(
             write_text(output, text + "\n") if output else typer.echo(text)
             return
     view = View(wide=wide, detail=detail, sort=sort, report_argument=str(runs[0]))
-    show(document_of(results[0], form, view), form, output=output)
+    with shown_from(paths[0]):
+        document = document_of(results[0], form, view)
+    show(document, form, output=output)
 
 
 def _write_pictures(pages: Sequence[Document], folder: Path, *, png: bool) -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import urlsplit
 
 from compare.data import catalogue
 from compare.data.catalogue import CONTENT_BYTES
@@ -123,17 +124,17 @@ def _download(root: Path, name: str, mirrors: list[str], tell: Callable[[str], N
     problems: list[str] = []
     offline = True
     for mirror in tuple(mirrors):
-        host = _host(mirror)
-        tell(f"{name}: downloading from {host}")
-        try:
-            _fetch(folder_of("mnist", root), name, mirror, tell)
-        except ValueError as error:  # ``requests`` raises it for an address
+        if not _is_address(mirror):
             raise DataError(
                 f"{MIRRORS_VARIABLE} contains an invalid address",
                 found=f"{mirror!r} does not start with http:// or https:// and a host.",
                 remedy=f"Correct it, for example {MIRRORS_VARIABLE}={MIRRORS[0]}, or unset it.",
-            ) from error
-        except (_MirrorError, requests.RequestException) as error:
+            )
+        host = _host(mirror)
+        tell(f"{name}: downloading from {host}")
+        try:
+            _fetch(folder_of("mnist", root), name, mirror, tell)
+        except (_MirrorError, requests.RequestException, ValueError) as error:  # also of a redirect's address
             offline &= isinstance(error, (_SilentMirrorError, requests.ConnectionError))
             problems.append(f"{host}: {_reason(error)}")
             tell(f"{name}: {host} failed: {_reason(error)}")
@@ -144,6 +145,14 @@ def _download(root: Path, name: str, mirrors: list[str], tell: Callable[[str], N
             return
     reason = "offline, no mirror answers" if offline else "no mirror served it whole"
     raise MnistNotFoundError(root, reason=reason, found="\n".join([f"{name} from", *problems]))
+
+
+def _is_address(mirror: str) -> bool:
+    try:
+        parts = urlsplit(mirror)
+    except ValueError:
+        return False
+    return parts.scheme in {"http", "https"} and bool(parts.hostname)
 
 
 def _host(mirror: str) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import msgspec
 
 from compare.errors import OutputError, system_reason
 from compare.schema.store import RESULTS_FILE
+
+_LARGEST_BYTES = 1 << 30
+"""Maximum size of a results file that is listed."""
 
 
 class _Head(msgspec.Struct):
@@ -38,8 +42,12 @@ def list_runs(root: Path) -> list[Path]:
 
 
 def _holds_run(folder: Path) -> bool:
+    file = folder / RESULTS_FILE
     try:
-        msgspec.json.decode((folder / RESULTS_FILE).read_bytes(), type=_Head)
+        found = file.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_BYTES:  # a pipe would never end
+            return False
+        msgspec.json.decode(file.read_bytes(), type=_Head)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError):
         return False
     return True

@@ -11,8 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from compare.errors import UsageError
 from compare.jobs import flag_value, names_flag, require_command, require_printable
 from compare.schema.config import LARGEST_NUMBER
@@ -21,6 +19,8 @@ from compare.text import counted, duration, seconds_of
 MEMORY, SHARED_MEMORY = "8Gi", "1Gi"
 """Sizes of a worker's memory and of its /dev/shm if the user gives none."""
 _SSHD_PORT = 22
+_PLAIN = re.compile(r"[A-Za-z/_][\w./-]*", re.ASCII)
+_WORDS_OF_YAML = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 _START_SECONDS = 600
 """Maximum time for the workers' pods to start; a job shorter than three times this gives them a third."""
 _END_SECONDS = 60
@@ -75,7 +75,25 @@ def write_manifest(resources: Resources, words: Sequence[str]) -> str:
     )
     require_printable([*words, resources.image, resources.namespace])
     _require_written_well(resources)
-    return msgspec.yaml.encode(_manifest(resources, words)).decode()
+    return _as_yaml(_manifest(resources, words))
+
+
+def _as_yaml(manifest: dict[str, Any]) -> str:
+    """Return a manifest as YAML, with each text in quotes that a parser might take for something else.
+
+    YAML 1.1 and 1.2 differ in that: for kubectl, ``1e-3`` is a number and ``y`` is true.
+    """
+    import yaml
+
+    class Quoting(yaml.SafeDumper):
+        pass
+
+    def represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        is_plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS_OF_YAML
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="" if is_plain else '"')
+
+    Quoting.add_representer(str, represent)
+    return yaml.dump(manifest, Dumper=Quoting, sort_keys=False, allow_unicode=True, width=math.inf)
 
 
 def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:

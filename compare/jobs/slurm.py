@@ -160,15 +160,19 @@ def follow(job: str, output: Path, show: Callable[[str], None]) -> int:
     shown, answered = 0, time.monotonic()
     while fields.get("JobState") not in _ENDED:
         time.sleep(_LOOK_SECONDS)
+        why = "It answers without the job's state."
         try:  # before the output is read, so that the last output is shown
-            fields, answered = fields_of(show_job(job)), time.monotonic()
+            fields = fields_of(show_job(job))
         except RingsideError as error:
-            if time.monotonic() - answered > _SILENT_SECONDS:
-                raise UnavailableError(
-                    f"Slurm does not say how job {job} does.",
-                    found=f"No answer for {_SILENT_SECONDS:g} s. {error.found}".strip(),
-                    remedy=f"It may still run: `scontrol show job {job}`. What it prints is in {output}.",
-                ) from None
+            fields, why = {}, error.found
+        if "JobState" in fields:
+            answered = time.monotonic()
+        elif time.monotonic() - answered > _SILENT_SECONDS:
+            raise UnavailableError(
+                f"Slurm does not say how job {job} does.",
+                found=f"No answer for {_SILENT_SECONDS:g} s. {why}".strip(),
+                remedy=f"It may still run: `scontrol show job {job}`. What it prints is in {output}.",
+            )
         if output.exists():
             with output.open("rb") as file:
                 file.seek(shown)

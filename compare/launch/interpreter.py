@@ -112,11 +112,12 @@ def _ask(path: Path) -> _Description:
         try:
             name, log = f"ringside-{uuid.uuid4()}", Path(f"/dev/fd/{write}")
             supervise(command, name=name, log=log, on_tick=take, wake=[read])
-            take()
+            goes_on = take()
             found = printed.decode(errors="replace").strip()
             # The last line may be a warning, which an interpreter prints as it exits.
             described = [line for line in found.splitlines() if line.startswith("{")]
-            return msgspec.json.decode(described[-1], type=_Description)
+            if goes_on:
+                return msgspec.json.decode(described[-1], type=_Description)
         except UnavailableError as error:
             found = error.found
         except (msgspec.DecodeError, RecursionError, IndexError):

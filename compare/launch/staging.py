@@ -56,7 +56,7 @@ def stage(
             whose = [host for host in lacking if held[host].cache == cache]
             put(whose, cache, files, carrier=carrier, timeout_seconds=_PUT_SECONDS)
         held = _ask(others, source, python, carrier)
-    for host in lacking:
+    for host in others:
         if not held[host].directory:
             raise HostError(
                 f"Host {host.name} did not get a whole copy of {source.name}.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from textwrap import wrap
 
 from rich.cells import cell_len, set_cell_size
 
@@ -69,10 +68,16 @@ def _line(title: str, entry: RunEntry) -> str:
     return cut_in_the_middle(f"{line}{_MORE}", _WIDTH)
 
 
-def _wrapped(line: str) -> list[str]:
-    """Return the parts of a line that is broken between words, each at most 80 cells wide."""
-    wide = cell_len(line) - len(line)  # textwrap counts characters, and some take two cells
-    return wrap(line, _WIDTH - wide, subsequent_indent="    ", break_on_hyphens=False)
+def _wrapped(line: str) -> Iterator[str]:
+    """Yield the parts of a line that is broken between words, each at most 80 cells wide."""
+    kept = ""
+    for word in (cut_in_the_middle(word, _WIDTH - 4) for word in line.split(" ")):
+        if kept and cell_len(f"{kept} {word}") > _WIDTH:
+            yield kept
+            kept = f"    {word}"
+        else:
+            kept = f"{kept} {word}" if kept else word
+    yield kept
 
 
 def _trends(trends: Sequence[Trend]) -> Iterator[str]:

@@ -124,7 +124,8 @@ def noise_first(run: Run, summary: Summary) -> list[str]:
         *([noisy_in(summary.noisy_rounds)] if summary.noisy_rounds else []),
         *(
             f"Uneven load: other processes used {load[0]:.2f} cores beside {arm}, and {load[1]:.2f} beside "
-            f"{run.config.baseline}. That may explain or hide a difference between them. Run again on a quieter machine."
+            f"{run.config.baseline}. That may explain or hide a difference between them. "
+            "Run again on a quieter machine."
             for arm, load in loads.items()
             if load
         ),

@@ -120,9 +120,7 @@ def _end(run: Run, analysis: Analysis) -> Iterator[str]:
     rounds = max(arm.step_seconds.n for arm in summary.arms)
     judged = [arm.verdict for arm in summary.arms if arm.verdict]
     settled = (
-        not analysis.gate
-        and rounds >= FIRST_LOOK
-        and all(verdict.kind != "unresolved" for verdict in judged)
+        not analysis.gate and rounds >= FIRST_LOOK and all(verdict.kind != "unresolved" for verdict in judged)
     )
     if analysis.gate and analysis.gate.outcome in {"passed", "slower"}:
         why = {"passed": "every arm passed", "slower": "an arm is slower"}[analysis.gate.outcome]

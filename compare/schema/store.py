@@ -126,8 +126,11 @@ def read_run(path: Path) -> Run:
             remedy="Give the folder that `compare run` printed, or its results.json.",
         )
     run = read_json(file, Run, adapt=lambda content: _fields(file, content))
+    seen: set[tuple[str, int]] = set()
     for launch in run.launches:
-        if wrong := _contradiction(run, launch):
+        wrong = "it appears twice" if (launch.arm, launch.round) in seen else _contradiction(run, launch)
+        seen.add((launch.arm, launch.round))
+        if wrong:
             raise OutputError(
                 f"{file} does not hold a run as Ringside writes it.",
                 found=f"Launch {launch.number} ({launch.arm}, round {launch.round}): {wrong}.",

@@ -83,14 +83,14 @@ def _buffers_of_first_rank(model: nn.Module, group: Group | None) -> Iterator[No
 
 def buffers_of(model: nn.Module, group: Group, rank: int) -> list[torch.Tensor]:
     """Return copies of the buffers of a rank's model, which has the form of this rank's. Collective."""
-    found = []
-    for buffer in model.buffers():
-        # As bytes, because not every library carries every dtype.
-        sent = buffer.detach().clone(memory_format=torch.contiguous_format)
-        if sent.numel():
-            group.broadcast_(sent.view(-1).view(torch.uint8), rank)
-        found.append(sent)
-    return found
+    copies = [buffer.detach().clone(memory_format=torch.contiguous_format) for buffer in model.buffers()]
+    # As bytes, because not every library carries every dtype, and in one call, because there may be hundreds.
+    pieces = [copy.view(-1).view(torch.uint8) for copy in copies if copy.numel()]
+    if pieces:
+        sent = torch.cat(pieces)
+        group.broadcast_(sent, rank)
+        copy_tensors(sent.split([len(piece) for piece in pieces]), pieces)
+    return copies
 
 
 def unmoved(trained: nn.Module, start: nn.Module) -> list[str]:

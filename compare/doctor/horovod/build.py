@@ -186,10 +186,11 @@ def scratch_parent() -> Path:
     Raises:
         UnavailableError: the paths of both folders have other characters.
     """
-    candidates = (cache_folder() / "wheels", Path(tempfile.gettempdir()))
-    for candidate in candidates:
-        if re.fullmatch(r"[\w/.-]+", str(candidate.resolve())):
-            return candidate
+    candidates = []
+    for choose in (lambda: cache_folder() / "wheels", lambda: Path(tempfile.gettempdir())):
+        candidates.append(choose())
+        if re.fullmatch(r"[\w/.-]+", str(candidates[-1].resolve())):
+            return candidates[-1]
     raise UnavailableError(
         "Horovod cannot be compiled under a path with characters other than letters, digits and _ . -",
         found=" and ".join(map(str, candidates)),

@@ -228,7 +228,7 @@ def test_layout_gives_every_element_one_owner_which_reserves_its_pages(world, el
             shares = [plane for rank, plane in enumerate(planes) if rank != owner or world == 1]
             assert sorted(shares) == list(planes_of_shares)
             assert world == 1 or planes[owner] is None
-            for plane in map(layout.plane, range(layout.planes)):
+            for plane in map(layout.plane_offset, range(layout.planes)):
                 at = plane + size * element
                 assert any(offset <= at < offset + length for offset, length in layout.reserved_by(owner))
 

@@ -90,6 +90,7 @@ class Mirror:
         self.gets = []
         self.missing_bytes = 0  # promised but never sent: an interrupted download
         self.headers = {}
+        self.status = 200
         self.delay_seconds = 0.0
         self.drip_seconds = 0.0  # between one byte and the next
         mirror = self
@@ -117,7 +118,7 @@ class Mirror:
         if body is None:
             request.send_error(404)
             return
-        request.send_response(200)
+        request.send_response(self.status)
         request.send_header("Content-Length", str(len(body) + self.missing_bytes))
         for header, value in self.headers.items():
             request.send_header(header, value)
@@ -332,6 +333,10 @@ def drip(mirror):
     mirror.drip_seconds = 0.05
 
 
+def redirect(mirror):
+    mirror.status, mirror.headers = 302, {"Location": "ftp://127.0.0.1/mnist"}
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
@@ -340,10 +345,11 @@ def drip(mirror):
         (serve_instead(lambda right: right[:-20]), "truncated"),
         (serve_instead(lambda _: b"<html>Please log in</html>"), "SHA-256"),
         (serve_instead(lambda _: None), "HTTP status 404"),
+        (redirect, "InvalidSchema"),
         (serve_instead(lambda _: gzip.compress(bytes(60_000_000))), "SHA-256"),
         (serve_instead(lambda _: bytes(60_000_000)), "more than MNIST"),
     ],
-    ids=["broken off", "drip", "cut short", "captive portal", "not found", "bomb", "flood"],
+    ids=["broken off", "drip", "cut short", "captive portal", "not found", "redirect", "bomb", "flood"],
 )
 def test_fetch_that_fails_leaves_no_file(tmp_path, mirror, monkeypatch, fault, reason):
     fault(mirror)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 
 import msgspec
@@ -9,10 +11,11 @@ import pytest
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
-from compare.analysis.history import enter, follow_runs
+from compare.analysis.history import History, Trend, enter, follow_runs
 from compare.cli.main import app
-from compare.errors import OutputError
+from compare.errors import OutputError, RingsideError
 from compare.experiment.folders import list_runs
+from compare.report.history import table
 from compare.schema.hosts import Host
 from compare.schema.results import Failure, Interleaved
 from compare.system.files import write_json
@@ -44,6 +47,8 @@ def test_folder_without_a_results_file_is_no_run(runs, tmp_path):
     (runs / "source").mkdir()
     (runs / "directory" / "results.json").mkdir(parents=True)
     (runs / "linked").symlink_to(runs / "run-1")
+    (runs / "pipe").mkdir()
+    os.mkfifo(runs / "pipe" / "results.json")
     assert [folder.name for folder in list_runs(runs)] == [f"run-{number}" for number in range(4)]
     with pytest.raises(OutputError, match="holds no runs"):
         list_runs(tmp_path / "missing")
@@ -114,6 +119,45 @@ def test_history_shows_the_other_runs_beside_a_hostile_file(tmp_path, text):
     done = call("history", tmp_path)
     assert done.exit_code == 0, done.output
     assert re.search(r"good +3 rounds: none", done.output)
+
+
+def spoil_blocks(rank):
+    rank["blocks"] = []
+
+
+def spoil_group(rank):
+    rank["attestation"]["group"] = ["a"]
+
+
+def spoil_replica(rank):
+    rank["attestation"]["replica"] = None
+
+
+def spoil_samples(rank):
+    rank["evaluation"] |= {"samples": 0, "correct": 0}
+
+
+@pytest.mark.parametrize("spoil", [spoil_blocks, spoil_group, spoil_replica, spoil_samples])
+def test_edited_run_is_shown_or_refused_beside_the_others(tmp_path, spoil):
+    a_folder(tmp_path, "good")
+    file = a_folder(tmp_path, "bad") / "results.json"
+    content = json.loads(file.read_text())
+    for launch in content["launches"]:
+        for rank in launch["ranks"]:
+            spoil(rank)
+    file.write_text(json.dumps(content))
+    for words in (["report", file], ["report", file, "--detail"], ["explain", file], ["diff", file, file]):
+        done = call(*words)
+        assert done.exception is None or isinstance(done.exception, RingsideError), done.exception
+    listed = call("history", tmp_path)
+    assert listed.exit_code == 0, listed.output
+    assert re.search(r"good +3 rounds: none", listed.output)
+
+
+def test_history_wraps_names_of_wide_characters():
+    trend = Trend(group="模" * 80 + " · 2 ranks", arm="ddp", step_seconds=[0.1, 0.2], noisy=0)
+    lines = table(History(runs=[], trends=[trend], unread={})).splitlines()
+    assert max(map(cell_len, lines)) <= 80
 
 
 def test_history_names_a_noisy_run_in_its_line_and_its_trends(tmp_path):

@@ -185,3 +185,12 @@ def test_manifest_that_cannot_work_is_refused(words, changes, says):
     with pytest.raises(UsageError, match=says) as caught:
         write_manifest(RESOURCES._replace(**changes), words)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "word", ["1e-3", "1e3", "-1e5", "0o17", "y", "N", "on", "null", "2026-11-27", "~", "a: b"]
+)
+def test_words_that_a_parser_of_yaml_might_read_otherwise_are_quoted(word):
+    text = write_manifest(RESOURCES, [*WORDS, "--model", word])
+    assert f'- "{word}"\n' in text
+    assert yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]

@@ -74,6 +74,7 @@ def test_silent_controller_is_no_end_of_the_job(programs, tmp_path, monkeypatch)
     programs("scontrol", f"[ -e {asked} ] || {{ : >{asked}; exit 1; }}; echo JobState=COMPLETED ExitCode=0:0")
     assert follow("17", tmp_path / "out", lambda _: None) == 0
     monkeypatch.setattr(slurm, "_SILENT_SECONDS", 0.2)
-    programs("scontrol", "exit 1")
-    with pytest.raises(UnavailableError, match="does not say"):
-        follow("17", tmp_path / "out", lambda _: None)
+    for answer in ("exit 1", "exit 0"):
+        programs("scontrol", answer)
+        with pytest.raises(UnavailableError, match="does not say"):
+            follow("17", tmp_path / "out", lambda _: None)
