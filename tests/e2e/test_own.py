@@ -53,7 +53,7 @@ def test_a_model_that_is_no_chain_is_refused_before_it_trains(tmp_path):
     assert done.returncode == 6
     text = " ".join(done.stderr.split())
     assert "the model is a Transformer, but ranks can divide only an nn.Sequential" in text
-    assert "an nn.Sequential, or leave this arm out" in text
+    assert "Make it one, or leave this arm out." in text
 
 
 @pytest.mark.faults

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from contextlib import nullcontext
+from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -337,11 +338,10 @@ def the_optimizer_rests_from_step_25_on():
 
 @mutation("ddp", "manual", of=PLAIN)
 def the_optimizer_holds_half_of_the_parameters():
+    real = LocalReplica.__init__
+
     def init(self, model, make_optimizer, group, options):
-        self.model = model
-        self.shard = (group.rank, group.world_size)
-        self.parameters = list(model.parameters())
-        self.optimizer = make_optimizer(iter(self.parameters[:2]))
+        real(self, model, lambda parameters: make_optimizer(islice(parameters, 2)), group, options)
 
     LocalReplica.__init__ = init
 
