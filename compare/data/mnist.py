@@ -150,9 +150,9 @@ def _download(root: Path, name: str, mirrors: list[str], tell: Callable[[str], N
 def _is_address(mirror: str) -> bool:
     try:
         parts = urlsplit(mirror)
-    except ValueError:
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # also of a port that is no number
         return False
-    return parts.scheme in {"http", "https"} and bool(parts.hostname)
 
 
 def _host(mirror: str) -> str:

@@ -146,7 +146,7 @@ def _unresolved(run: Run, summary: Summary) -> Iterator[str]:
         remedy = ""
         if run.config.budget_seconds is not None:
             remedy = ": give it a longer --budget"
-        elif run.config.settle_seconds is None and run.config.rounds < FIRST_LOOK:
+        elif run.config.settle_seconds is None:
             remedy = f": use --repeats {FIRST_LOOK}, or leave it out"
         yield f"No verdict before round {FIRST_LOOK}{remedy}."
     for arm, verdict in found.items():

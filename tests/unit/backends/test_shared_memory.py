@@ -198,7 +198,7 @@ def test_shared_memory_refuses_gpus_and_mixed_dtypes():
     with pytest.raises(BackendError, match="averages in host memory, but the gradients are on cuda"):
         SharedSum([nn.Parameter(torch.ones(2))], TorchGroup(alone, torch.device("cuda", 0)))
     mixed = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.float64))]
-    with pytest.raises(BackendError, match=r"one dtype, but these have torch\.float32, torch\.float64"):
+    with pytest.raises(BackendError, match=r"the parameters have torch\.float32, torch\.float64"):
         SharedSum(mixed, TorchGroup(alone, CPU))
 
 

@@ -21,7 +21,7 @@ def test_submit_to_kubernetes_prints_the_manifest_alone_on_stdout():
     job = yaml.safe_load(done.stdout)
     assert job["metadata"] == {"name": "compare-verify", "namespace": "team"}
     assert job["spec"]["runPolicy"]["activeDeadlineSeconds"] == 300
-    assert "sizeLimit: 2Gi\n" in done.stdout
+    assert 'sizeLimit: "2Gi"\n' in done.stdout
     assert "| kubectl apply -f -" in done.stderr
     follow = "until kubectl -n team logs -f job/compare-verify-launcher; do sleep 2; done"
     assert follow in done.stderr.splitlines()[-1]

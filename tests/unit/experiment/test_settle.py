@@ -363,8 +363,8 @@ def test_choose_own_takes_the_place_of_a_model(workload):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"replaced": {"--model": None, "--optimizer": "sgd"}}, "--optimizer"),
-        ({"replaced": {"--data-dir": "/data"}}, "--data-dir"),
+        ({"conflicting": {"--model": None, "--optimizer": "sgd"}}, "--optimizer"),
+        ({"conflicting": {"--data-dir": "/data"}}, "--data-dir"),
         ({"epochs": 2}, "--epochs"),
     ],
 )

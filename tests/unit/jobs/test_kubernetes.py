@@ -65,7 +65,7 @@ MISTAKES = {
         "medium: Memory\n            emptyDir:",
     ),
     "a shell string": (
-        "command:\n            - /usr/sbin/sshd\n            - -De",
+        'command:\n            - /usr/sbin/sshd\n            - "-De"',
         "command: /usr/sbin/sshd\n            args:",
     ),
 }
