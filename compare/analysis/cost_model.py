@@ -87,13 +87,13 @@ class Curve(NamedTuple):
 
     @property
     def latency(self) -> float:
-        """Return the seconds that a message of no bytes would take, from the time of the smallest one."""
+        """Return the latency in seconds: the time of an empty message, estimated from the smallest one."""
         size, seconds = self.points[0]
         return max(0.0, seconds - size * self.seconds_per_byte)
 
     @property
     def seconds_per_byte(self) -> float:
-        """Return how many seconds each further byte takes, between the smallest and the largest message."""
+        """Return the seconds per byte, which is the slope between the smallest and the largest message."""
         (low, before), (high, after) = self.points[0], self.points[-1]
         return max(0.0, after - before) / (high - low)
 

@@ -20,7 +20,7 @@ OTHER_LOAD_LIMIT = 0.10
 _TRIMMED = 0.1
 """Share of steps, the slowest ones, that is left out, because an interruption belongs to no phase."""
 _FEWEST_BLOCKS = 3
-"""Smallest number of blocks whose median may differ from their mean."""
+"""A turn needs at least so many blocks, because the mean of two equals their median."""
 
 
 class Turn(NamedTuple):

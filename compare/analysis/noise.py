@@ -80,7 +80,7 @@ def budget_to_rank(run: Run, width: float) -> int:
 
 
 def would_have_seen(verdict: Verdict) -> float | None:
-    """Return the smallest relative difference that a verdict finds with a probability of `POWER`.
+    """Return the relative difference that a run like this one would find with a probability of `POWER`.
 
     The difference follows from the spread, the number of rounds and the level of the arm's own interval.
     Earlier looks may find such a difference too, so the true probability is a little higher. To be found, a

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MARGIN = 0.03
 """Largest relative difference that does not matter."""
 _TWO_ROUNDS = 2
-"""Smallest number of rounds with a spread."""
+"""A spread needs at least so many rounds."""
 _MOST_ROUNDS = 10_000
 """Most further rounds that are considered; an effect that needs more lies on the margin."""
 LARGEST_LOG = 700.0
