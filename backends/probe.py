@@ -102,7 +102,7 @@ def probe_mpich() -> Facts | None:
     facts = probe_mpi4py()
     if " on MPICH " not in facts["version"]:
         raise ImportError(
-            f"mpi4py {facts['version']} ignores MPI4PY_LIBMPI, but its wheel from 4.1 on obeys it"
+            f"mpi4py {facts['version']} ignores MPI4PY_LIBMPI, which wheels of version 4.1 or later obey"
         )
     return facts | {"transport": "shared memory"}
 

@@ -48,12 +48,13 @@ class HorovodGroup(Group):
         if (hvd.rank(), hvd.size()) != (placement.rank, placement.world_size):
             raise BackendError(
                 f"Horovod has rank {hvd.rank()} of {hvd.size()}, but the launcher has {placement.rank} of "
-                f"{placement.world_size}. horovodrun belongs to another installation."
+                f"{placement.world_size}. Probably horovodrun belongs to another installation. Run "
+                "`compare install horovod` for this Python."
             )
         if _controller() != options["controller"]:
             raise BackendError(
                 f"the arm needs the {options['controller']} controller, but Horovod runs {_controller()}. "
-                "Perhaps HOROVOD_CONTROLLER is set in the environment."
+                "If HOROVOD_CONTROLLER is set in the environment, unset it."
             )
         return cls(placement, device, settings)
 

@@ -36,13 +36,14 @@ class MPIGroup(Group):
         if (world.rank, world.size) != (placement.rank, placement.world_size):
             raise BackendError(
                 f"MPI has rank {world.rank} of {world.size}, but the launcher has {placement.rank} of "
-                f"{placement.world_size}. mpi4py uses another MPI than the mpirun that started it."
+                f"{placement.world_size}. Probably mpi4py uses another MPI than the mpirun that started it. "
+                "Put the mpirun of mpi4py's MPI first on PATH."
             )
         asked, found = str(options["library"]), evidence.mpi_library(MPI.Get_library_version())
         if not found.startswith(_NAMES[asked]):
             raise BackendError(
-                f"the arm needs {_NAMES[asked]}, but mpi4py has loaded {found}. Perhaps another mpi4py or "
-                "LD_PRELOAD is in the environment."
+                f"the arm needs {_NAMES[asked]}, but mpi4py has loaded {found}. Look for another mpi4py or "
+                "for LD_PRELOAD in the environment."
             )
         return cls(placement, device)
 

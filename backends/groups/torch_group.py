@@ -26,7 +26,10 @@ _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class TorchGroup(Group):
-    """torch's default process group, which ranks join by the variables that torchrun sets."""
+    """The default process group of torch.
+
+    Its ranks find each other through the address and port that torchrun puts into the environment.
+    """
 
     name: ClassVar[str] = "torch.distributed"
 

@@ -142,7 +142,7 @@ class SharedSum:
             raise BackendError(
                 "averaged gradients were written to. With mode=shared_memory all ranks read the same "
                 "gradients, so adding, clipping or zeroing in place changes every rank's. Use mode=flat, or "
-                "zero_grad(set_to_none=True) and no other change."
+                "change them only with zero_grad(set_to_none=True)."
             )
 
 

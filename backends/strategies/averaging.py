@@ -70,7 +70,7 @@ class AveragingReplica(LocalReplica):
         self.reducer.reduce()
 
     def collectives(self) -> Collectives | None:
-        return Collectives(tuple(self.reducer.message_bytes()), self.reducer.repeatable())
+        return Collectives(tuple(self.reducer.message_bytes()), self.reducer.make_replay())
 
     def attest(self) -> Facts:
         return super().attest() | {
@@ -150,7 +150,7 @@ class OverlapReducer(Reducer):
             bucket.expected, bucket.arrived = bucket.arrived, 0
         self._is_first_step = False
 
-    def repeatable(self) -> Callable[[], None]:
+    def make_replay(self) -> Callable[[], None]:
         buffers = [torch.zeros_like(message) for message in self.messages()]
         return Collectives.of(buffers, self.group.all_reduce_start_).run
 
@@ -187,7 +187,7 @@ class SharedMemoryReducer(Reducer):
     def messages(self) -> list[torch.Tensor]:
         return [torch.empty(self.shared.nbytes, dtype=torch.uint8, device="meta")]
 
-    def repeatable(self) -> Callable[[], None]:
+    def make_replay(self) -> Callable[[], None]:
         gradients = [torch.zeros_like(p) for p in self.parameters]
         return partial(self.shared.reduce, gradients)
 

@@ -21,8 +21,9 @@ class DataParallelReplica(SingleReplica):
         there = torch.cuda.device_count() if group.device.type == "cuda" else 0
         if there < self.parts_per_pass:
             raise BackendError(
-                f"gpus={self.parts_per_pass} needs so many GPUs of one host, which has {there}. Without them "
-                "nn.DataParallel silently returns the plain module. Leave this arm out."
+                f"gpus={self.parts_per_pass} needs {self.parts_per_pass} GPUs on one host, but torch finds "
+                f"{there}. Without them nn.DataParallel silently returns the plain module. Leave this arm "
+                "out."
             )
         self.gpus = list(range(self.parts_per_pass))
         self._wrapped = nn.DataParallel(model, device_ids=self.gpus)
@@ -41,7 +42,7 @@ class DataParallelReplica(SingleReplica):
         if any(not torch.equal(*states) for states in zip(before, after, strict=True)):
             raise BackendError(
                 "the model draws random numbers on several GPUs at once, so the reference on one GPU cannot "
-                "repeat them. Leave out dropout and other random layers, or this arm."
+                "repeat them. Leave out this arm, or dropout and other random layers."
             )
 
     def parts(self, batch: Batch) -> list[Batch]:

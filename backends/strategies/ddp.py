@@ -53,7 +53,9 @@ class DDPReplica(LocalReplica):
     def accumulate(self, passes: int) -> None:
         if passes > 1 and self._static_graph:
             # torch 2.13 fails one of its assertions in the first step.
-            raise BackendError("DDP cannot accumulate with static_graph=true. Leave one of them out.")
+            raise BackendError(
+                "DDP cannot accumulate with static_graph=true. Leave out static_graph or --accumulate."
+            )
         super().accumulate(passes)
 
     @property
@@ -137,7 +139,9 @@ def _register_hook(wrapped: DistributedDataParallel, options: Options) -> PowerS
     try:
         wrapped.register_comm_hook(None, getattr(default_hooks, f"{kind}_compress_hook"))
     except TypeError as error:
-        raise BackendError(f"torch refuses comm_hook={kind} here: {error}. Use another choice.") from None
+        raise BackendError(
+            f"torch refuses comm_hook={kind} here: {error}. Choose another comm_hook."
+        ) from None
     return None
 
 

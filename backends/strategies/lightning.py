@@ -65,7 +65,7 @@ def _make_fabric(group: Group, options: Options) -> Fabric:
         raise BackendError(
             f"lightning: Fabric needs the same number of ranks on every host, but {placement.host} has "
             f"{placement.local_world_size} of all {placement.world_size}. "
-            "Change the slots, or leave this arm out."
+            "Give all hosts the same slots, or leave this arm out."
         )
     fabric = Fabric(
         accelerator=group.device.type,

@@ -56,8 +56,8 @@ def require_carried(model: nn.Module, group: Group) -> None:
             continue
         if parameter.is_complex():
             raise BackendError(
-                f"complex parameters: {name} is {parameter.dtype}, which {group.name} cannot add up. Hold it "
-                "as real numbers (torch.view_as_real), or leave this arm out."
+                f"complex parameters: {name} is {parameter.dtype}, which {group.name} cannot add up. Store "
+                "it as real numbers (torch.view_as_real), or leave this arm out."
             )
         raise BackendError(
             f"{group.name} cannot add up {parameter.dtype}, the dtype of {name}. Leave this arm out, or "
@@ -74,8 +74,8 @@ def require_one_dtype(model: nn.Module, arm: str) -> None:
     found = sorted({str(parameter.dtype) for parameter in model.parameters()})
     if len(found) > 1:
         raise BackendError(
-            f"{arm}: torch shards parameters of one dtype only, and these are {' and '.join(found)}. Leave "
-            "this arm out."
+            f"{arm}: torch can shard parameters only if they have one dtype, but these have "
+            f"{' and '.join(found)}. Leave this arm out."
         )
 
 

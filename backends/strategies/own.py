@@ -40,11 +40,12 @@ class OwnReplica(LocalReplica):
 
         self._step = make_step(model, make)
         if not callable(self._step):
-            raise BackendError("own_step returned no function: return step, which takes a batch")
+            returned = type(self._step).__name__
+            raise BackendError(f"own_step returned {returned}. Let it return a function that takes a batch.")
         if not made:
             raise BackendError(
-                "own_step made no optimizer by its second argument, so the proof cannot choose plain SGD: "
-                "write optimizer = make_optimizer(model.parameters())"
+                "own_step did not create its optimizer with its second argument, so the proof cannot choose "
+                "plain SGD. Write optimizer = make_optimizer(model.parameters())."
             )
         self._made = made
         super().__init__(model, lambda _: made[0], group, options)
@@ -52,7 +53,7 @@ class OwnReplica(LocalReplica):
     def accumulate(self, passes: int) -> None:
         if passes > 1:
             raise BackendError(
-                "a step of your own takes one batch: accumulate inside it, without --accumulate"
+                "a step of your own takes one batch. Leave out --accumulate, and accumulate inside the step."
             )
 
     def learn(self, batch: Batch, loss: Loss, on_phase: Callable[[str], None] = lambda _: None) -> None:

@@ -46,8 +46,8 @@ class PipelineReplica(LocalReplica):
         self.parts_per_pass = int(options["microbatches"])
         if self.schedule == "1f1b" and self.parts_per_pass < group.world_size:
             raise BackendError(
-                "schedule=1f1b needs a microbatch for each rank. There are "
-                f"{self.parts_per_pass} for {group.world_size}. Choose more, or schedule=gpipe."
+                f"schedule=1f1b needs a microbatch for each rank, but there are {self.parts_per_pass} for "
+                f"{group.world_size} ranks. Choose more, or schedule=gpipe."
             )
         self.starts = divide(layers, group.world_size)
         self.first_layer = self.starts[group.rank]
@@ -251,8 +251,8 @@ class _Pass:
             raise BackendError("the loss never calls the model. Call it once, or leave this arm out.")
         if self._shape not in {None, found.shape}:
             raise BackendError(
-                f"the model's inputs have the shape {tuple(found.shape)}, and had {tuple(self._shape or ())} "
-                "in the first step. Pad them to one shape, or leave this arm out."
+                f"the model's inputs have the shape {tuple(found.shape)}, but in the first step they had "
+                f"{tuple(self._shape or ())}. Pad them to one shape, or leave this arm out."
             )
         self._shape = found.shape
         return called
@@ -293,15 +293,16 @@ class _Divided:
         self._calls += 1
         if self._calls > 1 or len(inputs) != 1 or named or not isinstance(inputs[0], torch.Tensor):
             raise BackendError(
-                "the loss calls the model with other arguments than one tensor, or more than once. Layers of "
-                "this arm are on several ranks. Call the model once with a tensor, or leave this arm out."
+                "the loss calls the model more than once, or with other arguments than one tensor. This arm "
+                "cannot do that, because its layers are on several ranks. Call the model once, with one "
+                "tensor, or leave this arm out."
             )
         return self._answer(inputs[0])
 
     def __getattr__(self, name: str) -> NoReturn:
         raise BackendError(
-            f"the loss reads {name} of the model, whose layers are on several ranks. Call the model alone, "
-            "or leave this arm out."
+            f"the loss reads {name} of the model, whose layers are on several ranks. Let the loss only call "
+            "the model, or leave this arm out."
         )
 
 

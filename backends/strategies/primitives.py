@@ -90,7 +90,7 @@ class PrimitiveReducer(Reducer):
             bucket.collect()
             self._sum(bucket.padded)
 
-    def repeatable(self) -> Callable[[], None]:
+    def make_replay(self) -> Callable[[], None]:
         buffers = [torch.zeros_like(bucket.padded) for bucket in self.buckets]
 
         def run() -> None:

@@ -36,7 +36,7 @@ class Reducer(ABC):
         """Return the size in bytes of each all-reduce of one step."""
         return [message.nbytes for message in self.messages()]
 
-    def repeatable(self) -> Callable[[], None]:
+    def make_replay(self) -> Callable[[], None]:
         """Return a function that runs one step's all-reduces on separate buffers."""
         buffers = [torch.zeros_like(message) for message in self.messages()]
 
@@ -91,7 +91,7 @@ def gradients_of(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
     if len(gradients) < len(parameters):
         shape = next(tuple(p.shape) for p in parameters if p.grad is None)
         raise BackendError(
-            f"A parameter of shape {shape} received no gradient, so there is nothing to average. "
+            f"A parameter of shape {shape} received no gradient, so it cannot be averaged. "
             "Let every parameter take part in the loss."
         )
     return gradients

@@ -57,5 +57,5 @@ def test_own_replica_needs_an_optimizer_that_the_proof_can_choose():
 
 def test_own_replica_takes_one_batch_a_step():
     a_replica().accumulate(1)
-    with pytest.raises(BackendError, match="without --accumulate"):
+    with pytest.raises(BackendError, match="Leave out --accumulate"):
         a_replica().accumulate(2)

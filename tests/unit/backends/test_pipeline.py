@@ -80,7 +80,7 @@ def test_pipeline_of_one_rank_trains_and_restores_generators_and_buffers(group):
     [
         (lambda model, batch: batch[0].sum(), "never calls the model"),
         (lambda model, batch: model(batch[0], 1).sum(), "other arguments than one tensor"),
-        (lambda model, batch: (model(batch[0]) - model(batch[0])).sum(), "or more than once"),
+        (lambda model, batch: (model(batch[0]) - model(batch[0])).sum(), "more than once, or with"),
         (lambda model, batch: model(batch[0]).sum() + model.weight, "reads weight of the model"),
     ],
 )
@@ -108,11 +108,11 @@ def test_pipeline_computes_under_the_autocast_of_the_loss(group):
 
 
 def test_pipeline_refuses_few_microbatches_and_another_shape(group):
-    with pytest.raises(BackendError, match=r"a microbatch for each rank\. There are 0 for 1"):
+    with pytest.raises(BackendError, match=r"a microbatch for each rank, but there are 0 for 1"):
         PipelineReplica(nn.Sequential(nn.Linear(3, 2)), sgd, group, OPTIONS | {"microbatches": 0})
     replica = PipelineReplica(nn.Sequential(nn.Linear(3, 2)), sgd, group, OPTIONS)
     replica.learn(torch.zeros(4, 3), lambda model, batch: model(batch).mean())
-    with pytest.raises(BackendError, match=r"have the shape \(6, 3\), and had \(4, 3\)"):
+    with pytest.raises(BackendError, match=r"have the shape \(6, 3\), but .* had \(4, 3\)"):
         replica.learn(torch.zeros(6, 3), lambda model, batch: model(batch).mean())
 
 
@@ -127,5 +127,5 @@ def test_cut_divides_tensors_with_a_row_for_each_sample():
 
 
 def test_dataparallel_refuses_a_host_without_its_gpus(group):
-    with pytest.raises(BackendError, match="gpus=2 needs so many GPUs of one host, which has 0"):
+    with pytest.raises(BackendError, match="gpus=2 needs 2 GPUs on one host, but torch finds 0"):
         DataParallelReplica(nn.Linear(3, 2), sgd, group, {"gpus": 2})
