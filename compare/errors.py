@@ -58,8 +58,9 @@ class OutputError(RingsideError):
         """Return the error for a file or folder that cannot be written, with the system's reason."""
         return cls(
             f"{path} could not be written.",
-            found=system_reason(error),
-            remedy="Free some space, or choose another path with --output or the export's flag.",
+            found=f"{system_reason(error)}.",
+            remedy="Check the free space and the permissions there, or choose another path, for example with "
+            "--output.",
         )
 
 

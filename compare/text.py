@@ -40,14 +40,17 @@ def seconds_of(written: str) -> float:
     """Return the seconds of a time that is written without a unit or with one: 90, 90s, 5m, 1h.
 
     Raises:
-        ValueError: the text is no time; the message states the right forms.
+        ValueError: the text is not a length of time; the message states the right forms.
     """
     match = _TIME.fullmatch(written)
     try:
         number, unit = match.groups() if match else ("", "")
         return float(number) * _UNITS[unit]
     except ValueError:
-        raise ValueError(f"{written[:80]!r} is no time. Use seconds, or a unit: 90s, 5m, 1h.") from None
+        raise ValueError(
+            f"{written[:80]!r} is not a length of time. Give a number of seconds, or a number with a unit: "
+            "90s, 5m, 1h."
+        ) from None
 
 
 def numbered(noun: str, numbers: Iterable[int]) -> str:

@@ -54,7 +54,7 @@ def predict(
 
     run = read_run(find_run(run_directory, [RESULTS_FILE]))
     if measured_link:
-        run = with_measured_link(run, parse_link(measured_link))
+        run = with_measured_link(run, parse_link(measured_link, "--measured-link"))
     other_link = parse_link(link) if link else None
     if against:
         if hosts or bucket_cap:

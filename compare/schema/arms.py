@@ -95,7 +95,7 @@ class Arm(msgspec.Struct, frozen=True):
             ValueError: there is no such backend. Decoding from JSON raises ``msgspec.ValidationError``.
         """
         if self.backend not in BACKENDS:
-            raise ValueError(f"there is no backend called {self.backend!r}")
+            raise ValueError(f"There is no backend called {self.backend!r}.")
 
     @property
     def label(self) -> str:
@@ -212,7 +212,7 @@ def parse_arms(texts: Iterable[str]) -> tuple[Arm, ...]:
             raise UsageError(
                 f"The arm {arm.label} is named twice.",
                 found=f"--backend {','.join(arm.label for arm in arms)}",
-                remedy="Give the second one other options, or leave it out. --repeats measures an arm again.",
+                remedy="Give one of them other options, or leave it out. --repeats measures every arm again.",
             )
     return arms
 
@@ -232,7 +232,7 @@ def parse_arm(text: str) -> Arm:
     for setting in settings:
         key, value = _parse_setting(backend, setting, text)
         if key in given:
-            raise UsageError(f"{text}: {key} is set twice.", remedy="Name each option once.")
+            raise UsageError(f"{text}: {key} is set twice.", remedy="Set each option once.")
         given[key] = value
     arm = Arm(name, given)
     for option in backend.options:
@@ -272,8 +272,8 @@ def _expand(text: str) -> list[str]:
     if not _BALANCED.fullmatch(text):
         raise UsageError(
             f"{text}: the braces are not balanced.",
-            found="Each { needs one }, and braces cannot be nested.",
-            remedy="Write a sweep as 'ddp:bucket_cap_mb={1,5,25}', in quotes: a shell expands braces.",
+            found="Each { needs a }, and braces cannot be nested.",
+            remedy="Write a sweep in quotes, because a shell expands braces: 'ddp:bucket_cap_mb={1,5,25}'.",
         )
     plain_and_swept = _SWEEP.split(text)
     choices = [
@@ -282,11 +282,15 @@ def _expand(text: str) -> list[str]:
     ]
     if not all(value for values in choices[1::2] for value in values):
         raise UsageError(
-            f"{text}: a value of the sweep is empty.", remedy="Write every value between commas: {1,5,25}."
+            f"{text}: a value of the sweep is empty.",
+            remedy="Write a value on both sides of every comma, as in {1,5,25}.",
         )
     count = math.prod(map(len, choices))
     if count > _MOST_IN_A_SWEEP:
-        raise UsageError(f"{text} is {count} arms.", remedy=f"Write at most {_MOST_IN_A_SWEEP} in one sweep.")
+        raise UsageError(
+            f"{text} makes {count} arms.",
+            remedy=f"A sweep may make at most {_MOST_IN_A_SWEEP} arms, so leave out some values.",
+        )
     return ["".join(chosen) for chosen in itertools.product(*choices)]
 
 
@@ -300,9 +304,8 @@ def _parse_setting(backend: Backend, setting: str, text: str) -> tuple[str, Opti
     if key not in options:
         raise _unknown(f"option of {backend.name}", key, options, text)
     if not equals or not value:
-        raise UsageError(
-            f"{text}: {key} has no value.", remedy=f"Write {key}={_spell(options[key].default)}."
-        )
+        example = f"{key}={_spell(options[key].default)}"
+        raise UsageError(f"{text}: {key} has no value.", remedy=f"Give it one, such as {example}.")
     return key, _parse_value(options[key], value, text)
 
 
@@ -323,8 +326,9 @@ def _parse_variable(backend: Backend, name: str, value: str, text: str) -> str:
         )
     if not value or not value.isprintable():
         raise UsageError(
-            f"{text}: env.{name} has no printable value.",
-            remedy=f"Write env.{name}=VALUE, with a backslash before colons, commas and braces.",
+            f"{text}: the value of env.{name} is empty or has an unprintable character.",
+            remedy=f"Write env.{name}=VALUE in printable characters, with a backslash before colons, commas "
+            "and braces.",
         )
     return value
 

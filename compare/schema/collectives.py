@@ -131,7 +131,10 @@ class Exchange(msgspec.Struct, frozen=True):
         return 0 if self.traits.empty else message_bytes // self.quantum(ranks)
 
     def __str__(self) -> str:
-        """Return collective, dtype and operation with blanks in between, but no part that is "none"."""
+        """Return the collective, dtype and operation, separated by spaces.
+
+        Parts that are "none" are left out.
+        """
         return " ".join(part for part in (self.collective, self.dtype, self.operation) if part != NONE)
 
 
@@ -191,12 +194,12 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
 
     def _require_sizes(self) -> None:
         for flag, size in (("-b/--begin", self.begin_bytes), ("-e/--end", self.end_bytes)):
-            require(1 <= size <= _MAXIMUM_BYTES, flag, size, f"1 or more bytes, at most {_MAXIMUM_BYTES}")
+            require(1 <= size <= _MAXIMUM_BYTES, flag, size, f"a size from 1 to {_MAXIMUM_BYTES} bytes")
         begin, end = self.begin_bytes, self.end_bytes
-        require(begin <= end, "-b/--begin", begin, f"at most --end, which is {end}")
+        require(begin <= end, "-b/--begin", begin, f"a size up to --end, which is {end} bytes")
         for exchange in self.exchanges:
             least = 0 if exchange.traits.empty else exchange.quantum(self.ranks)
-            right = f"{least} or more bytes, for one element of {exchange} on each rank"
+            right = f"at least {least} bytes, because each rank of {exchange} needs one element"
             require(end >= least, "-e/--end", end, right)
 
     @property

@@ -11,6 +11,7 @@ from compare.data.catalogue import TRAIN_COUNT
 from compare.data.models import right_names
 from compare.errors import UsageError
 from compare.schema.arms import CONTROL, Arm
+from compare.text import counted
 
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
 """The optimizers, each with its default learning rate."""
@@ -173,7 +174,8 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
             ("--steps", 1 if self.steps is None else self.steps),
         ):
             require_count(flag, value)
-        require(0 <= self.max_reruns <= LARGEST_NUMBER, "--max-reruns", self.max_reruns, "0 or more rounds")
+        reruns = f"a whole number from 0 to {LARGEST_NUMBER}"
+        require(0 <= self.max_reruns <= LARGEST_NUMBER, "--max-reruns", self.max_reruns, reruns)
         require(self.warmup_steps >= 0, "--warmup", self.warmup_steps, "0 or more steps")
         require(0 <= self.seed < _SEEDS, "--seed", self.seed, f"a whole number from 0 to {_SEEDS - 1}")
         _require_seconds("--budget", 1.0 if self.limit_seconds is None else self.limit_seconds)
@@ -185,15 +187,16 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
                 self.global_batch_size <= TRAIN_COUNT,
                 "--batch-size",
                 self.batch_size_per_rank,
-                f"a batch so that {self.ranks} ranks with {self.accumulate} each need at most {TRAIN_COUNT} "
-                "samples",
+                f"a smaller batch. A step of all ranks would take {self.global_batch_size} samples, and the "
+                f"training set has {TRAIN_COUNT}",
             )
         for arm in self.arms:
             self._require_fit(arm)
         if self.total_steps <= self.untimed_steps:
             raise UsageError(
                 "No training step is left to time.",
-                found=f"{self.total_steps} training steps; the first {self.untimed_steps} are warm-up.",
+                found=f"There are {counted(self.total_steps, 'training step')}, and the first "
+                f"{self.untimed_steps} are not timed.",
                 remedy="Use more --steps or --epochs, or fewer --warmup steps.",
             )
         labels = [arm.label for arm in self.arms]
@@ -213,7 +216,8 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
         if arm.traits.own_step and not self.is_own:
             raise UsageError(
                 f"{arm.label} needs a training step of your own, and none was given.",
-                remedy="Hand it over: --workload train.py:make, where make returns a Workload with own_step.",
+                remedy="Name your file: --workload train.py:make, where make returns a Workload with "
+                "own_step.",
             )
         asked = {
             f"--accumulate {self.accumulate}": self.accumulate > 1,
@@ -224,7 +228,7 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
         if flags and arm.traits.own_step:
             raise UsageError(
                 f"{arm.label} cannot take {flags}.",
-                found="Its step is your own.",
+                found="Its training step is your own code.",
                 remedy=f"Leave out {flags}, and do the same inside your step.",
             )
         if self.accumulate > 1 and arm.never_accumulates:
@@ -232,14 +236,16 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
                 f"{arm.label} cannot accumulate gradients.",
                 found=f"--accumulate {self.accumulate} needs passes that do not communicate. "
                 f"With {' and '.join(arm.never_accumulates)} every pass communicates.",
-                remedy="Leave out one of the two.",
+                remedy=f"Leave out --accumulate, or {' and '.join(arm.never_accumulates)}.",
             )
         if self.compile and (arm.traits.in_layers or arm.never_compiles):
-            problem = f"torch.compile fails with {' and '.join(arm.never_compiles)}."
+            settings = " and ".join(arm.never_compiles)
             raise UsageError(
                 f"{arm.label} cannot be compiled.",
-                found="Its ranks hold layers alone." if arm.traits.in_layers else problem,
-                remedy="Leave out --compile, or this arm or setting.",
+                found="Each of its ranks holds only some of the layers."
+                if arm.traits.in_layers
+                else f"torch.compile fails with {settings}.",
+                remedy=f"Leave out --compile, or {'this arm' if arm.traits.in_layers else settings}.",
             )
 
     def as_run_by(self, arm: Arm, slots: int) -> Self:
@@ -259,7 +265,11 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
 
     @property
     def limit_seconds(self) -> float | None:
-        """Return the time in which new rounds begin; None if the run has exactly ``rounds`` of them."""
+        """Return the run's time limit in seconds; None if it has exactly ``rounds`` rounds.
+
+        With ``budget_seconds``, a round that is running at the limit is cut short. With ``settle_seconds``,
+        the limit only keeps rounds beyond the fifth from starting.
+        """
         return self.settle_seconds if self.budget_seconds is None else self.budget_seconds
 
     @property

@@ -101,7 +101,7 @@ def refusal_of(name: str, *, may_be_secret: bool = False) -> str:
     With ``may_be_secret`` a name may look like that of a secret, because its value is not printed or saved.
     """
     if not _SETTING.fullmatch(name):
-        return "a name needs capital letters, digits and underscores, and starts with a letter"
+        return "a name consists of capital letters, digits and underscores, and begins with a letter"
     if _SECRET.search(name) and not may_be_secret:
         return "its name looks like a secret, and an arm's settings are printed and saved"
     of_all_arms = settings(threads=1, interface="lo", executables=Path())
@@ -176,7 +176,7 @@ def import_path(environ: Mapping[str, str], sources: Path = PACKAGE_ROOT) -> str
         raise UsageError(
             f"Ringside cannot run from {root}.",
             found=f"PYTHONPATH cannot hold a path with {os.pathsep!r}.",
-            remedy="Move it to a folder of another name.",
+            remedy=f"Move Ringside to a folder whose path has no {os.pathsep!r}.",
         )
     return os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH", "")]))
 
@@ -205,12 +205,12 @@ def read_env_flags(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str
         if name.startswith(_READ_AT_START):
             raise UsageError(
                 f"-x {name} cannot be set.",
-                found="A process reads it at its start, before a rank receives the values of -x.",
+                found="Processes read it when they start, which is before a rank receives the values of -x.",
                 remedy=f"Set it for an arm, where it is printed and saved: --backend ddp:env.{name}=VALUE",
             )
         if not given and name not in environ:
             raise UsageError(
-                f"-x {name}: the variable is not set.",
+                f"-x {name}: the variable is not set in your shell.",
                 remedy=f"Set it, or give its value: -x {name}=VALUE",
             )
         exported[name] = value if given else environ[name]

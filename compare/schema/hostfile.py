@@ -43,8 +43,8 @@ MAX_FILE_BYTES = 16 * 2**20
 _FILE_FORM = "Write one host a line as 'host slots=N', for example 'node1 slots=4'."
 _LIST_FORM = "Write the hosts as 'host:N,host:N', for example 'node1:4,node2:4'."
 _NAME_FORM = "Name hosts as the hostfile does, for example 'node1' or 'node[1-4]'."
-_AT_FORM = "'@' follows a user; between hosts stands a comma."
-_CHOICE_FORM = "Name whole hosts, with commas, as in 'node1,node[3-4]'. -np gives the number of ranks."
+_AT_FORM = "'@' follows the name of a user. Put commas between hosts."
+_CHOICE_FORM = "Name whole hosts, separated by commas, as in 'node1,node[3-4]'. -np sets the number of ranks."
 _REPEAT_FORM = "Name a host once with slots=N, or repeat its bare name, one slot a line."
 _RANGE_FORM = "is not a range of host names such as node[1-4] or node[01-08,12]"
 
@@ -66,7 +66,7 @@ def read_hostfile(path: str | PathLike[str]) -> tuple[Host, ...]:
     Raises:
         UsageError: the file is missing, unreadable, not text or names no host, or a line is wrong.
     """
-    remedy = "Give --hostfile a text file with one 'host slots=N' a line."
+    remedy = "Give --hostfile a text file with one host a line, such as 'node1 slots=4'."
     try:
         content = read_bytes(Path(path), MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
@@ -129,7 +129,7 @@ def select(
     unwanted = _named(exclude, "--exclude", hosts)
     kept = tuple(host for host in hosts if host.key in wanted - unwanted)
     if not kept:
-        remedy = "Include at least one host that is not excluded."
+        remedy = "Exclude fewer hosts, or include one that is not excluded."
         raise UsageError("--exclude: no host is left", found=listed(hosts), remedy=remedy)
     return kept
 
@@ -193,7 +193,7 @@ def _refuse_unclear_slots(entries: Sequence[str], text: str) -> None:
     worded = [len(_GAP.split(entry)) > 1 for entry in entries]
     bare = [not words and ":" not in entry for words, entry in zip(worded, entries, strict=True)]
     if any(worded) and any(bare):
-        raise HostFaultError(text, "gives one number of slots to several hosts, or to the last")
+        raise HostFaultError(text, "does not say whether the slots are those of each host or of the last")
 
 
 def _enter(hosts: dict[str, Host], counted: set[str], line: _Line, entry: str, *, adds: bool) -> None:
@@ -260,7 +260,7 @@ def _split_count(address: str) -> tuple[str, str | None]:
 
 def _number(key: str, text: str) -> int:
     if not _COUNT.fullmatch(text):
-        raise HostFaultError(text, f"is not a number of {key}: it must be whole, from 1 to {MAX_SLOTS:,}")
+        raise HostFaultError(text, f"is not a number of {key}: write a whole number from 1 to {MAX_SLOTS:,}")
     return int(text)
 
 
@@ -337,6 +337,6 @@ def _parse_pattern(pattern: str, known: Mapping[str, Host]) -> tuple[str, list[s
     # A hostfile's own 'host:N' is no choice of DeepSpeed's, which counts slots from 0.
     if count is not None and not all(key in known and count == str(known[key].slots) for key in keys):
         raise HostFaultError(
-            pattern, "chooses slots, as DeepSpeed does: here whole hosts are chosen", _CHOICE_FORM
+            pattern, "chooses slots, as DeepSpeed does, but here you choose whole hosts", _CHOICE_FORM
         )
     return user, keys

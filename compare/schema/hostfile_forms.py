@@ -16,7 +16,7 @@ _NUMBER_OF_SLOTS = (
     "slots?|cpus?|cores?|count|np|n?procs?|ppn|ncpus|tasks?|ntasks|workers?|gpus?|num_gpus|ngpus|processes"
 )
 _SSH_PORTS, _FIRST_PORT, _LAST_PORT = {22, 222}, 1024, 65535
-_ONE_LINE = "Put each on a line of its own, or commas between them."
+_ONE_LINE = "Put each host on a line of its own, or put commas between them."
 
 
 class Plain(NamedTuple):
@@ -59,17 +59,21 @@ _FORMS = (
     (
         "this is ssh's configuration",
         r"^(?i:Host|HostName|User|Port|IdentityFile|ProxyJump|ProxyCommand|Match|Include)[\s=]+\S",
-        "Leave it in ~/.ssh/config, which holds here too, and name its hosts alone.",
+        "Keep it in ~/.ssh/config, which is used here too, and write only its hosts.",
     ),
-    ("this is a list of ssh's host keys", r"^\S+\s+(?:ssh-|ecdsa-|sk-)\S+", "Name its first column alone."),
+    ("this is a list of ssh's host keys", r"^\S+\s+(?:ssh-|ecdsa-|sk-)\S+", "Write only its first column."),
     ("this is a command of ssh", r"^ssh\s", "Write 'alice@n1' for a user."),
-    ("this is a URL", r"://", "Write its host alone."),
+    ("this is a URL", r"://", "Write only its host."),
     (
         "this is Slurm's configuration",
         r"^(?i:NodeName|PartitionName)=",
-        "Write the names of its nodes alone.",
+        "Write only the names of its nodes.",
     ),
-    ("this is Open MPI's rankfile", r"^rank\s+\d+\s*=", "Count the ranks of each host."),
+    (
+        "this is Open MPI's rankfile",
+        r"^rank\s+\d+\s*=",
+        "Count the ranks of each host, and write that number as its slots.",
+    ),
     (
         "this is a request to PBS or Torque",
         r"^(?:-l\s*)?(?:nodes|select)=|:(?:ppn|ncpus|mpiprocs)=",
@@ -96,10 +100,10 @@ _FORMS = (
         rf"(?<![\w-])(?!slots\b)(?i:({_NUMBER_OF_SLOTS}))\s*=\s*([1-9]\d*)",
         "Write 'slots={1}'.",
     ),
-    ("'port=' is no key of a hostfile", r"\sport\s*=", "Use --ssh-port, or Port in ~/.ssh/config."),
+    ("'port=' is not a key of a hostfile", r"\sport\s*=", "Use --ssh-port, or Port in ~/.ssh/config."),
     ("'slots' takes '=', not ':'", r"(?i:slots)\s*:\s*(\d+)", "Write 'slots={0}'."),
     (
-        "this is a range of a shell, with braces",
+        "this is a range in braces, as for a shell",
         r"\w\{[^{}]*(?:\.\.|,)[^{}]*\}",
         "Write 'node[1-4]' or 'node[1,3]'.",
     ),
@@ -109,44 +113,44 @@ _FORMS = (
         r"^(?:[-*+\u2022\u00b7\u2013]|\d+[.)])\s+\S",
         "Leave them out.",
     ),
-    ("this is a table for people", r"^\|.*\|?$|^\+[-+=]+\+?$", ""),
-    ("a comment begins with '#' alone", r"^(?://|;|!|%|--\s|REM\s)", "Begin it with '#'."),
+    ("this is a table that is drawn with lines", r"^\|.*\|?$|^\+[-+=]+\+?$", ""),
+    ("only '#' begins a comment", r"^(?://|;|!|%|--\s|REM\s)", "Begin it with '#'."),
     (
-        "this has a dash of a word processor ({0}), not '-'",
+        "this has a word processor's dash ({0}), not '-'",
         r"([\u2010-\u2015\u2212\uff0d])",
         "Write '-' in its place.",
     ),
-    ("this has quotes of a word processor", r"[\u2018-\u201f\u00ab\u00bb]", "Leave them out."),
+    ("this has a word processor's quotation marks", r"[\u2018-\u201f\u00ab\u00bb]", "Leave them out."),
     (
-        "this has a blank that is not a plain one ({0})",
+        "this has a special kind of space ({0})",
         r"([\u00a0\u1680\u2000-\u200d\u202f\u205f\u2060\u3000\ufeff])",
-        "Write a plain blank in its place.",
+        "Write a plain space in its place.",
     ),
     (
         "this is a line of /etc/hosts",
         rf"^{_ADDRESS}\s+([A-Za-z][\w.-]*)(?:\s+[A-Za-z][\w.-]*)*$(?<!slots)",
-        "Write '{0}' alone, or its address alone.",
+        "Write only '{0}', or only its address.",
     ),
     (
         "this is a name and its address",
         rf"^([A-Za-z][\w.-]*)\s+{_ADDRESS}(?:\s|$)",
-        "Write '{0}' alone, or its address alone.",
+        "Write only '{0}', or only its address.",
     ),
     (
         "this is a table that a command printed",
         r"^\S+\s+\d+\s+\S+\s+(?:idle|mix|alloc|down|drain|comp)|^(?:NODELIST|HOSTNAMES?|NODE|NAME|PARTITION)\s+[A-Z]",
-        "Keep the names of the hosts.",
+        "Keep only the names of the hosts.",
     ),
     ("this is LSF's LSB_MCPU_HOSTS", rf"^{_NAME}\s+\d+\s+[A-Za-z][\w.-]*\s+\d+", _ONE_LINE),
     (
-        "this is DeepSpeed's way to choose slots of a host",
+        "this is DeepSpeed's way to choose some slots of a host",
         rf"^(?:{_NAME}(?::[\d,]+)?@)*{_NAME}:\d+(?:,\d+)+(?:@|$)",
-        "Slots are counted here: two of them are 'slots=2'.",
+        "Here you only count the slots: two of them are 'slots=2'.",
     ),
     (
         "this gives a host the numbers of its GPUs",
         rf"^{_NAME}\s+\d+(?:,\s*\d+)+$",
-        "Give their count, as slots=4.",
+        "Write how many there are, as in 'slots=4'.",
     ),
     (
         "this is a table of columns with '{0}' (CSV)",
@@ -161,23 +165,23 @@ _FORMS = (
     (
         "these are several names with one number of slots",
         rf"^{_HOST}(?:\s*,\s*{_HOST})+\s+(?:max[_-])?slots\s*=",
-        "Does each have it, or the last alone?",
+        "Write the number for each host, so that it is clear whose slots they are.",
     ),
-    ("this is a number of times and a host", r"^\d+\s*[*x]?\s*([A-Za-z][\w.-]*)$", "Write '{0} slots=N'."),
+    ("this is a count and a host", r"^\d+\s*[*x]?\s*([A-Za-z][\w.-]*)$", "Write '{0} slots=N'."),
     (
-        "this is a host and a number of times",
+        "this is a host and a count",
         rf"^({_NAME})\s*(?:[*x]|\(x?)\s*(\d+)\)?$",
         "Write '{0} slots={1}'.",
     ),
     (
-        "this is a host and its number with '='",
+        "this is a host and its count with '='",
         rf"^(?!slots|max)({_NAME})\s*=\s*(\d+)$",
         "Write '{0} slots={1}'.",
     ),
     (
-        "this is a line of a shell's script",
+        "this is a line of a shell script",
         r"^(?:export\s+)?[A-Z][A-Z0-9_]+=\S|^(?:export|mpirun|mpiexec|srun|-H|--hosts?|-host|-machinefile)\s",
-        "Write the hosts alone.",
+        "Write only the hosts.",
     ),
     (
         "this has a word for slots without '='",

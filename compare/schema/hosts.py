@@ -57,8 +57,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         return f"{rate}, {self.latency_seconds * 1e3:g} ms" if self.latency_seconds else rate
 
 
-def parse_link(written: str) -> Link:
+def parse_link(written: str, flag: str = "--link") -> Link:
     """Read RATE[,LATENCY], each with a unit as in the tool ``tc``: ``1gbit,2ms``.
+
+    ``flag`` is named in errors.
 
     Raises:
         UsageError: the text has another form, or a value is out of range.
@@ -67,13 +69,14 @@ def parse_link(written: str) -> Link:
     rate, latency = _RATE.fullmatch(rate_text.strip()), _LATENCY.fullmatch(latency_text.strip())
     if rate is None or (comma and latency is None):
         raise UsageError(
-            f"--link cannot be {written!r}.", remedy="Use RATE or RATE,LATENCY: 100mbit, or 1gbit,2ms."
+            f"{flag} cannot be {written!r}.", remedy="Use RATE or RATE,LATENCY: 100mbit, or 1gbit,2ms."
         )
     bits = float(rate[1]) * _RATES[rate[2]]
     seconds = float(latency[1]) * _TIMES[latency[2]] if latency else 0.0
     if not _SLOWEST <= bits <= _FASTEST or seconds > _LONGEST_SECONDS:
         raise UsageError(
-            f"--link {written} is out of range.", remedy="Use a rate from 100kbit to 1tbit, and at most 10s."
+            f"{flag} {written} is out of range.",
+            remedy="Use a rate from 100kbit to 1tbit, and a latency of at most 10s.",
         )
     return Link(bits_per_second=round(bits), latency_seconds=seconds)
 
@@ -146,7 +149,7 @@ class Host(msgspec.Struct, frozen=True):
             raise HostFaultError(self.user, "is not a user name")
         for key, value in (("slots", self.slots), ("max_slots", self.max_slots)):
             if value is not None and not 1 <= value <= MAX_SLOTS:
-                raise HostFaultError(f"{key}={value}", f"is out of range: from 1 to {MAX_SLOTS:,}")
+                raise HostFaultError(f"{key}={value}", f"is out of range, which is 1 to {MAX_SLOTS:,}")
         if self.max_slots is not None and self.max_slots < self.slots:
             raise HostFaultError(f"max_slots={self.max_slots}", f"is less than slots={self.slots}")
 
@@ -170,7 +173,7 @@ def local_host(slots: int) -> Host:
     try:
         return Host(name="localhost", slots=slots, source=THIS_MACHINE)
     except HostFaultError as fault:
-        remedy = "Ask for at least one rank on this machine."
+        remedy = f"Ask for 1 to {MAX_SLOTS:,} ranks on this machine."
         raise UsageError(f"this machine: {fault}", remedy=remedy) from None
 
 
@@ -224,7 +227,7 @@ def place(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
         what, remedy = f"{wanted} ranks cannot be placed", "Ask for one rank or more."
         if wanted > room:
             what = f"{wanted} ranks do not fit: the hosts take {room}"
-            remedy = f"Ask for {room} ranks at most (-np {room}), or give the hosts more slots."
+            remedy = f"Ask for at most {room} (-np {room}), or give the hosts more slots."
         raise UsageError(what, found=listed(hosts), remedy=remedy)
     before = itertools.accumulate((host.slots for host in hosts), initial=0)
     counts = [min(host.slots, max(0, wanted - taken)) for host, taken in zip(hosts, before, strict=False)]
@@ -253,7 +256,7 @@ def with_slots(host: Host, joint: str = ":") -> str:
 
 def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
-        raise HostFaultError(name, "is not a host name: letters, digits, '.', '-' and '_'")
+        raise HostFaultError(name, "is not a host name, which has only letters, digits, '.', '-' and '_'")
     if name in KEYS:
         raise HostFaultError(name, "is a key, not a host name")
     if name.replace(".", "").isdigit():
@@ -270,5 +273,5 @@ def _ipv6(name: str) -> str:
     except ValueError:
         raise HostFaultError(name, "is neither host:N nor an IPv6 address") from None
     if address.scope_id is not None:
-        raise HostFaultError(name, "has a zone, which neither launchers nor hostfiles know")
+        raise HostFaultError(name, "has a zone, which launchers do not support")
     return str(address)

@@ -57,7 +57,7 @@ def find_run(path: Path, names: Sequence[str]) -> Path:
         raise OutputError(
             "There is no last run.",
             found=f"No folder in {RUNS.absolute()} holds a run.",
-            remedy="Run `compare run`, change to the folder that you ran it from, or name a run's folder.",
+            remedy="Run `compare run` first, change to the folder where you ran it, or name a run's folder.",
         )
     return max(files, key=lambda file: file.stat().st_mtime).parent
 
@@ -134,7 +134,7 @@ def read_run(path: Path) -> Run:
             raise OutputError(
                 f"{file} does not hold a run as Ringside writes it.",
                 found=f"Launch {launch.number} ({launch.arm}, round {launch.round}): {wrong}.",
-                remedy="Was it edited? Restore it, or run the comparison again.",
+                remedy="If the file was edited, restore it. Otherwise run the comparison again.",
             )
     return run
 
@@ -176,7 +176,7 @@ def _fields(file: Path, content: Any) -> dict[str, Any]:
     version = fields.get("schema_version")
     if not isinstance(version, int) or version not in _RENAMED:
         raise OutputError(
-            f"{file} has schema version {version or 0}.",
+            f"{file} has {f'schema version {version}' if version else 'no schema version'}.",
             found=f"This version of Ringside reads schema versions {' and '.join(map(str, _RENAMED))}.",
             remedy="Read it with the version of Ringside that wrote it.",
         )
@@ -188,7 +188,7 @@ def _verification(file: Path) -> OutputError:
     return OutputError(
         f"{file} is a verification, not a run.",
         found="`compare verify` proves that arms train alike. It measures no speed.",
-        remedy="Read the gates in the file, or measure the arms with `compare run`.",
+        remedy="Show it with `compare report`, or measure the arms with `compare run`.",
     )
 
 
@@ -282,11 +282,11 @@ def require_writable(path: Path, *, to_be_made: Path | None) -> None:
     problem = (
         f"{path} is a folder."
         if path.is_dir()
-        else f"{folder} is not a folder."
+        else f"There is no folder {folder}."
         if not folder.is_dir()
         else f"{path if path.exists() else folder} is read-only."
         if not os.access(path if path.exists() else folder, os.W_OK)
         else ""
     )
     if problem:
-        raise OutputError(f"{path} could not be written.", found=problem, remedy="Choose another file.")
+        raise OutputError(f"{path} cannot be written.", found=problem, remedy="Choose another path for it.")

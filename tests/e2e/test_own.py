@@ -198,4 +198,4 @@ def test_own_step_is_timed_beside_other_arms(tmp_path):
 def test_own_arm_without_a_step_is_a_usage_error(tmp_path):
     done = compare("verify", "--backend", "own_torch", "--output", tmp_path / "run")
     assert done.returncode == 2
-    assert "Hand it over: --workload train.py:make" in done.stderr
+    assert "Name your file: --workload train.py:make" in done.stderr

@@ -149,7 +149,7 @@ def carried_out(monkeypatch):
             ["without its mpi controller", "compare install horovod"],
         ),
         ("--backend ddp --device cuda", UNAVAILABLE, ["2 ranks on localhost need 2 GPUs", "--device cpu"]),
-        ("--backend ddp --export-json gone/run.json", OUTPUT, ["gone/run.json could not be written"]),
+        ("--backend ddp --export-json gone/run.json", OUTPUT, ["gone/run.json cannot be written"]),
         ("--backend ddp --export-json .", OUTPUT, ["is a folder"]),
         (
             "--backend ddp --export-csv - --export-json -",
@@ -172,7 +172,7 @@ def carried_out(monkeypatch):
         ("collectives -b 1M -e 1K", USAGE, ["-b/--begin cannot be 1048576", "1024"]),
         ("doctor -H localhost --hostfile x", USAGE, ["--hostfile and -H both name hosts"]),
         ("doctor -H a:0", USAGE, ["-H:1: 'slots=0' is out of range"]),
-        ("doctor --export-json gone/x.json", OUTPUT, ["gone/x.json could not be written"]),
+        ("doctor --export-json gone/x.json", OUTPUT, ["gone/x.json cannot be written"]),
         ("report . --format pdf", USAGE, ["--format", "'pdf'", *FORMATS, *SEE_HELP]),
         ("report . --sort pdf", USAGE, ["--sort", "'pdf'", "step", "name", "sync", *SEE_HELP]),
         *((f"report {path}", OUTPUT, ["no run", "compare run"]) for path in ("gone", ".")),

@@ -203,7 +203,7 @@ def test_settings_of_the_nearest_pyproject_are_recorded(requested, folder, monke
         ("device = 'gpu'", "run.toml: device: 'gpu' is not one of"),
         ("num-proc = 0", "run.toml: num_proc: "),
         ("lr = 'x'", "run.toml: lr: "),
-        ("[run]\nbudget = 'soon'", "run.toml: budget: 'soon' is no time. Use seconds, or a unit"),
+        ("[run]\nbudget = 'soon'", "run.toml: budget: 'soon' is not a length of time"),
         ("config = 'other.toml'", "there is no setting 'config'"),
         ("help = true", "there is no setting 'help'"),
     ],

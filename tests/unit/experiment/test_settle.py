@@ -265,8 +265,8 @@ def test_a_new_file_in_a_folder_can_be_written(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "found"),
     [
-        ("gone/out.json", "gone is not a folder"),
-        ("file/out.json", "file is not a folder"),
+        ("gone/out.json", "There is no folder"),
+        ("file/out.json", "There is no folder"),
         ("folder", "is a folder"),
     ],
 )

@@ -157,13 +157,13 @@ EMPTY = ("{}", "{1,,5}", "{1, }")
         *((text, f"{text}: the braces are not balanced.") for text in UNBALANCED),
         *((f"ddp:bucket_cap_mb={swept}", "a value of the sweep is empty") for swept in EMPTY),
         ("ddp:bucket_cap_mb={1,big}", "ddp:bucket_cap_mb=big: bucket_cap_mb cannot be 'big'."),
-        ("ddp:bucket_cap_mb=" + "{0,1,2,3,4,5,6,7,8,9}" * 10, "is 10000000000 arms"),
+        ("ddp:bucket_cap_mb=" + "{0,1,2,3,4,5,6,7,8,9}" * 10, "makes 10000000000 arms"),
         ("none:env.NCCL_ALGO=Ring", "compared with the same control"),
-        *((f"ddp:env.A={value}", "no printable value") for value in ("", " ", "a\nbx", "\x1b[0mx")),
+        *((f"ddp:env.A={value}", "empty or has an unprintable") for value in ("", " ", "a\nbx", "\x1b[0mx")),
         ("ddp:env.A=1:env.A=2", "env.A is set twice"),
         ("mpi,ddp:bucket_cap=1", "ddp:bucket_cap=1"),
         ("none:mode=flat", "takes no options"),
-        *((f"manual:mode{end}", "Write mode=flat.") for end in ("", "=", "= ")),
+        *((f"manual:mode{end}", "such as mode=flat.") for end in ("", "=", "= ")),
         *(
             (text, "set twice")
             for text in ("manual:mode=flat:mode=overlap", "ddp:bucket-cap-mb=1:bucket_cap_mb=1")

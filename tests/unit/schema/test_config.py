@@ -107,7 +107,7 @@ def test_config_accumulate_multiplies_the_global_batch():
     assert config.global_batch_size == 128
     assert config.total_steps == 468
     assert "60000" in refusal(ranks=2, batch_size_per_rank=30_001).remedy
-    assert "4 each" in refusal(ranks=2, batch_size_per_rank=10_000, accumulate=4).remedy
+    assert "80000" in refusal(ranks=2, batch_size_per_rank=10_000, accumulate=4).remedy
 
 
 def test_config_refuses_to_accumulate_with_a_static_graph():

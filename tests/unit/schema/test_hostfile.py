@@ -311,7 +311,7 @@ def test_select_takes_a_host_as_the_file_spells_it_and_any_ipv6_spelling():
         ((), ["node5"], "--exclude:1: no such host: node5"),
         ((), ["node[1-4]"], "--exclude: no host is left"),
         (["node1"], ["node1"], "--exclude: no host is left"),
-        (["node1:1"], (), "chooses slots, as DeepSpeed does: here whole hosts are chosen"),
+        (["node1:1"], (), "chooses slots, as DeepSpeed does, but here you choose whole hosts"),
         (["alice@node1"], (), "no such host: alice@node1"),
         (["worker@node2:0,1"], (), "chooses slots, as DeepSpeed does"),
         (["node1@node2:0,1"], (), "joins hosts with '@', as DeepSpeed does"),

@@ -101,7 +101,7 @@ def test_write_json_that_fails_leaves_only_the_old_file(tmp_path):
     with full_disk(), pytest.raises(OutputError) as caught:
         write_json(path, a_run({"ddp": [5.0, 6.0]}))
     assert str(path) in caught.value.what
-    assert caught.value.found == os.strerror(errno.EFBIG)
+    assert caught.value.found == f"{os.strerror(errno.EFBIG)}."
     assert "--output" in caught.value.remedy
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
