@@ -77,7 +77,7 @@ def _write(directory: Path) -> None:
             import sklearn
 
             raise DataError(
-                f"scikit-learn {sklearn.__version__} yields other digits than Ringside expects",
+                f"scikit-learn {sklearn.__version__} yields other digits than Ringside expects.",
                 found="\n".join(f"{file.name}: {file.problem}" for file in examine("digits", scratch)),
                 remedy="Install scikit-learn 1.5 to 1.9, or use --dataset mnist. Please report this.",
             )

@@ -192,7 +192,7 @@ def _load(source: DatasetSource, name: str) -> Bytes:
     path = find(directory, name)
     if path is None:
         raise DataError(
-            f"{name} is not in {directory}",
+            f"{name} is not in {directory}.",
             found="Neither the plain file nor the one with .gz is there.",
             remedy=replace_remedy(directory, []),
         )
@@ -208,7 +208,7 @@ def encode(array: Bytes) -> bytes:
 
 
 def _unusable(path: Path, found: str) -> DataError:
-    return DataError(f"{path} cannot be used", found=found, remedy=replace_remedy(path.parent, [str(path)]))
+    return DataError(f"{path} cannot be used.", found=found, remedy=replace_remedy(path.parent, [str(path)]))
 
 
 def refuse_damaged(files: Sequence[FileStatus], directory: Path) -> None:
@@ -222,7 +222,7 @@ def refuse_damaged(files: Sequence[FileStatus], directory: Path) -> None:
     damaged = [file for file in files if file.problem]
     if damaged:
         raise DataError(
-            f"{counted(len(damaged), 'file')} in {directory} cannot be used; nothing was overwritten",
+            f"{counted(len(damaged), 'file')} in {directory} cannot be used. Nothing was overwritten.",
             found="\n".join(f"{file.path} ({file.size_bytes:,} bytes): {file.problem}" for file in damaged),
             remedy=replace_remedy(directory, [file.path for file in damaged]),
         )
@@ -250,7 +250,7 @@ def writing(directory: Path) -> Iterator[None]:
         raise OutputError(
             f"{directory} cannot be written.",
             found=f"{system_reason(error)}{f': {error.filename}' if error.filename else ''}.",
-            remedy="Free space or set permissions there, or name another folder with --data-dir.",
+            remedy="Check the free space and the permissions there, or name another folder with --data-dir.",
         ) from error
 
 
@@ -277,8 +277,8 @@ def locked(directory: Path, tell: Callable[[str], None] = lambda _: None) -> Ite
                 lock.acquire(timeout=LOCK_SECONDS)
         except filelock.Timeout as error:
             raise DataError(
-                f"Another process has kept the lock on {directory} for {LOCK_SECONDS:g} s",
-                found=f"The lock is {lock.lock_file}.",
+                f"Another process has kept the lock on {directory} for {LOCK_SECONDS:g} s.",
+                found=f"The lock is the file {lock.lock_file}.",
                 remedy=f"Find the process with `fuser -v {shlex.quote(lock.lock_file)}` and end it.",
             ) from error
         except (OSError, NotImplementedError) as error:

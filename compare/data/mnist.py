@@ -57,7 +57,7 @@ class MnistNotFoundError(DataError):
 
     def __init__(self, root: Path, *, reason: str, found: str) -> None:
         super().__init__(
-            f"MNIST is not complete under {root} and cannot be downloaded: {reason}",
+            f"MNIST is not complete under {root} and cannot be downloaded: {reason}.",
             found=found,
             remedy=(
                 f"Run {fetch_command(root)} where there is a network, or name a mirror in "
@@ -126,7 +126,7 @@ def _download(root: Path, name: str, mirrors: list[str], tell: Callable[[str], N
     for mirror in tuple(mirrors):
         if not _is_address(mirror):
             raise DataError(
-                f"{MIRRORS_VARIABLE} contains an invalid address",
+                f"{MIRRORS_VARIABLE} contains an invalid address.",
                 found=f"{mirror!r} does not start with http:// or https:// and a host.",
                 remedy=f"Correct it, for example {MIRRORS_VARIABLE}={MIRRORS[0]}, or unset it.",
             )
@@ -222,7 +222,7 @@ def _body(response: requests.Response, deadline: float, report: Callable[[int], 
             before = len(body)
             body += chunk
             if len(body) > _LARGEST_BYTES:
-                message = "it serves more than MNIST"
+                message = "it sent more bytes than MNIST has"
                 raise _MirrorError(message)
             if time.monotonic() > deadline:
                 break  # no caller waits any more

@@ -39,7 +39,7 @@ def right_names(model: str) -> str:
         right = f"{' or '.join(MODELS)}, or widths of your own: mlp:{PIXELS}-4096-{CLASSES}"
         return "" if model in MODELS else right
     if not _WIDTHS.fullmatch(model):
-        return f"mlp:{PIXELS}-4096-{CLASSES}: any number of whole numbers above 0"
+        return f"whole numbers above 0, joined by dashes: mlp:{PIXELS}-4096-{CLASSES}"
     first, *_, last = widths = layer_widths(model)
     if (first, last) != (PIXELS, CLASSES):
         return f"{PIXELS} as the first width (pixels) and {CLASSES} as the last (digits)"

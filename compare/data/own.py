@@ -44,7 +44,8 @@ def own_source(written: str) -> DatasetSource:
     file = Path(matched["file"]).absolute()
     if not file.is_file():
         raise UsageError(
-            f"--workload names {file}, which is no file.", remedy="Name your Python file: path/train.py:make."
+            f"--workload names {file}, which is not a file.",
+            remedy="Name your Python file and a function in it: path/train.py:make.",
         )
     _require_own_names(file.parent)
     code = contents(file.parent, ".py")
@@ -69,9 +70,9 @@ def _require_own_names(folder: Path) -> None:
     taken = [path for path in sorted(folder.iterdir()) if _module_of(path) in _TAKEN]
     if taken:
         raise UsageError(
-            f"{taken[0]} hides the module {_module_of(taken[0])}, which libraries of the ranks import.",
+            f"{taken[0]} hides the module {_module_of(taken[0])}, which the ranks' libraries import.",
             found=f"Also: {listed(path.name for path in taken[1:])}." if taken[1:] else "",
-            remedy="Rename it, or move your workload to another folder.",
+            remedy="Rename the file, or move your workload to another folder.",
         )
 
 

@@ -32,7 +32,7 @@ def default_root() -> Path:
         return Path.home() / ".cache" / "ringside" / "data"
     except RuntimeError as error:
         raise OutputError(
-            "There is no folder to keep data in", found=str(error), remedy="Name one with --data-dir."
+            "There is no folder to keep data in.", found=f"{error}", remedy="Name one with --data-dir."
         ) from error
 
 
@@ -80,7 +80,7 @@ def expect(dataset: DatasetChoice, root: Path) -> DatasetSource:
     if not held:
         first_step = f"Get it first: compare data fetch --data-dir {shlex.quote(str(root))}"
         if name == "digits":
-            first_step = "Run the same once without --dry-run, which makes it."
+            first_step = "Run the same command once without --dry-run, which makes it."
         note = f"The data is not in {root} yet. {first_step}"
     return DatasetSource(name=name, requested=dataset, directory=str(folder_of(name, root)), note=note)
 

@@ -77,8 +77,8 @@ def temporary_root() -> Path:
     except OSError as error:
         raise OutputError(
             "Temporary files cannot be written.",
-            found=error.strerror or str(error),
-            remedy="Free some space there, or name another folder in TMPDIR.",
+            found=f"{error.strerror or error}.",
+            remedy="Free some space in one of them, or set TMPDIR to another folder.",
         ) from None
 
 
@@ -97,9 +97,9 @@ def executable_root() -> Path:
         if os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & os.ST_NOEXEC:
             return folder
     raise OutputError(
-        "No folder for temporary programs lets them be executed.",
+        "There is no folder in which temporary programs can be executed.",
         found=f"Each of {', '.join(map(str, folders))} is mounted noexec, is read-only or is missing.",
-        remedy="Name a folder in TMPDIR whose file system is not mounted noexec.",
+        remedy="Set TMPDIR to a folder that you can write and whose file system is not mounted noexec.",
     )
 
 
@@ -189,14 +189,14 @@ def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None =
     except OSError as error:
         raise OutputError(
             f"{path} could not be read.",
-            found=system_reason(error),
+            found=f"{system_reason(error)}.",
             remedy="Check that it is a file, or the folder of a run, and that you may read it.",
         ) from None
     except MemoryError:
         size, left = path.stat().st_size / 1e9, memory_left_bytes() / 1e9
         raise OutputError(
             f"{path} is too large to be read here.",
-            found=f"It has {size:.1f} GB, and may need twenty times that in memory. {left:.1f} GB are free.",
+            found=f"It has {size:.1f} GB, and may need twenty times as much memory. {left:.1f} GB are free.",
             remedy="Read it on a machine with more memory, or raise the limit (`ulimit -v`).",
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, UsageError, RecursionError, OverflowError) as error:
@@ -221,7 +221,9 @@ def _require_numbers(content: Any) -> None:
         elif isinstance(value, list):
             left += value
         elif isinstance(value, int) and abs(value) > LARGEST:
-            raise OverflowError(f"It holds a whole number of {len(str(abs(value)))} digits.")
+            raise OverflowError(
+                f"It holds a whole number of {len(str(abs(value)))} digits, which is too large."
+            )
 
 
 def _require_memory(path: Path) -> None:

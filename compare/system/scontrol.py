@@ -43,12 +43,12 @@ def show_job(number: str, *, otherwise: str = "") -> str:
         problem = f"scontrol: {system_reason(error)}."
     if "Invalid job id" in problem:
         raise UsageError(
-            f"Slurm knows no job {number}.",
-            found="SLURM_JOB_ID names it, so it ended some time ago.",
+            f"Slurm does not know a job {number}.",
+            found="It may have ended some time ago, because Slurm soon forgets a job that has ended.",
             remedy=f"Start another job, or {UNSET}. {otherwise}",
         )
     raise UnavailableError(
-        f"Slurm does not say what job {number} has.",
+        f"Slurm gives no information about job {number}.",
         found=problem,
         remedy=f"Does `scontrol show job {number}` work here? {otherwise}",
     )

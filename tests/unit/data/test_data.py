@@ -347,7 +347,7 @@ def redirect(mirror):
         (serve_instead(lambda _: None), "HTTP status 404"),
         (redirect, "InvalidSchema"),
         (serve_instead(lambda _: gzip.compress(bytes(60_000_000))), "SHA-256"),
-        (serve_instead(lambda _: bytes(60_000_000)), "more than MNIST"),
+        (serve_instead(lambda _: bytes(60_000_000)), "more bytes than MNIST"),
     ],
     ids=["broken off", "drip", "cut short", "captive portal", "not found", "redirect", "bomb", "flood"],
 )

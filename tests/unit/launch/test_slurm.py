@@ -163,8 +163,8 @@ def test_job_that_is_no_simple_running_one_of_this_user_is_refused(controller, e
 @pytest.mark.parametrize(
     ("answers", "error", "says"),
     [
-        ("echo 'error: Invalid job id specified' >&2; exit 1", UsageError, "Slurm knows no job 17"),
-        ("echo 'no controller' >&2; exit 1", UnavailableError, "what job 17 has.\nno controller\n"),
+        ("echo 'error: Invalid job id specified' >&2; exit 1", UsageError, "Slurm does not know a job 17"),
+        ("echo 'no controller' >&2; exit 1", UnavailableError, "about job 17.\nno controller\n"),
         ("exec sleep 20", UnavailableError, "No answer within 0.5 s.\n"),
     ],
 )

@@ -63,7 +63,7 @@ def test_config_answers_a_wrong_name_with_the_right_ones(field, value, right):
 
 
 WIDTHS = {
-    "mlp:784-4096-10: any number of whole numbers above 0": (
+    "whole numbers above 0, joined by dashes: mlp:784-4096-10": (
         *("mlp:", "mlp:784", "mlp:784-0-10", "mlp:784--10", "mlp:784-1e3-10", "mlp:784-²-10"),
         "mlp:784-256-10\n",
     ),
