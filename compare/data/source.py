@@ -32,7 +32,7 @@ def default_root() -> Path:
         return Path.home() / ".cache" / "ringside" / "data"
     except RuntimeError as error:
         raise OutputError(
-            "There is no folder to keep data in.", found=f"{error}", remedy="Name one with --data-dir."
+            "There is no folder to keep data in.", found=str(error), remedy="Name one with --data-dir."
         ) from error
 
 

@@ -44,7 +44,8 @@ def choose_allocation(
     if found.hosts == _ALONE:
         if include or exclude:
             raise UsageError(
-                "--include and --exclude need named hosts.", remedy="Name hosts with --hostfile or -H."
+                "--include and --exclude choose among hosts, and none are named.",
+                remedy="Name hosts with --hostfile or -H.",
             )
         return found._replace(hosts=(local_host(ranks or DEFAULT_RANKS),))
     hosts = select(found.hosts, include, exclude)
@@ -88,7 +89,7 @@ def find_allocation(
     if engine == "ssh" and (found is None or found.hosts == _ALONE):
         raise UsageError("--engine ssh needs hosts.", remedy="Name them with --hostfile or -H.")
     if found is None:
-        source = "this machine, as none are named and no scheduler's job was found"
+        source = "this machine, because no hosts are named and no scheduler's job was found"
         return Allocation(_ALONE, Carrier(), source)
     by_ssh = engine == "ssh" or isinstance(found.carrier, Ssh)
     return found._replace(carrier=ssh) if by_ssh else found
@@ -101,7 +102,7 @@ def _read_hosts(hostfile: Path | None, named: str | None) -> tuple[Host, ...]:
         UsageError: a host is not valid, or both are given.
     """
     if hostfile and named is not None:
-        raise UsageError("--hostfile and -H both name hosts.", remedy="Give one of them.")
+        raise UsageError("--hostfile and -H both name hosts.", remedy="Use only one of them.")
     if hostfile:
         return read_hostfile(hostfile)
     return () if named is None else parse_hosts(named)
@@ -124,14 +125,14 @@ def _of_slurm(asked: tuple[Host, ...], whose: str, environ: Mapping[str, str]) -
         raise UsageError(
             "--engine slurm needs a job of Slurm.",
             found="SLURM_JOB_ID is not set.",
-            remedy="Start it within salloc or sbatch, or send it off: compare submit --engine slurm -- run …",
+            remedy="Start it within salloc or sbatch, or submit it: compare submit --engine slurm -- run …",
         )
     names = {host.name for host in found.hosts}
     if strangers := [host for host in asked if host.name not in names]:
         raise UsageError(
-            f"{strangers[0].source}: {strangers[0].name} is no node of {found.source}.",
+            f"{strangers[0].source}: {strangers[0].name} is not a node of {found.source}.",
             found=listed(found.hosts),
-            remedy="Name nodes of the job, or leave the hosts out.",
+            remedy="Name only nodes of the job, or leave the hosts out.",
         )
     return found._replace(hosts=asked, source=f"{found.source}, from {whose}") if asked else found
 
@@ -187,7 +188,7 @@ def too_little_time(limit: str, noun: str, done: int, planned: int) -> BudgetErr
     ``noun`` is ``arm`` or ``group``. ``done`` of the ``planned`` ones had run by then.
     """
     return BudgetError(
-        f"{limit} ended before every {noun} had run once.",
-        found=f"{done} of {planned} had." if done else "None had.",
-        remedy=f"Give it longer, name fewer {noun}s, or let each do less.",
+        f"{limit} ran out before every {noun} had run once.",
+        found=f"{done} of {planned} {noun}s had run by then." if done else f"No {noun} had run by then.",
+        remedy=f"Allow more time, name fewer {noun}s, or give each {noun} less work.",
     )

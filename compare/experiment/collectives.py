@@ -122,7 +122,7 @@ def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, 
         raise UnavailableError(
             "No group can run here.",
             found=" ".join(left_out.values()),
-            remedy="Install a library: `compare backends` says how.",
+            remedy="Install a library (`compare backends` says how), or choose another --device.",
         )
     entries = [GROUPS[name] for name in groups]
     cluster.require_launchers({BACKENDS[e.backend].runtime(e.options).launcher for e in entries})
@@ -149,7 +149,7 @@ def require_memory(config: SweepConfig, hosts: Sequence[Host], left_bytes: Seque
             found=f"Each rank needs {binary_size(each)}, for its buffers and the check of the result: "
             f"{binary_size(each * host.slots)} for {counted(host.slots, 'rank')}. "
             f"{binary_size(left)} is free.",
-            remedy=f"Sizes up to {fits} fit: -e {fits.rstrip('iB').replace(' ', '')}. Or take fewer ranks.",
+            remedy=f"Sizes up to {fits} fit: -e {fits.rstrip('iB').replace(' ', '')}. Or use fewer ranks.",
         )
 
 
@@ -169,10 +169,12 @@ def refusal_of(name: str, device: str, found: Survey, *, one_host: bool) -> Unav
         )
     if entry.one_host and not one_host:
         return UnavailableError(
-            what, found="Its ranks must be on one host.", remedy="Use one host, or leave it out."
+            what, found="Its ranks must be on one host.", remedy="Use one host, or leave this group out."
         )
     if entry.one_host and found.shared_memory_problem:
-        return UnavailableError(what, found=f"{found.shared_memory_problem}.", remedy="Leave it out.")
+        problem = found.shared_memory_problem
+        found_here = f"{problem[:1].upper()}{problem[1:]}."
+        return UnavailableError(what, found=found_here, remedy="Leave this group out.")
     try:
         found.require(entry.backend, dict(entry.options))
     except UnavailableError as error:

@@ -28,7 +28,7 @@ from compare.text import counted
 
 SETTLE_SECONDS = 300.0
 """Time in which rounds beyond the fifth begin, if the user gives neither their number nor a budget."""
-_OTHER_INTERPRETER = "Only this machine was asked for the other interpreter"
+_OTHER_INTERPRETER = "The other interpreter is known only on this machine"
 OWN_STEPS = 200
 """Training steps of an own workload if the user gives none."""
 
@@ -160,8 +160,8 @@ def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str
         if there < host.slots:
             fewer = f"-np {there}" if len(hosts) == 1 else f"{there} of its slots"
             raise UnavailableError(
-                f"{counted(host.slots, 'rank')} on {host.name} need {counted(host.slots, 'GPU')}.",
-                found=f"It has {there}.",
+                f"{host.name} has too few GPUs for {counted(host.slots, 'rank')}.",
+                found=f"It has {counted(there, 'GPU')}, and every rank needs one of its own.",
                 remedy=f"Use {fewer} or --device cpu." if there else "Use --device cpu.",
             )
     return "cuda"
@@ -221,7 +221,7 @@ def _require_arm(arm: Arm, device: str, survey: Survey) -> None:
         reason = backend.not_on_cpus
         found = f"{reason[:1].upper()}{reason[1:]}." if reason else ""
         if arm.cuda_only:
-            found = f"torch supports {' and '.join(arm.cuda_only)} on CUDA alone."
+            found = f"torch supports {' and '.join(arm.cuda_only)} only on CUDA."
     if found:
         raise UnavailableError(
             f"{arm.label} cannot run on {where}.",
@@ -241,15 +241,15 @@ def require_other_hosts(arms: Sequence[Arm]) -> None:
             raise UnavailableError(
                 f"{arm.label} runs on this machine only.",
                 found=f"{reason}.",
-                remedy="Run it without other hosts, or leave it out.",
+                remedy="Run this arm on one machine, or leave it out.",
             )
 
 
 def _twins(arm: Arm) -> tuple[Arm, ...]:
     if not arm.traits.synchronises:
         raise UsageError(
-            f"An A/A test needs an arm that synchronises, which {arm.label} does not.",
-            remedy="Name another --backend.",
+            f"An A/A test needs an arm that synchronises, and {arm.label} does not.",
+            remedy="Choose another arm with --backend.",
         )
     return twins(arm)
 
@@ -287,13 +287,13 @@ def read_own_workload(flag: str, conflicting: Mapping[str, object], *, epochs: i
         if value is not None:
             raise UsageError(
                 f"{other} and --workload contradict each other.",
-                found=f"{source.workload} makes model, data and optimizer.",
+                found=f"{source.workload} creates the model, the data and the optimizer itself.",
                 remedy=f"Leave out {other}, and set it in your file.",
             )
     if epochs != 1:
         raise UsageError(
             "--epochs and --workload contradict each other.",
-            found="Only the ranks know how many samples there are.",
+            found="The length of an epoch is not known, because only the ranks load your data.",
             remedy="Give the length in --steps.",
         )
     return source

@@ -24,11 +24,13 @@ def require_command(words: Sequence[str], *, secrets: str) -> None:
     """
     if not words or words[0] not in COMMANDS:
         raise UsageError(
-            "There is nothing to submit." if not words else f"{words[0]} is no command to submit.",
+            f"{words[0]} is not a command that can be submitted." if words else "There is nothing to submit.",
             remedy=f"Name one of {', '.join(COMMANDS)} after two dashes: compare submit -- run --backend ddp",
         )
     if masked(words) != list(words):
-        raise UsageError("A value of -x would stand in the job, where others can read it.", remedy=secrets)
+        raise UsageError(
+            "The value of -x would be written into the job, where others can read it.", remedy=secrets
+        )
 
 
 def require_printable(values: Sequence[str]) -> None:

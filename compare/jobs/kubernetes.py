@@ -71,7 +71,8 @@ def write_manifest(resources: Resources, words: Sequence[str]) -> str:
     """
     require_command(
         words,
-        secrets="Add it to the launcher's container as a variable from a Secret, and give its name: -x NAME",
+        secrets="Add it to the launcher's container as a variable from a Secret, and give only its name: "
+        "-x NAME",
     )
     require_printable([*words, resources.image, resources.namespace])
     _require_written_well(resources)
@@ -185,7 +186,7 @@ def _shares(resources: Resources, words: Sequence[str]) -> tuple[float, float]:
     if not left > 0:
         raise UsageError(
             f"-t {resources.minutes} leaves no time to measure.",
-            found=f"The workers may take {wait:g} s to start, and {_END_SECONDS} s are for the end.",
+            found=f"The workers may take {wait:g} s to start, and {_END_SECONDS} s are kept for the end.",
             remedy="Give the job longer with -t, or shorten --wait-for-hosts.",
         )
     return wait, left
@@ -213,7 +214,10 @@ def _seconds(words: Sequence[str], flag: str) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds <= LARGEST_NUMBER:
-        raise UsageError(f"{flag} cannot be {asked!r}.", remedy=f"Use seconds, or a unit: {flag} 5m.")
+        raise UsageError(
+            f"{flag} cannot be {asked!r}.",
+            remedy=f"Give a number of seconds, or a number with a unit: {flag} 5m.",
+        )
     return seconds
 
 
@@ -239,26 +243,26 @@ def _require_written_well(resources: Resources) -> None:
     if not resources.image:
         raise UsageError(
             "An MPIJob needs an image.",
-            found="It has Ringside, sshd and ssh; docs/kubernetes.md has one.",
+            found="Its pods run Ringside, sshd and ssh. docs/kubernetes.md shows how to build such an image.",
             remedy="Name it: --image registry/ringside:1",
         )
     if resources.name and not _NAME.fullmatch(resources.name):
         raise UsageError(
             f"--name cannot be {resources.name!r}.",
-            remedy="Use up to 40 small letters, digits and dashes, with a letter first.",
+            remedy="Use up to 40 lower-case letters, digits and dashes, and begin with a letter.",
         )
     ranks, gpus = resources.ranks_per_worker, resources.gpus
     if 0 < gpus < ranks:
         raise UsageError(
             f"A worker cannot have {counted(ranks, 'rank')} and {counted(gpus, 'GPU')}.",
             found="Every rank needs a GPU of its own.",
-            remedy=f"Ask for more: --gpus {ranks}. Or take fewer ranks: --ranks-per-node {gpus}.",
+            remedy=f"Ask for more GPUs: --gpus {ranks}. Or use fewer ranks: --ranks-per-node {gpus}.",
         )
     if _bytes("--shm", resources.shared_memory) > _bytes("--memory", resources.memory):
         raise UsageError(
             f"--shm {resources.shared_memory} is more than --memory {resources.memory}.",
             found="What lies in /dev/shm counts as memory of the worker.",
-            remedy="Give the worker more memory, or less of it to /dev/shm.",
+            remedy="Raise --memory, or lower --shm.",
         )
 
 

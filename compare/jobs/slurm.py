@@ -38,19 +38,19 @@ _REFUSED = (
     (
         ("--ou", "-o"),
         "names the file of the output",
-        "Ringside names it, to show it.",
-        "Leave it out; the file is printed.",
+        "Ringside chooses that file, because it shows the output.",
+        "Leave the option out. The path of the file is printed.",
     ),
     (
         ("--ar", "-a"),
         "makes a job array",
-        "Every part would measure beside the others.",
+        "All parts of an array may run and measure at the same time.",
         "Leave it out, and submit one job.",
     ),
     (
         ("hetjob", "packjob", "--het", "--pack"),
         "makes a heterogeneous job",
-        "srun reaches one of its components alone.",
+        "srun reaches only one of its components.",
         "Leave it out, and ask for all nodes at once.",
     ),
 )
@@ -78,7 +78,7 @@ def write_script(resources: Resources, words: Sequence[str], output: Path) -> st
     """
     require_command(
         words,
-        secrets="Set the variable in your shell, which the job inherits, and give its name: -x NAME",
+        secrets="Set the variable in your shell, which the job inherits, and give only its name: -x NAME",
     )
     engine = () if names_flag(words, "--engine") else ("--engine", "slurm")
     options = [
@@ -136,15 +136,15 @@ def submit(script: str, file: Path) -> str:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise UnavailableError(
-            "sbatch cannot be executed, which submits jobs.",
+            "sbatch, which submits jobs, cannot be executed.",
             found=f"{system_reason(error)}.",
             remedy="Submit on a login node of the cluster, or print the script with --dry-run.",
         ) from None
     if done.returncode:
         raise UnavailableError(
-            "Slurm refuses the job.",
+            "Slurm refused the job.",
             found=done.stderr.strip(),
-            remedy=f"Correct the resources; the script is {file}.",
+            remedy=f"Correct what it names, and submit again. The script is {file}.",
         )
     return done.stdout.strip().partition(";")[0]
 
@@ -160,7 +160,7 @@ def follow(job: str, output: Path, show: Callable[[str], None]) -> int:
     shown, answered = 0, time.monotonic()
     while fields.get("JobState") not in _ENDED:
         time.sleep(_LOOK_SECONDS)
-        why = "It answers without the job's state."
+        why = "Slurm's answers do not contain it."
         try:  # before the output is read, so that the last output is shown
             fields = fields_of(show_job(job))
         except RingsideError as error:
@@ -169,9 +169,9 @@ def follow(job: str, output: Path, show: Callable[[str], None]) -> int:
             answered = time.monotonic()
         elif time.monotonic() - answered > _SILENT_SECONDS:
             raise UnavailableError(
-                f"Slurm does not say how job {job} does.",
-                found=f"No answer for {_SILENT_SECONDS:g} s. {why}".strip(),
-                remedy=f"It may still run: `scontrol show job {job}`. What it prints is in {output}.",
+                f"Slurm does not report the state of job {job}.",
+                found=f"The state has been unknown for {_SILENT_SECONDS:g} s. {why}".strip(),
+                remedy=f"The job may still be running: `scontrol show job {job}`. Its output is in {output}.",
             )
         if output.exists():
             with output.open("rb") as file:
@@ -185,7 +185,7 @@ def follow(job: str, output: Path, show: Callable[[str], None]) -> int:
         raise AllocationError(
             f"Slurm job {job} did not end by itself.",
             found=f"Its state is {state}.",
-            remedy=f"What it printed is in {output}.",
+            remedy=f"Its output is in {output}.",
         )
     return int(code or 0)
 

@@ -44,7 +44,7 @@ def whole(tmp_path_factory, mnist_dir, every_backend):
         environment=SECRET,
     )
     assert done.returncode == 0, done.stderr
-    assert "Hosts: this machine, as none are named" in done.stderr
+    assert "Hosts: this machine, because no hosts are named" in done.stderr
     return folder / "run", done
 
 

@@ -53,7 +53,7 @@ RESOLVE = data.resolve
 SURVEY = a_survey(missing=["mpi"], controllers=["gloo"])
 
 
-HERE = "Hosts: this machine, as none are named and no scheduler's job was found\n"
+HERE = "Hosts: this machine, because no hosts are named and no scheduler's job was found\n"
 
 
 class Outcome:

@@ -65,7 +65,7 @@ def test_hosts_come_from_the_first_source_that_there_is(tmp_path):
         ("2 of the MPIJob, from OMPI_MCA_orte_default_hostfile", ["pod1", "pod2"], Ssh),
         ("2 of PBS job 9, from PBS_NODEFILE", ["p1", "p2"], Ssh),
         ("1 of a job of LSF, from LSB_DJOB_HOSTFILE", ["l1"], Ssh),
-        ("this machine, as none are named and no scheduler's job was found", ["localhost"], Carrier),
+        ("this machine, because no hosts are named and no scheduler's job was found", ["localhost"], Carrier),
     ]
     assert choose(OF_SLURM, named="mine:2").source == "1 of -H"
 
@@ -117,7 +117,7 @@ def hostfile(tmp_path):
         ("localhost slots=2\n127.0.0.1 slots=2\n", 2, {}, "hosts:2: this machine is named twice"),
         ("", 2, {}, "no host is named"),
         ("n1\n", None, {"named": "n1"}, "both name hosts"),
-        (None, None, {"include": ["n1"]}, "need named hosts"),
+        (None, None, {"include": ["n1"]}, "none are named"),
     ],
 )
 def test_hosts_that_cannot_be_chosen_are_refused(hostfile, text, ranks, flags, what):

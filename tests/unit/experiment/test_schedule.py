@@ -290,9 +290,9 @@ A_JOB = SimpleNamespace(name="Slurm job 17", ends_at=time.time() + 3600)
 @pytest.mark.parametrize(
     ("done", "budget", "job", "what", "found"),
     [
-        (0, {"budget_seconds": 3}, None, "--budget 3", "None had"),
-        (1, {"budget_seconds": 3}, None, "--budget 3", "1 of 2 had"),
-        (1, {}, A_JOB, "The time of Slurm job 17", "1 of 2 had"),
+        (0, {"budget_seconds": 3}, None, "--budget 3", "No arm had run"),
+        (1, {"budget_seconds": 3}, None, "--budget 3", "1 of 2 arms had run"),
+        (1, {}, A_JOB, "The time of Slurm job 17", "1 of 2 arms had run"),
     ],
 )
 def test_time_that_ends_in_the_first_round_loses_nothing(

@@ -83,7 +83,7 @@ def test_the_device_is_what_was_asked_for_or_what_there_is(asked, ranks, gpus, t
 def test_too_few_gpus_are_an_error_and_never_the_cpu_instead(asked, gpus, remedy):
     with pytest.raises(UnavailableError) as caught:
         settle.choose_device(asked, [Host("n1", 1), Host("n2", 2)], [1, gpus])
-    assert caught.value.what == "2 ranks on n2 need 2 GPUs."
+    assert caught.value.what == "n2 has too few GPUs for 2 ranks."
     assert f"has {gpus}" in caught.value.found
     assert remedy in caught.value.remedy
 
@@ -141,7 +141,7 @@ MPICH, BF16 = "mpi:library=mpich", "ddp:comm_hook=bf16"
         ("ddp,mpi", "cuda", {"gpus": 2}, "mpi", "", "--device cpu"),
         ("horovod:controller=mpi", "cpu", {"controllers": ["gloo"]}, "without its mpi controller", "", ""),
         (f"mpi,{MPICH}", "cpu", {}, f"{MPICH} cannot run", "not installed", "compare install mpich"),
-        (f"ddp,{BF16}", "cpu", {}, f"{BF16} cannot run on the CPU.", "comm_hook=bf16 on CUDA alone", ""),
+        (f"ddp,{BF16}", "cpu", {}, f"{BF16} cannot run on the CPU.", "comm_hook=bf16 only on CUDA", ""),
         ("dataparallel", "cpu", {}, "cannot run on the CPU.", "returns the plain module", "--device cuda"),
         ("", "cpu", {"missing": list(BACKENDS)}, "No backend can run here.", "ddp is not installed", ""),
     ],

@@ -165,7 +165,7 @@ def test_least_time_of_a_job_is_named_to_the_minute(words, seconds):
     ("words", "changes", "says"),
     [
         ([], {}, "nothing to submit"),
-        (["report"], {}, "no command to submit"),
+        (["report"], {}, "not a command that can be submitted"),
         (["run", "-x", "TOKEN=hunter2"], {}, "value of -x"),
         (["run", "a\nb"], {}, "control character"),
         (["run"], {"image": ""}, "needs an image"),

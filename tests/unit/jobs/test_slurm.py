@@ -25,7 +25,7 @@ def test_script_asks_for_resources_and_executes_the_command(tmp_path):
     ("words", "option", "says"),
     [
         ([], "--exclusive", "nothing to submit"),
-        (["report"], "--exclusive", "no command to submit"),
+        (["report"], "--exclusive", "not a command that can be submitted"),
         (["run", "-x", "MY_TOKEN=hunter2"], "--exclusive", "value of -x"),
         *((["run"], own, "names the file") for own in ("--output=mine", "--out=mine", "--ou=mine", "-omine")),
         *((["run"], array, "job array") for array in ("--array=1-3", "--arr=1-3", "-a1-3")),
@@ -52,7 +52,7 @@ def test_submitted_job_has_a_number_or_the_reason_against_it(programs, tmp_path)
     assert submit("a script", tmp_path / "runs" / "job.sh") == "17"
     assert (tmp_path / "runs" / "job.sh").read_text() == "a script"
     programs("sbatch", "echo no such partition >&2; exit 1")
-    with pytest.raises(UnavailableError, match="Slurm refuses the job") as caught:
+    with pytest.raises(UnavailableError, match="Slurm refused the job") as caught:
         submit("a script", tmp_path / "job.sh")
     assert caught.value.found == "no such partition"
 
@@ -76,5 +76,5 @@ def test_silent_controller_is_no_end_of_the_job(programs, tmp_path, monkeypatch)
     monkeypatch.setattr(slurm, "_SILENT_SECONDS", 0.2)
     for answer in ("exit 1", "exit 0"):
         programs("scontrol", answer)
-        with pytest.raises(UnavailableError, match="does not say"):
+        with pytest.raises(UnavailableError, match="does not report"):
             follow("17", tmp_path / "out", lambda _: None)

@@ -161,7 +161,7 @@ TF_CONFIG={}
 def test_everyday_variables_are_no_job():
     environ = dict(setting.split("=") for setting in EVERYDAY.split())
     assert find_job(environ) is None
-    assert allocated(environ).source.startswith("this machine, as none are named")
+    assert allocated(environ).source.startswith("this machine, because no hosts are named")
 
 
 @pytest.mark.parametrize(
