@@ -478,7 +478,7 @@ def test_nothing_reads_text_as_a_program_or_bytes_as_objects(module):
     assert forbidden_in(MODULES[module]) == []
 
 
-NEVER_SHOWN = {"The budget is over."}
+NEVER_SHOWN = {"The time limit of this run has passed."}
 """What another error replaces before a user sees it."""
 
 

@@ -82,7 +82,7 @@ class AliveLaunches:
             UnavailableError: the launcher is not installed.
         """
         if unix_time() >= self._budget_ends_at:
-            raise BudgetError("The budget is over.")
+            raise BudgetError("The time limit of this run has passed.")
         self.current = planned
         launch = PreparedLaunch(
             self._config,
@@ -152,7 +152,7 @@ class AliveLaunches:
             if has_come() and launch.place.ending() is None and not too_long:
                 return  # a turn must begin without further checks
             if unix_time() > self._budget_ends_at:
-                raise BudgetError("The budget is over.")
+                raise BudgetError("The time limit of this run has passed.")
             for other in list(self.alive):
                 # Results from other hosts may still be under way, so the end of the launch decides.
                 goes_on, ending = other.monitor.tick(), other.place.ending()

@@ -189,7 +189,7 @@ def test_run_budget_ends_the_run_with_whole_rounds(tmp_path, mnist_dir, requires
     assert "Ended after" in done.stdout
     too_short = compare(*RUN, *short, "--budget", 1, "--output", tmp_path / "none")
     assert too_short.returncode == 11, too_short.stderr
-    assert "--budget 1 ended before every arm had run once" in too_short.stderr
+    assert "--budget 1 ran out before every arm had run once" in too_short.stderr
     assert processes_of(tmp_path) == []
 
 

@@ -132,7 +132,7 @@ def in_a_job(folder, monkeypatch, *, launches):
     def launch(config, planned, *_, budget_ends_at):
         assert budget_ends_at < math.inf
         if planned.number > launches:
-            raise BudgetError("The budget is over.")
+            raise BudgetError("The time limit of this run has passed.")
         return a_sweep_launch(config, planned.group, planned.number)
 
     monkeypatch.setattr(collectives, "launch_sweep", launch)

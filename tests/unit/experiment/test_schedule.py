@@ -300,7 +300,7 @@ def test_time_that_ends_in_the_first_round_loses_nothing(
 ):
     monkeypatch.setattr("compare.experiment.rounds.launch_arm", over_after(done))
     run = a_beginning(a_config("none,ddp", rounds=9, **budget))
-    with pytest.raises(BudgetError, match=f"{what} ended before every arm had run once") as caught:
+    with pytest.raises(BudgetError, match=f"{what} ran out before every arm had run once") as caught:
         carry_out(run, tmp_path, SimpleNamespace(job=job), Listening())
     assert found in caught.value.found
     kept = read_run(tmp_path)

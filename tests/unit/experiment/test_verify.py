@@ -156,7 +156,12 @@ A_JOB = SimpleNamespace(name="Slurm job 17", ends_at=time.time() + 3600)
     ("job", "error", "what", "found"),
     [
         (None, OutputError("The disk is full."), "The disk is full", ""),
-        (A_JOB, BudgetError("The budget is over."), "The time of Slurm job 17 ended", "1 of 2 had."),
+        (
+            A_JOB,
+            BudgetError("The time limit of this run has passed."),
+            "The time of Slurm job 17 ran out",
+            "1 of 2 arms had run by then.",
+        ),
     ],
 )
 def test_what_would_fail_every_arm_ends_it_and_keeps_what_is_finished(
