@@ -54,7 +54,7 @@ def compare_with(run: Run, other: Run, link: Link | None = None) -> Against:
     found, left_out, by_arm = [], dict(made.refused), Figures(other).by_arm
     for arm, prediction in predicted.items():
         if not by_arm[arm]:
-            left_out[arm] = "the other run has no launch of it"
+            left_out[arm] = "the other run did not launch it"
             continue
         measured = Estimate.geometric(launch.step_seconds for launch in by_arm[arm].values())
         step = prediction.step_seconds
@@ -70,7 +70,7 @@ def compare_with(run: Run, other: Run, link: Link | None = None) -> Against:
         )
     for asked in other.config.arms:
         if asked.traits.synchronises and asked.label not in {*predicted, *left_out}:
-            left_out[asked.label] = "this run has no launch of it"
+            left_out[asked.label] = "this run did not launch it"
     if not found:
         raise OutputError(
             "The two runs have no arm in common that can be predicted.",
@@ -87,11 +87,12 @@ def _require_alike(run: Run, other: Run) -> None:
         for name in _ALIKE
         if getattr(run.config, name) != getattr(other.config, name)
     ]
+    found = [f"They differ: {'; '.join(differing)}."] if differing else []
     if any(host.slots > 1 for host in other.hosts):
-        differing.append("several ranks on a host, which is not modelled")
-    if differing:
+        found.append("The other run has several ranks on a host, which predictions do not model.")
+    if found:
         raise OutputError(
             "The two runs cannot be compared by a prediction.",
-            found=f"They differ: {'; '.join(differing)}.",
-            remedy="Measure both with the same flags, one rank on each host.",
+            found=" ".join(found),
+            remedy="Measure both with the same flags, and with one rank on each host.",
         )

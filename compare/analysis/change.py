@@ -243,8 +243,8 @@ def check_interpreter(run: Run, arm: Arm, ranks: Sequence[RankResult], *, here: 
             found = rank.attestation.get(name)
             if found != asked:
                 raise ConditionsError(
-                    f"{arm.label}: rank {rank.rank} did not run in {asked_of['prefix']}.",
-                    found=f"It attests {name} {found}, not {asked}.",
+                    f"{arm.label}: rank {rank.rank} did not run in its arm's environment.",
+                    found=f"Its {name} is {found}, but the arm asks for {asked}.",
                     remedy="Install torch and its launchers in that environment itself.",
                 )
 

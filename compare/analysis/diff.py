@@ -54,8 +54,8 @@ def diff(old: Run, new: Run, names: tuple[str, str], *, force: bool = False) -> 
             found="\n".join(
                 f"{one.what}: {one.old} in {names[0]}, {one.new} in {names[1]}" for one in unlike
             ),
-            remedy="Repeat one of them with the settings of the other. --force compares all the same, and "
-            "every output states it.",
+            remedy="Repeat one of them with the settings of the other. With --force they are compared "
+            "anyway, and every output states it.",
         )
     costs = [{arm.label: _costs(side, arm, reference) for arm in arms} for side in figures]
     found = judge_between(*costs)
@@ -106,7 +106,7 @@ def _in_common(old: Figures, new: Figures) -> tuple[Arm, list[Arm]]:
         raise OutputError(
             "The two runs have no arm in common that can be compared.",
             found=f"{_labels(old.run)} in one, {_labels(new.run)} in the other.",
-            remedy="Run one arm in both, beside the control `none` or the same baseline.",
+            remedy="Run the same arm in both, together with the control `none` or the same baseline.",
         )
     return reference, arms
 

@@ -66,12 +66,12 @@ def check_samples(arm: Arm, ranks: list[RankResult]) -> Gate | None:
     if other:
         found = (
             f"loader({other[0]}, {len(ranks)}, …) yields other samples on rank {other[0]} than on rank 0. "
-            "Its order must depend on its arguments and on torch's seed alone."
+            "Its order may depend only on its arguments and on torch's seed."
         )
     elif same:
         found = f"Ranks {same[0][0]} and {same[0][1]} begin with the same batch. {_SHARD}"
     elif passes[0].shared_samples >= _MOSTLY:
-        found = f"{passes[0].shared_samples:.0%} of a rank's samples at the start are another's. {_SHARD}"
+        found = f"{passes[0].shared_samples:.0%} of a rank's first samples are also another rank's. {_SHARD}"
     elif known and known[most] - known[least] > batch["samples"]:
         found = (
             f"An epoch has {known[least]} samples on rank {least} and {known[most]} on rank {most}, so their "
@@ -79,8 +79,8 @@ def check_samples(arm: Arm, ranks: list[RankResult]) -> Gate | None:
         )
     elif known and sum(known.values()) + len(ranks) * batch["samples"] < there and len(known) == len(ranks):
         found = (
-            f"An epoch of all ranks has {sum(known.values())} samples, of {there} in all: the others never "
-            "take part. Hand over as data what the loader yields."
+            f"An epoch of all ranks has {sum(known.values())} samples, of {there} in all, so the others "
+            "never take part. Let the workload's data have only the samples that the loader yields."
         )
     elif whole is not None and len(ranks) > 1 and whole * len(ranks) > there + batch["samples"] * len(ranks):
         found = f"An epoch of every rank has {whole} samples, of {there} in all. {_SHARD}"
@@ -132,7 +132,7 @@ def _wrong_end(end: EndStep) -> str:
     if end.changes_outside:
         return "its parameters change outside the optimizer's step, too."
     if end.rate >= _FROM_ZERO:
-        return "its learning rate is not zero, as the schedule has it."
+        return "its learning rate is not zero, although the schedule's is."
     if abs(end.rate - 1) > _SCHEDULED:
         return f"its learning rate is {end.rate:.3g} times what the schedule says."
     if end.error is None:
@@ -141,7 +141,8 @@ def _wrong_end(end: EndStep) -> str:
 
 
 def _wrong_gradients(end: EndStep, error: float) -> str:
-    found = f"its gradients differ from the mean by {error:.2g} of its size (rounding allows {end.limit:.0e})"
+    allowed = f"(rounding allows {end.limit:.0e})"
+    found = f"its gradients differ from the mean by {error:.2g} of the mean's size {allowed}"
     across = math.sqrt(max(0.0, error**2 - (end.share - 1) ** 2))
     is_multiple = across <= max(end.limit, _SCHEDULED)
     times = f"{end.share:.3g} times the mean" if abs(end.share) > _SCHEDULED else "zero"

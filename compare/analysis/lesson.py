@@ -52,7 +52,10 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def compute_seconds(self) -> float | None:
-        """Return the mean step time without synchronisation, in the same processes; None if not timed."""
+        """Return the mean step time without synchronisation, measured in the arm's own processes.
+
+        None if it was not measured.
+        """
         reference = self.figures.detail.reference_seconds
         return reference.mean if reference else None
 

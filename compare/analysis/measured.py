@@ -99,7 +99,7 @@ def _reasons(run: Run, launches: list[Launch]) -> Iterator[str]:
     if not all(LaunchFigures(launch).reference_seconds and _phases(launch.ranks[0]) for launch in launches):
         yield "its run timed no steps without synchronisation"
     if not first.gradients:
-        yield "its run is older than the times of gradients, so measure it again"
+        yield "its run recorded no times of gradients, so measure it again"
     if is_oversubscribed(run) and _bound_by_latency(first):
         yield "its ranks waited for cores, so latency was not measured"
 
@@ -107,7 +107,7 @@ def _reasons(run: Run, launches: list[Launch]) -> Iterator[str]:
 def _reasons_of_calls(rank: RankResult) -> Iterator[str]:
     group, replica = rank.attestation["group"], rank.attestation.get("replica", {})
     if not rank.message_bytes or replica.get("comm_hook", "none") != "none":
-        yield "its calls are no all-reduce of its gradients"
+        yield "its calls are not an all-reduce of its gradients"
     if replica.get("mode") in OTHER_MODES:
         yield f"mode={replica['mode']} is not modelled"
     if len(rank.sweep) < 2:  # noqa: PLR2004 -- a curve takes two

@@ -48,7 +48,7 @@ _LEAST_ALIKE = 2
 """Smallest number of arms whose failures point to the workload."""
 UNMOVED = "in no group of the optimizer, or frozen on purpose? These parameters end as they started"
 AT_THE_END = "shown by one step at the end alone"
-_WORTHLESS = "the speed of this arm means nothing."
+_WORTHLESS = "until then, the speed of this arm means nothing."
 _ROUNDED = 0.05
 """Largest relative error of the first update of an arm that rounds.
 
@@ -184,8 +184,8 @@ def _untrained(arm: Arm, rank: RankResult, ranks: int) -> Gate:
     if empty := nothing_proven(arm, ranks, proof):
         what, remedy = empty
         return Gate(name="ranks", outcome="nothing", what=what, found=found, remedy=remedy)
-    found += f" In {proof.steps} steps of float64 it trained what a single process trains."
-    remedy = "Is the learning rate too small for float32? Try a larger --lr."
+    found += f" In {proof.steps} float64 steps, however, it trained what a single process trains."
+    remedy = "Is the learning rate too small for float32? Try a larger one."
     return Gate(name="ranks", outcome="failed", what=what, found=found, remedy=remedy)
 
 
@@ -271,7 +271,7 @@ def _check_end_of_lossy(arm: Arm, first: ParityPass, name: GateName) -> Gate:
     figure, error = _worst(first)[0], first.error_of_whole_update
     if _is_within(error, _AS_FAR_AS_UNTRAINED):
         return Gate(name=name, outcome="exempt", figure=figure)
-    size = "no number" if error is None else f"{error:.2g} times the size of that update"
+    size = "not a number" if error is None else f"{error:.2g} times the size of that update"
     return failed_gate(
         arm,
         name,
@@ -299,4 +299,4 @@ def _is_within(difference: float | None, limit: float) -> bool:
 
 
 def _size(difference: float | None) -> str:
-    return "no number" if difference is None else f"{difference:.1e}"
+    return "not a number" if difference is None else f"{difference:.1e}"

@@ -151,14 +151,16 @@ def forecast(
         if reason := why_not(run, arm):
             refused[arm.label] = reason
         elif len(run.hosts) == 1 and link is None:
-            refused[arm.label] = "one host measured no network: give one with --link"
+            refused[arm.label] = "one host measured no network, so describe one with --link"
         else:
             measured[arm.label] = measure(run, arm)
     if not measured:
         raise OutputError(
             "Nothing can be predicted from this run.",
-            found="; ".join(f"{arm}: {reason}" for arm, reason in refused.items()) or "It has no such arm.",
-            remedy="Run two hosts or more: compare run -H HOST,HOST --backend ddp,manual,mpi.",
+            found="; ".join(f"{arm}: {reason}" for arm, reason in refused.items())
+            or "It has no arm that synchronises.",
+            remedy="Measure again without that, on two hosts or more: compare run -H HOST,HOST --backend "
+            "ddp,manual,mpi.",
         )
     recorded = run.network.rehearsed
     assumed_goodput = link is not None and not (recorded and recorded.bits_per_second is not None)

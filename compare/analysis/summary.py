@@ -35,14 +35,16 @@ WAITING_CORES_LIMIT = 0.02
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts of an arm's sync cost, in seconds per step.
+    """What an arm's sync cost consists of, and the bandwidth, memory and CPU time that go with it.
 
-    A part that was not measured is None. A difference of step times is that of their geometric means; its
-    interval is that of their paired ratio. Three sums hold for the means:
+    Names that end in ``_seconds`` are seconds per step. A figure that was not measured is None. The
+    difference of two step times is the difference of their geometric means, and its interval comes from the
+    ratio of paired times. Three sums hold for the means:
 
     - sync cost = exposed + background
     - sync cost = communication + imbalance
-    - exposed, in the blocks with timed phases = blocked + the changes of forward, backward and optimizer
+    - exposed = blocked + the changes of forward, backward and optimizer, within the blocks whose phases were
+      timed
     """
 
     reference_seconds: Estimate | None

@@ -28,12 +28,12 @@ _OTHER_SAMPLES = f"The ranks agree, on gradients of other samples or of another 
 
 
 _REMEMBERS = (
-    "the workload remembers something that a new call of its function does not make anew",
-    "Make all that remembers inside the function: a global or a file keeps it from one call to the next.",
+    "the workload remembers something that a new call of its function does not create anew",
+    "Create such things inside the function, because a global or a file outlasts a call of it.",
 )
 _ROUNDS = (
-    "each number is the mean except for half precision, so it rounds on purpose",
-    "What it costs in accuracy, its test loss shows.",
+    "each number is the mean except for half precision, so the step rounds on purpose",
+    "Its test loss shows what the rounding costs in accuracy.",
 )
 _REFERENCE = "Give the workload a reference_step, which takes the batches of all ranks in one process."
 
@@ -111,7 +111,7 @@ def _with_shares(wrong: WrongStep, taken: ParityPass) -> WrongStep:
 
 
 def _where(rank: int, wrong: WrongStep) -> str:
-    size = "no number" if wrong.difference is None else f"off by {wrong.difference:.1e}"
+    size = "not a number" if wrong.difference is None else f"off by {wrong.difference:.1e}"
     only = ", and no other parameter," if wrong.only else ""
     return f"Rank {rank} is wrong from step {wrong.step}: {wrong.parameter}{only} is {size}."
 
@@ -134,7 +134,7 @@ def _cause(wrong: WrongStep, *, agree: bool) -> str:
     if abs(wrong.kept) < _LEAST_KEPT:
         return "The workload's before_step takes the whole update away, and this step does not."
     if not _near(wrong.left_over, 0):
-        return f"The update before is in it {wrong.left_over:.2g} times: its gradients are not reset."
+        return f"It contains {wrong.left_over:.2g} times the update before, so gradients are not reset."
     shares = [share / wrong.kept for share in wrong.shares]
     if _are(shares, shares[0]):
         return _evenly(shares[0], wrong)
@@ -151,7 +151,7 @@ def _unevenly(shares: list[float], *, agree: bool, first: bool) -> str:
         return (
             _SAME_SAMPLES
             if agree and first
-            else "It applies one rank's gradient alone, in place of the mean."
+            else "It applies only one rank's gradient, in place of the mean."
         )
     if missing:
         names = ", ".join(map(str, missing))
@@ -169,8 +169,8 @@ def _evenly(share: float, wrong: WrongStep) -> str:
     """Return the likely cause of an update that is a multiple of the right one."""
     count = len(wrong.shares)
     rate = (
-        f"The learning rate is {wrong.rate:.3g} times the right one. Is it scaled by the ranks, is its "
-        "schedule stepped more than once, or does the workload lack the same schedule?"
+        f"The learning rate is {wrong.rate:.3g} times the right one. Is it scaled by the number of ranks, is "
+        "its schedule stepped more than once, or does the workload lack the same schedule?"
     )
     meanings = (
         (not _near(wrong.kept, 1) and _are(wrong.shares, 1), _PLAIN_MEAN),

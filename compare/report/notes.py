@@ -28,6 +28,7 @@ _FASTEST_IS_APART = (
     f"It is wrong {_WRONG_AT_MOST}, too."
 )
 _HASH_DIGITS = 12
+_NOT_A_NUMBER = "with a difference that is not a number"
 _LONGER = 3
 """Factor by which a longer budget is proposed where the time was too short."""
 
@@ -212,7 +213,7 @@ def _parity(run: Run, summary: Summary) -> Iterator[str]:
     found = [f"{_whose(run, summary, proven, exact)} {_near(exact)}"] if exact else []
     for arm, parity in proven.items():
         if arm not in exact:
-            away = "without a number" if parity.difference is None else f"{parity.difference:.0e} away"
+            away = _NOT_A_NUMBER if parity.difference is None else f"{parity.difference:.0e} away"
             found.append(f"{arm} ({'another training' if arm in other else 'lossy'}) {away}")
     yield f"Parity with a single process, in each of {steps} float64 steps: {'; '.join(found)}."
     repeating = {arm: parity.by_hash for arm, parity in proven.items() if parity.by_hash}
@@ -236,7 +237,7 @@ def _whose(run: Run, summary: Summary, proven: Mapping[str, Parity], exact: Mapp
 def _near(exact: Mapping[str, Parity]) -> str:
     numbers = [parity.difference for parity in exact.values() if parity.difference is not None]
     if len(numbers) < len(exact):
-        return "without a number"
+        return _NOT_A_NUMBER
     return f"within {max(numbers):.0e}" if max(numbers) > 0 else "exactly"
 
 

@@ -69,7 +69,7 @@ def _cell(name: str, arm: ArmVerification) -> str:
 
 def _figure(difference: float | None) -> str:
     if difference is None:
-        return "no number"
+        return "not a number"
     return f"{difference:.0e}" if difference else "0"
 
 

@@ -46,7 +46,7 @@ def why_marked(arm: Arm) -> str:
 def marks(run: Run, summary: Summary) -> Iterator[str]:
     """Yield a line for each reason of a mark, with the test losses of its arms and of the baseline."""
     losses = {
-        arm.arm: "no number" if arm.test_loss is None else f"{arm.test_loss:.4g}" for arm in summary.arms
+        arm.arm: "not a number" if arm.test_loss is None else f"{arm.test_loss:.4g}" for arm in summary.arms
     }
     reasons: dict[str, list[str]] = {}
     for arm in run.config.arms:

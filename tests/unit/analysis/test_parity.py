@@ -103,7 +103,7 @@ def test_pass_beyond_the_limit_fails_with_its_figure():
     assert "float64 steps: 2.0e-12" in found
     assert "Allowed: 1e-12, for rounding." in found
     assert "Rank 0 is wrong from step 2: 0.weight is off by 1.0e-01." in found
-    assert "steps: no number" in failed(passes(([1e-15, None], {"difference": None}, TRAINED)))
+    assert "steps: not a number" in failed(passes(([1e-15, None], {"difference": None}, TRAINED)))
     assert "differ at the end" in failed(passes(([1e-16], None, TRAINED), ([1e-16], None, OTHER)))
 
 
@@ -126,7 +126,7 @@ TWO = {"unexplained": 1e-12}
         ("divided by 2: the mean is divided twice", [TWO | {"shares": [0.5, 0.5]}] * 2),
         ("It is 1.5 times the right one", [TWO | {"shares": [1.5, 1.5]}] * 2),
         ("The parameters do not change", [TWO | {"shares": [0, 0]}] * 2),
-        ("The update before is in it 1 times", [TWO | {"shares": [1, 1], "left_over": 1.0, "step": 2}] * 2),
+        ("contains 1 times the update before", [TWO | {"shares": [1, 1], "left_over": 1.0, "step": 2}] * 2),
         ("The gradient of rank 1 is missing", [TWO | {"shares": [1, 0]}] * 2),
         ("The gradient of rank 1 is missing", [TWO | {"shares": [1.5, 0, 1.5]}] * 3),
         ("Every rank trains on the same samples", [TWO | {"shares": [2, 0]}] * 2),
@@ -145,7 +145,7 @@ def test_pass_failure_is_diagnosed(meaning, ranks):
 @pytest.mark.parametrize(
     ("meaning", "first", "second"),
     [
-        ("It applies one rank's gradient alone", TWO | {"shares": [2, 0]}, TWO | {"shares": [0, 2]}),
+        ("It applies only one rank's gradient", TWO | {"shares": [2, 0]}, TWO | {"shares": [0, 2]}),
         ("Gradients are not averaged over the ranks", {"step": 1}, {"step": 1}),
     ],
 )
@@ -173,7 +173,7 @@ def test_own_step_that_steps_twice_is_named_by_its_rank():
         ((["a", "b"], ["a", "b"]), 100, ""),
         ((["a", "b"], ["a", "b"]), 106, ""),
         ((["a", "a"], ["a", "a"]), 100, "Ranks 0 and 1 begin with the same batch. Use"),
-        ((["a", "b"], ["a", "b"]), -1, "60% of a rank's samples at the start are another's."),
+        ((["a", "b"], ["a", "b"]), -1, "60% of a rank's first samples are also another rank's."),
         ((["a", "b"], ["a", "c"]), 100, "loader(1, 2, …) yields other samples on rank 1 than on rank 0"),
         ((["a", "b"], ["a", "b"]), 200, "An epoch of every rank has 200 samples, of 200 in all."),
         ((["a", "b"], ["a", "b"]), None, ""),
@@ -212,7 +212,7 @@ def test_lossy_arm_with_a_wrong_first_update_fails(error, outcome):
     [
         (0.7, "exempt", ""),
         (1.2, "failed", "1.2 times the size of that update"),
-        (None, "failed", "no number"),
+        (None, "failed", "not a number"),
     ],
 )
 def test_lossy_arm_as_far_as_untrained_fails(error, outcome, found, kind):

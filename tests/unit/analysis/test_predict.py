@@ -208,8 +208,8 @@ def on_one_host():
     [
         (a_measured_run(ranks=1), "one rank"),
         (a_measured_run(sweep=[]), "no sweep"),
-        (a_measured_run(gradients=[]), "older than"),
-        (a_measured_run(message_bytes=[]), "no all-reduce"),
+        (a_measured_run(gradients=[]), "no times of gradients"),
+        (a_measured_run(message_bytes=[]), "not an all-reduce"),
         (a_measured_run(blocks=[a_block(60.0)]), "without synchronisation"),
         (a_measured_run(attestation=OVER_SHARED_MEMORY), "travelled by shared memory"),
         (a_measured_run(attestation=OVER_UNKNOWN), "MPICH 4 is not known"),
@@ -254,7 +254,7 @@ def test_against_a_run_of_other_settings_is_refused():
 
 def test_against_names_the_arms_of_one_run_alone():
     other = with_config(arms=(*MEASURED.config.arms, parse_arm("mpi")))
-    assert compare_with(MEASURED, other).left_out == {"mpi": "this run has no launch of it"}
+    assert compare_with(MEASURED, other).left_out == {"mpi": "this run did not launch it"}
 
 
 @pytest.mark.parametrize("library", ["torch.distributed nccl", "Horovod 0.28.1"])

@@ -76,7 +76,7 @@ def test_step_at_the_end_proves_what_the_first_steps_could_not():
         ({"rate": 0.5}, "failed", "its learning rate is 0.5 times what the schedule says"),
         ({"optimizer_steps": 2}, "failed", "it calls optimizer.step() 2 times"),
         ({"optimizer_steps": 0}, "failed", "its parameters do not move"),
-        ({"rate": 1e9}, "failed", "its learning rate is not zero, as the schedule has it"),
+        ({"rate": 1e9}, "failed", "its learning rate is not zero, although the schedule's is"),
         ({"changes_outside": True}, "failed", "its parameters change outside the optimizer's step"),
         ({"alone": 1e-6}, "exempt", ""),
     ],

@@ -90,7 +90,7 @@ def test_every_format_has_the_failures(form):
 def test_figures_that_are_no_numbers_are_called_so():
     text = shown(an_arm("manual", "failed", None, curve=[None] * 20))
     assert row(text, "manual").count("FAILED") == 2
-    assert row(text, "manual").count("no number") == 4
+    assert row(text, "manual").count("not a number") == 4
 
 
 def test_an_arm_that_rounds_and_ends_too_far_off_has_failed():

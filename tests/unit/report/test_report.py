@@ -241,7 +241,11 @@ LINES = {
             ),
             [f"in each of 2 float64 steps: every arm {words}."],
         )
-        for words, last in {"exactly": 0.0, "within 2e-16": 2e-16, "without a number": None}.items()
+        for words, last in {
+            "exactly": 0.0,
+            "within 2e-16": 2e-16,
+            "with a difference that is not a number": None,
+        }.items()
     },
     "parity without the control": (
         one_round("ddp", "manual", "mpi"),
