@@ -47,7 +47,8 @@ def aa(
     )
     if len(request.arms) != 1:
         raise UsageError(
-            f"--backend names {len(request.arms)} arms; an A/A test takes one.",
-            remedy="Name one, such as ddp.",
+            "An A/A test compares one arm with itself.",
+            found=f"--backend names {len(request.arms)} arms." if request.arms else "No arm was named.",
+            remedy="Name one arm, for example --backend ddp.",
         )
     run_and_print(request, flags)

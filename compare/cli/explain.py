@@ -36,7 +36,7 @@ def explain(
         if name not in labels:
             raise UsageError(
                 f"{run_directory} has no arm {name} that communicates.",
-                remedy=f"Use one of: {', '.join(labels)}.",
+                remedy=f"Use one of: {', '.join(labels)}." if labels else "None of its arms communicates.",
             )
     with shown_from(path):
         lesson = RENDERERS[form](run, arrange(analyse(run), None), arm or ())

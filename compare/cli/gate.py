@@ -172,6 +172,7 @@ def require_passed(gate: Changes) -> None:
         )
     if gate.outcome == "too noisy":
         raise TooNoisyError(
-            f"The gate stays open (exit code {TooNoisyError.exit_code}).",
-            remedy="Stop other programs, or use a longer --budget. A larger limit needs less time.",
+            f"The gate could not be decided (exit code {TooNoisyError.exit_code}).",
+            remedy="Stop other programs, use a longer --budget, or allow more with --fail-if-slower. Ranks "
+            "and threads must not outnumber the cores.",
         )

@@ -32,11 +32,11 @@ def read_allocation(flags: LaunchFlags) -> Allocation:
     )
     if flags.nproc_per_node and (flags.num_proc or not all(map(is_local, allocation.hosts))):
         raise UsageError(
-            "--nproc-per-node is another name of -np, on one machine alone.",
+            "--nproc-per-node is another name for -np, and only for ranks on this machine.",
             found=f"-np {flags.num_proc} is given as well."
             if flags.num_proc
             else "The ranks are on other hosts.",
-            remedy="Use -np with the number of all ranks. The slots of a hostfile say where they go.",
+            remedy="Use -np with the number of all ranks. The slots of the hosts decide where they run.",
         )
     return allocation
 
@@ -79,6 +79,6 @@ def _require_no_hosts(flags: HostFlags) -> None:
     if given := next((flag for flag, value in choosing.items() if value), ""):
         raise UsageError(
             "A rehearsal makes its own hosts.",
-            found=f"{given} chooses others.",
-            remedy="Leave it out, and say how many hosts with `compare rehearse --hosts`.",
+            found=f"{given} is meant for other hosts.",
+            remedy="Leave it out, and set the number of hosts with `compare rehearse --hosts`.",
         )

@@ -151,7 +151,7 @@ def _register(to: typer.Typer, command: Callable[..., None], name: str, **settin
             os.getcwd()  # noqa: PTH109 -- without it, libraries would fail with errors that explain nothing
         except FileNotFoundError:
             raise UsageError(
-                "The working folder does not exist any more.", remedy="Change to another one, with cd."
+                "The working folder no longer exists.", remedy="Change to another folder with cd."
             ) from None
         try:
             command(*arguments, **options)
@@ -164,7 +164,7 @@ def _register(to: typer.Typer, command: Callable[..., None], name: str, **settin
         except OSError as error:
             if error.errno in _REFUSALS:
                 raise UnavailableError(
-                    "The system refuses another process or open file.",
+                    "The system refuses to start another process or to open another file.",
                     found=f"{system_reason(error)}.",
                     remedy="Raise its limits (`ulimit -a` shows them), or end other programs.",
                 ) from error

@@ -67,7 +67,7 @@ class _Output:
             raise OutputError(
                 f"{self._name} cannot be written.",
                 found=f"{system_reason(error)}.",
-                remedy="Send it to another file or terminal.",
+                remedy="Redirect it to another file or terminal.",
             ) from None
 
 
@@ -158,9 +158,9 @@ def shown_from(*paths: Path) -> Iterator[None]:
         place = traceback.extract_tb(error.__traceback__)[-1]
         named = "; ".join(map(str, paths))
         raise OutputError(
-            f"{named} cannot be shown: it does not hold what Ringside writes.",
+            f"{named} cannot be shown, because its content is not what Ringside writes.",
             found=f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno}).",
-            remedy="If it was edited, restore it or measure again. If not, please report this as a fault.",
+            remedy="If it was edited, restore it or measure again. If not, please report this as a bug.",
         ) from error
 
 

@@ -61,7 +61,7 @@ def predict(
             raise UsageError(
                 "--against takes hosts and buckets from the other run.",
                 found=f"{'--hosts' if hosts else '--bucket-cap'} names others.",
-                remedy="Leave out one of them.",
+                remedy=f"Leave out --against, or {'--hosts' if hosts else '--bucket-cap'}.",
             )
         measured = read_run(find_run(against, [RESULTS_FILE]))
         with shown_from(run_directory, against):
@@ -82,6 +82,7 @@ def _read_numbers(flag: str, written: str, *, least: float, whole: bool = False)
     if not numbers or not all(least <= number < float("inf") for number in numbers):
         kind = "whole numbers" if whole else "numbers"
         raise UsageError(
-            f"{flag} cannot be {written!r}.", remedy=f"Use {kind} from {least:g} on, separated by commas."
+            f"{flag} cannot be {written!r}.",
+            remedy=f"Use {kind} that are {least:g} or more, separated by commas.",
         )
     return sorted(set(numbers))

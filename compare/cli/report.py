@@ -51,7 +51,7 @@ def report(
             remedy="Name one of them, or use --format html.",
         )
     if png and not pictures:
-        raise UsageError("--png writes pictures into a folder.", remedy="Name it: --pictures DIR.")
+        raise UsageError("--png needs a folder for the pictures.", remedy="Name it: --pictures DIR.")
     if output and os.path.realpath(output) in map(os.path.realpath, map(file_of, paths)):
         raise UsageError(f"{output} holds the run itself.", remedy="Write the report to another file.")
     results = [read_result(path) for path in paths]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from compare.experiment.settle import LaunchRequest, UserRequest
     from compare.schema.config import LaunchFields, RunFields
 
+_NAME_AN_ARM = "Name at least one arm, for example --backend ddp."
+
 
 def read_request(
     shared: Shared,
@@ -40,7 +42,7 @@ def read_request(
     arms = parse_arms(shared.backend or [])
     if shared.backend and not arms:
         raise UsageError(
-            "--backend names no arm.", remedy="Name some, or leave it out to compare all that are available."
+            "--backend names no arm.", found=f"It is {','.join(shared.backend)!r}.", remedy=_NAME_AN_ARM
         )
     settings: RunFields = {
         "model": shared.model or "mlp",
@@ -99,7 +101,9 @@ def read_launch(flags: LaunchFlags, config: LaunchFields) -> LaunchRequest:
     paths = list(flags.exports.values())
     if twice := next((path for path in paths if paths.count(path) > 1), None):
         where = "standard output" if twice == STANDARD_OUTPUT else str(twice)
-        raise UsageError(f"Two formats cannot both go to {where}.", remedy="Name a file for each.")
+        raise UsageError(
+            f"Two formats cannot both go to {where}.", remedy="Name a different file for each of them."
+        )
     for path in paths:
         require_writable(path, to_be_made=flags.output)
     return LaunchRequest(

@@ -108,7 +108,8 @@ def _require_same_conditions(analysis: Analysis) -> None:
         raise ConditionsError(
             "The arms ran under different conditions, which --strict does not allow.",
             found="\n".join(map(describe_condition, analysis.different)),
-            remedy="Make them equal, or declare the difference as an option of an arm. The results are kept.",
+            remedy="Make the conditions equal, or declare the difference as an option of an arm. The results "
+            "are kept.",
         )
 
 

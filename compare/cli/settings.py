@@ -207,7 +207,9 @@ def read_settings(path: Path) -> SettingsFile:
 
     of_a_project = path.name == PYPROJECT
     cannot_be_read = partial(
-        UsageError, f"{path}: the settings cannot be read.", remedy="Name a TOML file: --config run.toml."
+        UsageError,
+        f"{path}: the settings cannot be read.",
+        remedy="Make it a readable TOML file, or name another one: --config run.toml.",
     )
     try:
         content = read_bytes(path, _MOST_BYTES + 1)
@@ -221,7 +223,7 @@ def read_settings(path: Path) -> SettingsFile:
         table: Any = {} if unrelated else tomllib.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # the parser's own errors are values, too
         raise UsageError(
-            f"{path} is not TOML.",
+            f"{path} is not valid TOML.",
             found=f"{error}.",
             remedy='Write one setting a line: backend = ["ddp", "horovod"]',
         ) from None
@@ -282,7 +284,7 @@ def _entries(
 def _unknown(path: Path, owner: str, written: str, known: list[str]) -> UsageError:
     close = difflib.get_close_matches(written.replace("-", "_"), known)
     place = f" in [{owner.replace(' ', '.')}]" if owner else ""
-    listed = f"Use one of: {', '.join(known)}." if owner else "It has the flags of every command: see --help."
+    listed = f"Use one of: {', '.join(known)}." if owner else "Settings are named like flags: see --help."
     return UsageError(
         f"{path}: there is no setting {written!r}{place}.",
         found=f"Did you mean {' or '.join(close)}?" if close else "",

@@ -110,7 +110,7 @@ def _refuse(flags: Mapping[str, object], engine: str) -> None:
     """Raise a ``UsageError`` if a flag of the other scheduler is given."""
     for flag, value in flags.items():
         if value:
-            raise UsageError(f"{flag} means nothing to --engine {engine}.", remedy="Leave it out.")
+            raise UsageError(f"{flag} has no meaning with --engine {engine}.", remedy="Leave it out.")
 
 
 def _submit_to_slurm(resources: slurm.Resources, words: Sequence[str], *, wait: bool, dry_run: bool) -> None:
@@ -129,7 +129,7 @@ def _submit_to_slurm(resources: slurm.Resources, words: Sequence[str], *, wait: 
         try:
             raise typer.Exit(slurm.follow(job, output, lambda text: typer.echo(text, nl=False)))
         except KeyboardInterrupt as interrupt:
-            interrupt.add_note(f"The job goes on. To end it: scancel {job}")
+            interrupt.add_note(f"The job is still running. To end it: scancel {job}")
             raise
 
 

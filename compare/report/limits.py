@@ -55,7 +55,7 @@ def warnings(run: Run, analysis: Analysis) -> Iterator[str]:
         yield f"CONDITIONS DIFFER: {_in_short(condition)}"
     for arm in summary.arms:
         if arm.test_loss is None:
-            yield f"{arm.arm} diverged: its loss is no longer a number. Try a smaller --lr."
+            yield f"{arm.arm} diverged: its loss is no longer a number. Try a smaller learning rate."
     yield from _unused(run)
     yield from _not_compiled(run)
     for launch in run.launches:
@@ -188,13 +188,13 @@ def _of_machine(run: Run, summary: Summary) -> Iterator[str]:
     """Yield the warnings about priority, about CPU quotas, and about too few cores."""
     highest = max((nice for _, nice in _attested(run, "nice")), default=0)
     if highest > 0:
-        yield f"Nice {highest:g}: the ranks wait for programs of higher priority, so load distorts them more."
+        yield f"Nice {highest:g}: the ranks wait for programs of higher priority, so load slows them more."
     ranks = [rank for launch in run.launches for rank in launch.ranks]
     quotas = [(rank.attestation.get("core_quota"), rank.machine.cpus) for rank in ranks if rank.machine]
     if exceeded := [(quota, cpus) for quota, cpus in quotas if quota and quota < cpus]:
         least, cpus = min(exceeded)
         allowed = f"a control group allows {counted(least, 'core')} of the {cpus} that a host has"
-        yield f"CPU quota: {allowed}. Ranks that use it up are stopped, and steps include that."
+        yield f"CPU quota: {allowed}. Ranks that use it up are paused, and step times include the pauses."
     if summary.oversubscribed:
         count, cores = fullest_host(run)
         threads = f"{counted(count, 'rank')} × {counted(run.config.threads_per_rank, 'thread')}"
@@ -221,7 +221,7 @@ def attested_notes(run: Run) -> Iterator[str]:
         yield f"A library warns in {listed(its)}: {text}."
     if len(arms) > _MOST_WARNINGS:
         more = counted(len(arms) - _MOST_WARNINGS, "more warning")
-        yield f"{more} of libraries: read the logs of the ranks."
+        yield f"The logs of the ranks have {more} of libraries."
 
 
 def refused_copies(attested: Mapping[str, Iterable[Mapping[str, Any]]]) -> Iterator[str]:

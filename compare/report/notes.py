@@ -128,12 +128,12 @@ def _end(run: Run, analysis: Analysis) -> Iterator[str]:
     elif not settled and rounds == config.rounds:
         why = "--repeats allows no more"
     elif not settled and config.budget_seconds is not None:
-        why = f"--budget {config.budget_seconds:g} has no time for another"
+        why = f"--budget {config.budget_seconds:g} leaves no time for another"
     elif not settled:
         minutes = max(1, round(max(config.limit_seconds, elapsed_seconds(run)) * _LONGER / 60))
         uneven = any(verdict.uneven_load for verdict in judged)
         remedy = "" if uneven else f". Give it longer: --budget {minutes * 60}"  # uneven load has its own
-        why = f"{duration(config.limit_seconds)} have no time for another{remedy}"
+        why = f"{duration(config.limit_seconds)} leave no time for another{remedy}"
     elif summary.oversubscribed:
         why = "more would not help, because oversubscribed arms are not ranked"
     else:

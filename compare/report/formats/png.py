@@ -32,7 +32,7 @@ def png_of(pictures: Iterable[str]) -> list[bytes]:
         raise UnavailableError(
             "--png needs resvg-py, which cannot be imported.",
             found=f"{error}.",
-            remedy="Install it with pip install resvg-py, or leave --png out: SVG needs no library.",
+            remedy="Install it with pip install resvg-py, or leave --png out, because SVG needs no library.",
         ) from error
     _require_font(svg_to_bytes)
     return [svg_to_bytes(svg_string=_plain(svg), background="white", zoom=_ZOOM) for svg in pictures]

@@ -130,7 +130,7 @@ def test_load_after_the_settling_look_is_named_and_keeps_the_verdict():
 def test_uneven_load_is_not_met_by_more_time():
     run = beside(a_run(NEAR, config={"rounds": 1000, "settle_seconds": 300.0}), ddp=0.96, mpi=0.04)
     assert [line for line in notes(run, analyse(run)) if line.startswith("Ended")] == [
-        "Ended after 5 rounds: 5 min have no time for another."
+        "Ended after 5 rounds: 5 min leave no time for another."
     ]
 
 

@@ -275,7 +275,7 @@ def test_report_puts_several_runs_on_one_page(compare):
     assert Path("both.html").read_text().count("<article") == 2
     assert {"1-time.svg", "2-time.svg"} <= {path.name for path in Path("svg").iterdir()}
     assert compare("report", "one", "two").parts[0] == "--format table shows one run."
-    assert compare("report", "one", "--png").parts[0] == "--png writes pictures into a folder."
+    assert compare("report", "one", "--png").parts[0] == "--png needs a folder for the pictures."
 
 
 def test_explain_prints_a_lesson_of_the_arms(compare):
@@ -492,7 +492,7 @@ def test_run_without_a_free_descriptor_exits_with_4(compare, carried_out):
     carried_out(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     ended = compare("run", "--backend", "ddp", "--output", "out")
     assert ended.code == UNAVAILABLE
-    assert ended.parts[0] == "The system refuses another process or open file."
+    assert ended.parts[0] == "The system refuses to start another process or to open another file."
 
 
 @pytest.mark.parametrize(("kind", "code"), [(errors.StalledError, STALLED), (errors.ParityError, PARITY)])
@@ -783,7 +783,7 @@ def test_output_that_cannot_be_printed_exits_with_5(arguments):
     assert done.returncode == OUTPUT
     what, found, remedy = done.stderr.splitlines()
     assert what == "error: Standard output cannot be written."
-    assert (found, remedy) == ("  No space left on device.", "  Send it to another file or terminal.")
+    assert (found, remedy) == ("  No space left on device.", "  Redirect it to another file or terminal.")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["data", "status"]])

@@ -49,7 +49,7 @@ def test_removed_working_folder_is_named(monkeypatch, tmp_path):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    with pytest.raises(UsageError, match="working folder does not exist"):
+    with pytest.raises(UsageError, match="working folder no longer exists"):
         typer.main.get_command(cli.app).main(["backends"], standalone_mode=False)
 
 

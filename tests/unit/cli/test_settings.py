@@ -90,8 +90,8 @@ def test_paths_of_settings_are_relative_to_their_file():
         ("device = true", ["device cannot be true", "text in quotes"]),
         ("backend = ['ddp', 1979-05-27]", ["backend cannot be", "or a list of them"]),
         ("[gate]\nsteps = 'x'", ["[gate] steps cannot be 'x'"]),
-        ("steps = ?", ["is not TOML", "line 1"]),
-        ("a = " + "[" * 5000, ["is not TOML"]),
+        ("steps = ?", ["is not valid TOML", "line 1"]),
+        ("a = " + "[" * 5000, ["is not valid TOML"]),
     ],
 )
 def test_wrong_settings_are_refused_with_file_and_key(written, says):
@@ -124,7 +124,7 @@ def test_pyproject_that_is_not_toml_is_refused_if_it_may_have_settings():
     write("[tool.other\n", "pyproject.toml")
     assert find_settings() is None
     write("[tool.ringside\n", "pyproject.toml")
-    with pytest.raises(UsageError, match="is not TOML"):
+    with pytest.raises(UsageError, match="is not valid TOML"):
         find_settings()
 
 

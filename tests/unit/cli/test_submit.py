@@ -38,8 +38,8 @@ def test_submit_says_when_the_result_would_end_with_the_pod(more, lost):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([*POD, "--wait", "--", "run"], "--wait means nothing to --engine kubernetes"),
-        (["--gpus", "1", "--", "run"], "--gpus means nothing to --engine slurm"),
+        ([*POD, "--wait", "--", "run"], "--wait has no meaning with --engine kubernetes"),
+        (["--gpus", "1", "--", "run"], "--gpus has no meaning with --engine slurm"),
         ([*POD, "--", "run", "--budget", "soon"], "--budget cannot be 'soon'"),
     ],
 )

@@ -58,7 +58,7 @@ def test_what_ranks_tell_is_named_once_and_bounded():
         "Each rank's loader has 2 workers, which are processes beside its threads.",
         "Your file sets the default dtype: torch.float64 (train.py:3).",
         *(f"A library warns in ddp: {text}." for text in ("first", "second", "third")),
-        "2 more warnings of libraries: read the logs of the ranks.",
+        "The logs of the ranks have 2 more warnings of libraries.",
     ]
 
 

@@ -146,14 +146,16 @@ OPEN = {"ddp": [5.0] * 5, "manual": FIVE}
 SETTLED = {"ddp": [5.0] * 5, "manual": [9.0, 9.1, 9.0, 9.2, 9.1]}
 ENDINGS = {
     "5 rounds: every verdict is settled": settling(SETTLED),
-    "5 rounds: --budget 60 has no time for another": budget(OPEN),
-    "6 rounds: 5 min have no time for another. Give it longer: --budget 900": settling(
+    "5 rounds: --budget 60 leaves no time for another": budget(OPEN),
+    "6 rounds: 5 min leave no time for another. Give it longer: --budget 900": settling(
         {"ddp": [5.0] * 6, "manual": [*FIVE, 5.0]}
     ),
-    "5 rounds: 2 s have no time for another. Give it longer: --budget 60": settling(OPEN, settle_seconds=2.0),
+    "5 rounds: 2 s leave no time for another. Give it longer: --budget 60": settling(
+        OPEN, settle_seconds=2.0
+    ),
     "5 rounds: --repeats allows no more": budget(OPEN, 5),
     "5 rounds: there is no verdict to settle": budget({"ddp": [5.0] * 5}),
-    "4 rounds: --budget 60 has no time for another": budget({"ddp": [5.0] * 4, "mpi": [6.0] * 4}, cores=1),
+    "4 rounds: --budget 60 leaves no time for another": budget({"ddp": [5.0] * 4, "mpi": [6.0] * 4}, cores=1),
     "5 rounds: more would not help, because oversubscribed arms are not ranked": budget(
         {"ddp": [5.0] * 5, "mpi": [6.0] * 5}, cores=1
     ),
