@@ -78,7 +78,7 @@ class Circumstances(NamedTuple):
         if read := self._read(libraries, text):
             shown = [*read[:_MOST_SETTINGS], *(["…"] if len(read) > _MOST_SETTINGS else [])]
             names = [setting.partition("=")[0] for setting in read]
-            found.append(f"From your shell it has: {', '.join(shown)}.")
+            found.append(f"It inherited from your shell: {', '.join(shown)}.")
             fixes.append(f"If that may be the reason, try again after: unset {' '.join(names)}")
         error.found, error.remedy = ("\n".join(filter(None, lines)) for lines in (found, fixes))
         return error

@@ -124,9 +124,9 @@ class Cluster(HostFacts):
             name = agents[0].host.name
             raise HostError(
                 f"Host {name} does not answer.",
-                found=f"Its agent is connected, and sent no answer for {seconds:g} s.",
-                remedy="Is it overloaded, or its disk stuck? Look with `compare doctor`, or leave it out: "
-                f"--exclude {name}.",
+                found=f"Its agent is connected, but sent no answer for {seconds:g} s.",
+                remedy="Is it overloaded, or its disk stuck? Examine it with `compare doctor`, or leave it "
+                f"out: --exclude {name}.",
             )
 
     def job_for(self, agent: Connection, job: LaunchJob) -> LaunchJob:

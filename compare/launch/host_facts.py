@@ -101,8 +101,10 @@ class HostFacts:
         if not any(in_network(address, network) for address in mine):
             raise HostError(
                 f"This machine has no address on {network.interface} in {network.network}.",
-                found=f"It has {', '.join(mine) or 'none'}; hosts call back where mpirun and horovodrun run.",
-                remedy="Start on a host of the run, name another --interface, or compare ddp and manual.",
+                found=f"It has {', '.join(mine) or 'none'} there, but mpirun and horovodrun run on this "
+                "machine, and the hosts connect back to them.",
+                remedy="Start Ringside on a host of the run, name another --interface, or compare only arms "
+                "that torchrun starts, such as ddp and manual.",
             )
 
     def require_compilers(self) -> None:
@@ -114,10 +116,11 @@ class HostFacts:
         for host, machine in zip(self.hosts, self.machines, strict=True):
             if machine.cannot_compile and "CXX" not in self.exported:
                 raise UnavailableError(
-                    f"Host {host.name}: torch.compile cannot compile.",
+                    f"torch.compile cannot compile on host {host.name}.",
                     found=f"{machine.cannot_compile[:1].upper()}{machine.cannot_compile[1:]}.",
-                    remedy="Install it there: apt-get install g++ python3-dev, for example. Or name another "
-                    "compiler with -x CXX=NAME, another folder in TMPDIR, or leave out --compile.",
+                    remedy="Install what is missing there, for example: apt-get install g++ python3-dev. Or "
+                    "name another compiler with -x CXX=NAME, set TMPDIR to another folder, or leave out "
+                    "--compile.",
                 )
 
 

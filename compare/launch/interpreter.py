@@ -62,12 +62,12 @@ def find_interpreter(written: str) -> Interpreter:
 
     Raises:
         UnavailableError: the interpreter cannot be executed, or lacks a library.
-        UsageError: there is no such program.
+        UsageError: there is no such program that can be executed.
     """
     executable = shutil.which(written)
     if executable is None:
         raise UsageError(
-            f"--against {written} is no program.",
+            f"--against {written}: no executable program was found.",
             remedy="Name the interpreter of the other environment: /path/to/venv/bin/python.",
         )
     path = Path(executable).absolute()  # not resolved: a link chooses the environment
@@ -127,7 +127,7 @@ def _ask(path: Path) -> _Description:
     elif time.monotonic() >= until:
         found = f"It did not end within {_ANSWER_SECONDS:g} s."
     raise UnavailableError(
-        f"{path} does not answer as a Python interpreter.",
+        f"{path} did not answer as a Python interpreter does.",
         found=found,
         remedy="Name the interpreter of the other environment: /path/to/venv/bin/python.",
     )

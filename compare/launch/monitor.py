@@ -158,7 +158,7 @@ class Monitor:
             raise OutputError(
                 f"The disk under {directory} is full.",
                 found=f"{system_reason(error)}.",
-                remedy="Free some space or choose another folder with --output.",
+                remedy="Free some space, or choose another folder with --output.",
             ) from None
 
     def _root_cause(self, where: str, cause: Cause, evidence: list[Evidence]) -> LaunchError:
@@ -175,7 +175,7 @@ class Monitor:
         # The watchdog that fires first may belong to a rank that only waits for another one.
         unfinished = (rank.progress for rank in evidence if not rank.has_result)
         limit = min((p.limit_seconds for p in unfinished if p), default=self._stall_seconds)
-        sets = "this limit" if round(limit, 1) == self._stall_seconds else "the least limit"
+        sets = "this limit" if round(limit, 1) == self._stall_seconds else "the minimum of this limit"
         slow = "Ranks outnumber the cores, so they may only be slow: " if self._oversubscribed else ""
         return StalledError(
             f"{what} for {round(limit, 1):g} s.", found=found, remedy=f"{remedy} {slow}--stall sets {sets}."
@@ -199,7 +199,8 @@ class Monitor:
                 return lines, f"All of the launcher's output is in {launchers}."
         return (
             [],
-            f"Neither it nor its launcher printed a reason; their files are in {self._files.directory}.",
+            "Neither the rank nor its launcher printed a reason. "
+            f"Their files are in {self._files.directory}.",
         )
 
     def _without_cause(self, where: str, ending: Ending, evidence: list[Evidence]) -> LaunchError:
@@ -208,26 +209,26 @@ class Monitor:
         how_far = "; ".join(_how_far(rank) for rank in evidence)
         if ending.abandoned or any(rank.exit and rank.exit.ended_by == "lease" for rank in missing):
             return LaunchError(
-                f"{where}: its ranks were ended, because this program sent no messages.",
+                f"{where}: its ranks were ended, because this program sent them no messages.",
                 found=how_far,
-                remedy="Was it suspended (Ctrl-Z), or the machine? Run again, and let it run.",
+                remedy="Was this program (Ctrl-Z) or its machine suspended? Run again without suspending it.",
             )
         if ending.timed_out:
             return StalledError(
                 f"{where}: the launch did not end within {ending.seconds:.0f} s.",
                 found=how_far,
-                remedy="Give it longer with --timeout, or less to do.",
+                remedy="Allow more time with --timeout, or give it less work.",
             )
         if ending.status is None:
             what = "its ranks are done, but its launcher did not end"
             if missing:
-                what = "the launch stopped moving"
+                what = "the launch makes no progress any more"
             return StalledError(f"{where}: {what}.", found=how_far, remedy=remedy)
         if ending.status < 0:
             return LaunchError(
                 f"{where}: the launcher was killed (signal {-ending.status}).",
                 found=how_far,
-                remedy="Its ranks were ended. Was it killed by hand, or was memory short?",
+                remedy="Was it killed by hand, or was memory short? Its ranks were ended, too.",
             )
         what = "every rank finished"
         if missing:

@@ -62,11 +62,11 @@ def choose_network(
     names = [name for name in addresses[hosts[0]] if asked in {None, name}]
     found = [network for name in names for network in _on(name, list(addresses.values()))]
     if not found:
-        what = f"{asked} is no interface that all hosts share." if asked else "The hosts share no network."
+        what = f"The hosts share no network on {asked}." if asked else "The hosts share no network."
         raise UsageError(
             what,
             found="\n".join(f"{host}: {_listed(its)}" for host, its in list(addresses.items())[:8]),
-            remedy="Name with --interface one that every host has, with an address of its own there.",
+            remedy="Name an interface with --interface that all hosts have, each with a different address.",
         )
     agree = [sum(a == b for a, b in zip(each.addresses, reached_at, strict=True)) for each in found]
     best = [each for each, count in zip(found, agree, strict=True) if count == max(agree)]

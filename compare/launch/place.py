@@ -165,7 +165,7 @@ class LaunchPlace(LaunchFolders):
             link = self._links[group[0]]
             waiting = [one.waiting_on(group) for one in (self, *others)]
             needs = [sum(arrival.memory.peak_bytes for arrival in arrivals) for arrivals in waiting]
-            took = f"{len(needs)} took {_gib(sum(needs))}; "
+            took = f"{len(needs)} of them took {_gib(sum(needs))}. "
             rooms = [("host", took, link.memory_left_bytes, max(needs))]
             if gpus := [left for a in link.arrivals if (left := a.memory.gpu_left_bytes) is not None]:
                 peak = max(arrival.memory.gpu_peak_bytes for arrivals in waiting for arrival in arrivals)
@@ -229,7 +229,7 @@ class LaunchPlace(LaunchFolders):
         if not hosts and silent:
             return HostError(
                 f"Host {silent[0].host.name} did not end the launch within {_END_SECONDS:g} s.",
-                remedy="Look for processes there whose environment names RINGSIDE_LAUNCH.",
+                remedy="Look there for processes with RINGSIDE_LAUNCH in their environment, and end them.",
             )
         return hosts[0] if hosts else None
 

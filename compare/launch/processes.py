@@ -121,7 +121,7 @@ def _start(command: Command, name: str, log: Path) -> subprocess.Popen[bytes]:
     except OSError as error:
         raise UnavailableError(
             f"{command.argv[0]} could not be executed.",
-            found=system_reason(error),
+            found=f"{system_reason(error)}.",
             remedy="`compare backends` says which launchers are there and how to install the others.",
         ) from None
 

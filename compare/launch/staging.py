@@ -71,10 +71,10 @@ def not_copied(host: Host, source: DatasetSource) -> HostError:
     folder, quoted = source.directory, shlex.quote(source.directory)
     return HostError(
         f"Host {host.name} does not have the folder of the workload.",
-        found=f"{folder} has {data.size_bytes(Path(folder)) / 1e6:.0f} MB here. Up to "
-        f"{data.MOST_BYTES / 1e6:.0f} MB are copied. There, its Python files are missing or others.",
+        found=f"{folder} has {data.size_bytes(Path(folder)) / 1e6:.0f} MB here, and only up to "
+        f"{data.MOST_BYTES / 1e6:.0f} MB are copied. On the host, its Python files are missing or different.",
         remedy=f"Copy it to the same path: rsync -a {quoted}/ {host.name}:{quoted}/. "
-        "Or keep its data elsewhere on every host.",
+        "Or keep the data outside of it, on every host.",
     )
 
 
@@ -105,9 +105,9 @@ def read_held(answer: Answer) -> Held:
         return msgspec.json.decode(lines[-1] if lines else b"", type=Held)
     except msgspec.DecodeError as error:
         raise HostError(
-            f"Host {answer.host.name} does not say where it has the data set.",
+            f"Host {answer.host.name} did not answer where it has the data set.",
             found=str(error),
-            remedy="Is Ringside there in the same version, and is the login shell quiet?",
+            remedy="Is the same version of Ringside installed there? Does the login shell print text?",
         ) from None
 
 

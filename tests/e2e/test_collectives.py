@@ -59,7 +59,7 @@ def test_collectives_where_mpi_may_not_read_memory_warn_beside_the_figure(tmp_pa
     ("arm", "variable", "printed"),
     [
         ("mpi:library=mpich", {}, "The check of localhost found: Ranks may not read each other's memory"),
-        ("mpi", {"OMPI_MCA_btl": "nonsense"}, "From your shell it has: OMPI_MCA_btl=nonsense"),
+        ("mpi", {"OMPI_MCA_btl": "nonsense"}, "It inherited from your shell: OMPI_MCA_btl=nonsense"),
         ("ddp", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "TORCH_DISTRIBUTED_DEBUG=DETAIL"),
     ],
 )

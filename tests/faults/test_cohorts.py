@@ -164,7 +164,7 @@ REASONS = {
         "2 arms side by side need more memory than host",
         "GiB; 0.0 GiB is left, and another may need",
     ],
-    "stop": ["A rank that waits for its turn cannot be stopped.", "Operation not permitted."],
+    "stop": ["A rank cannot be paused while it waits for its turn.", "Operation not permitted."],
 }
 
 

@@ -57,7 +57,7 @@ def test_parent_suspended_ends_the_launch_and_reports_why(start, launcher):
     run.process.send_signal(signal.SIGCONT)
     printed, _ = run.wait(since=time.time())
     assert run.process.returncode == 6, printed
-    assert "this program sent no messages" in printed
+    assert "this program sent them no messages" in printed
     run.assert_nothing_is_left()
 
 

@@ -189,7 +189,7 @@ def check(lab, hosts):
     [
         ("n1:1,n2:999", ["healthy: n2: The host has more slots than cores.\n"], 10),
         ("n1:1,down:1", ["Host down (-H:2): Cannot be reached.\n"], 15),
-        ("10.77.0.1", ["Host 10.77.0.1 (-H:1): Runs no sshd at this port."], 15),
+        ("10.77.0.1", ["Host 10.77.0.1 (-H:1): Has no sshd that listens at this port."], 15),
         (
             "down,n1,nowhere,silent",
             [

@@ -129,12 +129,12 @@ def test_launcher_waits_for_workers_and_its_log_holds_the_result(make_pods, mnis
     wait_for("Waiting for 2 of 2 hosts, at most ")
     assert f"Host {WORKERS[0]} ({HOSTFILE}:1) has a name that does not resolve." in path.read_text()
     pods.name(pods.lab.hosts[0], WORKERS[0])
-    wait_for(f"Host {WORKERS[0]} ({HOSTFILE}:1) runs no sshd at this port.")
+    wait_for(f"Host {WORKERS[0]} ({HOSTFILE}:1) has no sshd that listens at this port.")
     pods.start_worker(0)
     wait_for("Waiting for 1 of 2 hosts")
     pods.start_worker(1)
     assert process.wait(timeout=150) == 0, path.read_text()[-2000:]
-    assert "All 2 hosts are there" in path.read_text()
+    assert "All 2 hosts answer" in path.read_text()
     run = read_run(pods.lab.folder / "run")
     require_one_model(run, ["pi-worker-0", "pi-worker-1"])
     # As docs/kubernetes.md takes it out of `kubectl logs`, which has both streams.
@@ -152,7 +152,7 @@ def test_worker_that_never_comes_is_named(make_pods, mnist_dir):
     began = time.monotonic()
     printed, errors = pods.launch(stdout=subprocess.PIPE, stderr=subprocess.PIPE).communicate(timeout=60)
     assert time.monotonic() - began < 20
-    assert "error: 1 of 2 hosts did not come within 5 s." in errors
+    assert "error: 1 of 2 hosts did not answer within 5 s." in errors
     assert f"Host {WORKERS[1]} ({HOSTFILE}:2) has a name that does not resolve." in errors
     assert f"--exclude {WORKERS[1]}" in errors
     assert printed == ""

@@ -143,8 +143,8 @@ def test_run_that_cannot_work_is_refused_before_its_start(make_slurm, mnist_dir)
 
 
 WRONG_NUMBERS = {
-    "": "SLURM_JOB_ID is '', which is not a number of a job",
-    "0": "SLURM_JOB_ID is '0', which is not a number of a job",
+    "": "SLURM_JOB_ID is '', which is not a job number",
+    "0": "SLURM_JOB_ID is '0', which is not a job number",
     "4711": "Slurm does not know a job 4711",
     "1": "Its state is COMPLETED",
     "2": "Slurm job 2 is not yours",

@@ -213,9 +213,9 @@ class Connection:
                 self._take(message)
         except ProtocolError as error:
             raise HostError(
-                f"Host {self.host.name}: what it sent is not from Ringside's agent.",
+                f"Host {self.host.name}: what it sent does not come from Ringside's agent.",
                 found=str(error),
-                remedy="Is Ringside there in the same version? Does the login shell print something?",
+                remedy="Is the same version of Ringside installed there? Does the login shell print text?",
             ) from None
         self._pipe.keep_alive()
         self._read_stderr()
@@ -304,7 +304,7 @@ class Connection:
         return host_error(answer, self._carrier) or HostError(
             f"Host {self.host.name}: the agent exited.",
             found=answer.last_lines,
-            remedy="Was it or this machine suspended? Run again, and let it run.",
+            remedy="Was that host or this machine suspended? Run again without suspending either.",
         )
 
 

@@ -101,7 +101,7 @@ class HostAgent:
                     kind=HostError.__name__,
                     what="The launch was lost.",
                     found=launch.problem,
-                    remedy="Was it killed or stopped, or is memory short there? Run again, and let it run.",
+                    remedy="Was it killed or stopped by hand, or was memory short there? If not, run again.",
                 )
                 self._pipe.send(OfLaunch(name, encode(refused)))
             if launch.pipe.closed or launch.problem:

@@ -54,7 +54,7 @@ def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
     segments = Segments(start.segments, time.time() - 1) if start.segments else None
     try:
         _make_folders(start, made)
-        opened.enter_context(_swept(start.directory, made, segments))
+        opened.enter_context(_ended_if_killed(start.directory, made, segments))
         launch = _Launch(start, pipe)
         opened.callback(launch.close)
         pipe.send(Started())
@@ -75,9 +75,9 @@ def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
             kind=OutputError.__name__,
             what=f"The folders of {start.directory} could not be used.",
             found=str(error),
-            remedy="Free some space there, or name another folder in TMPDIR."
+            remedy="Check the free space and the permissions there, or set TMPDIR to another folder."
             if start.in_place
-            else "Is this machine among the hosts twice, or its disk full? Run `compare doctor`.",
+            else "Is that machine among the hosts twice, or its disk full? Run `compare doctor`.",
         )
     else:
         return Exited(status=ending.status, abandoned=ending.status is None and launch.is_abandoned())
@@ -88,7 +88,9 @@ def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
 
 
 @contextmanager
-def _swept(name: str, folders: Sequence[Path], segments: Segments | None) -> Iterator[None]:
+def _ended_if_killed(
+    launch_name: str, folders: Sequence[Path], segments: Segments | None
+) -> Iterator[None]:
     """Let a child process end a launch if this process is killed within the block.
 
     The child, the sweeper, reads from a pipe that only this process can write. If the pipe ends before a byte
@@ -97,7 +99,7 @@ def _swept(name: str, folders: Sequence[Path], segments: Segments | None) -> Ite
     read, write = os.pipe()
     sweeper = os.fork()
     if not sweeper:
-        _sweep(name, folders, segments, read)
+        _sweep(launch_name, folders, segments, read)
     os.close(read)
     try:
         yield
@@ -193,7 +195,7 @@ class _Launch:
             raise OutputError(
                 f"The launch's folder {self.files.directory} can no longer be written.",
                 found=system_reason(error),
-                remedy=f"Was it removed, or its disk taken away? {again}",
+                remedy=f"Was it removed, or its disk unmounted? {again}",
             ) from None
 
 

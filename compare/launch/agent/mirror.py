@@ -116,7 +116,7 @@ class ReceivedFiles:
         if size + len(message.data) > _FILE_BYTES:
             raise HostError(
                 f"Host {self._host.name} sends more than {_FILE_BYTES >> 30} GiB of {name}.",
-                remedy="Does a program there print without end? Let it print less, and run again.",
+                remedy="Does a program there print without end? Make it print less, and run again.",
             )
         self._sizes[name] = size + len(message.data)
         try:

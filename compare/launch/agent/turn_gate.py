@@ -92,7 +92,7 @@ class TurnGate:
                 continue
             except OSError as error:
                 raise InterleaveError(
-                    "A rank that waits for its turn cannot be stopped.",
+                    "A rank cannot be paused while it waits for its turn.",
                     found=f"Process {process}: {system_reason(error)}.",
                     remedy="Run one launch after another: --interleave launches.",
                 ) from None

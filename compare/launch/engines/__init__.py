@@ -20,7 +20,7 @@ from compare.text import printable
 
 STREAM_BYTES = 1 << 20
 """Maximum size of what one host may send on each stream."""
-LOCAL = "take this machine alone: --engine local"
+LOCAL = "use only this machine: --engine local"
 """Part of a remedy: what a user can do in every job."""
 ELSEWHERE = f"Name the hosts with -H or --hostfile, or {LOCAL}"
 

@@ -213,11 +213,11 @@ def host_error(answer: Answer, carrier: Carrier) -> HostError | None:
             found=found,
             remedy="Ringside and its Python must be at the same path on every host.",
         )
-    remedy = "The host was reached; its command failed" + (
-        " and printed this." if found else " without output."
-    )
+    remedy = "The host was reached, but its command printed nothing. Try again."
+    if found:
+        remedy = "The host was reached, and its command printed the reason above."
     if "No module named" in found:
-        remedy = "Install Ringside there, for this Python and in the same version."
+        remedy = "Install the same version of Ringside there, for the same Python."
     return HostError(f"{name}: a command failed with status {answer.status}.", found=found, remedy=remedy)
 
 
@@ -250,7 +250,7 @@ def wait_for_hosts(
         if left <= 0:
             names = ",".join(host.name for host in awaited[:_SHOWN_REASONS])
             raise AbsentHostError(
-                f"{len(awaited)} of {len(hosts)} hosts did not come within {duration(seconds)}.",
+                f"{len(awaited)} of {len(hosts)} hosts did not answer within {duration(seconds)}.",
                 found=_listed([f"{error.what} {error.found}" for error in absent.values()]),
                 remedy="Do they start at all? For pods, `kubectl describe pods` gives the reason. Wait "
                 f"longer, or leave them out: --exclude {names}",
@@ -261,7 +261,7 @@ def wait_for_hosts(
             shown = reasons
         time.sleep(min(_PAUSE_SECONDS, left))
     if shown:
-        say(f"All {len(hosts)} hosts are there")
+        say(f"All {len(hosts)} hosts answer")
 
 
 def _listed(reasons: Sequence[str]) -> str:

@@ -90,7 +90,7 @@ def require_started_once(environ: Mapping[str, str]) -> None:
         once = f", or start it once: {starter.once}" if starter.once else ""
         raise UsageError(
             f"{starter.name} starts compare {f'{int(count)} times' if count else 'many times'}, "
-            "and each would start all ranks.",
+            "and each copy would start all ranks.",
             found=f"{written(signs)}.",
-            remedy=f"Call compare without it: every command that launches ranks starts them itself{once}",
+            remedy=f"Call compare directly, because it starts all ranks itself{once}",
         )

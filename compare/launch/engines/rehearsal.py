@@ -61,7 +61,7 @@ _REMEDIES = (
     ),
     (
         ("not permitted", "ermission denied", "ead-only"),
-        "This system keeps namespaces to root: use sudo, or a container with --privileged.",
+        "Only root may make namespaces on this system: use sudo, or a container with --privileged.",
     ),
 )
 _ANY_REMEDY = "Rehearse on Linux with network namespaces, veth and a bridge, as root."

@@ -17,12 +17,13 @@ from compare.launch.engines import ELSEWHERE, LOCAL, Allocation, Carrier
 from compare.launch.engines.ssh import Ssh
 from compare.schema.hostfile import format_hosts, parse_hostfile, read_hostfile
 from compare.schema.hosts import Host, local_host, shown
+from compare.text import counted
 
 NUMBER, MANY = "[0-9]+", "0*(?:[2-9]|[1-9][0-9]+)"
 """Patterns of any number, and of one above 1."""
 
 _ONE_IN_JSON = r'.*"cluster"\s*:\s*\{\s*"[^"]*"\s*:\s*\[\s*"[^"]*"\s*\]\s*\}.*'
-_EVERYWHERE = "It starts this command on every host by itself."
+_EVERYWHERE = "The scheduler itself starts this command on every host."
 _OF_MPIJOB = "/etc/mpi/hostfile"
 """The hostfile of an MPIJob. It counts as a variable if it exists, because no other job has it."""
 _LAUNCH_NODE = re.compile(r"batch|launch|login", re.IGNORECASE)
@@ -84,7 +85,7 @@ SCHEDULERS = (
         ("PBS_NODEFILE=.+", "PBS_JOBID=.+"),
         files=("PBS_NODEFILE",),
         number="PBS_JOBID",
-        hint="PBS_NODEFILE is not set; `qstat -n` prints its hosts.",
+        hint="PBS_NODEFILE is not set; `qstat -n` prints the hosts.",
     ),
     Scheduler(
         "LSF",
@@ -92,7 +93,7 @@ SCHEDULERS = (
         files=("LSB_DJOB_HOSTFILE",),
         lists=(("LSB_MCPU_HOSTS", _counts), ("LSB_HOSTS", _names)),
         number="LSB_JOBID",
-        hint="`bjobs -l` prints its hosts.",
+        hint="`bjobs -l` prints the hosts.",
         launch_node=True,
     ),
     Scheduler(
@@ -104,7 +105,7 @@ SCHEDULERS = (
         files=("PE_HOSTFILE",),
         number="JOB_ID",
         one=("NHOSTS=1", "NSLOTS=1"),
-        hint="PE_HOSTFILE is not set; `qstat -g t` prints its hosts.",
+        hint="PE_HOSTFILE is not set; `qstat -g t` prints the hosts.",
     ),
     Scheduler(
         "OAR",
@@ -114,7 +115,7 @@ SCHEDULERS = (
         ),
         files=("OAR_NODEFILE", "OAR_NODE_FILE", "OAR_FILE_NODES"),
         number="OAR_JOB_ID",
-        hint="`oarprint host` prints its hosts.",
+        hint="`oarprint host` prints the hosts.",
     ),
     Scheduler(
         "Cobalt",
@@ -122,14 +123,14 @@ SCHEDULERS = (
         files=("COBALT_NODEFILE",),
         number="COBALT_JOBID",
         one=("COBALT_JOBSIZE=1",),
-        hint="COBALT_NODEFILE is not set; `cqstat` prints its hosts.",
+        hint="COBALT_NODEFILE is not set; `cqstat` prints the hosts.",
     ),
     Scheduler(
         "Flux",
         ("FLUX_JOB_ID=.+", "FLUX_ENCLOSING_ID=.+", "FLUX_URI=.+"),
         number="FLUX_JOB_ID",
         one=("FLUX_JOB_NNODES=1",),
-        hint="`flux resource list -no {nodelist}` prints its hosts.",
+        hint="`flux resource list -no {nodelist}` prints the hosts.",
     ),
     Scheduler(
         "HTCondor",
@@ -157,7 +158,7 @@ SCHEDULERS = (
         ("MOAB_NODELIST=.+", "MOAB_JOBID=.+"),
         number="MOAB_JOBID",
         one=("MOAB_NODECOUNT=1",),
-        hint="MOAB_NODELIST names its hosts.",
+        hint="MOAB_NODELIST names the hosts.",
     ),
     Scheduler(
         "SageMaker",
@@ -223,16 +224,16 @@ SCHEDULERS = (
         "SkyPilot",
         (f"SKYPILOT_NUM_NODES={MANY}", "SKYPILOT_NODE_RANK=.+"),
         one=("SKYPILOT_NUM_NODES=1",),
-        hint=f"SKYPILOT_NODE_IPS names its hosts. {_EVERYWHERE}",
+        hint=f"SKYPILOT_NODE_IPS names the hosts. {_EVERYWHERE}",
     ),
     Scheduler(
         "dstack",
         (f"DSTACK_NODES_NUM={MANY}", "DSTACK_NODE_RANK=.+"),
         one=("DSTACK_NODES_NUM=1",),
-        hint=f"DSTACK_NODES_IPS names its hosts. {_EVERYWHERE}",
+        hint=f"DSTACK_NODES_IPS names the hosts. {_EVERYWHERE}",
     ),
     Scheduler("Determined", (f"DET_NUM_SLOTS={MANY}", "DET_CLUSTER_ID=.+ DET_SLOT_IDS=.+")),
-    Scheduler("Ray", ("RAY_JOB_CONFIG_JSON_ENV_VAR=.+",), hint="`ray list nodes` prints its hosts."),
+    Scheduler("Ray", ("RAY_JOB_CONFIG_JSON_ENV_VAR=.+",), hint="`ray list nodes` prints the hosts."),
     Scheduler("TFJob", ('TF_CONFIG=.*"cluster".*',), one=(f"TF_CONFIG={_ONE_IN_JSON}",), hint=_EVERYWHERE),
     Scheduler(
         "TACC's launcher",
@@ -283,7 +284,7 @@ def detect(environ: Mapping[str, str]) -> Allocation | None:
         source = f"this machine, the only host of {job} ({written(one)})"
         return Allocation((local_host(1),), Carrier(), source)
     raise UsageError(
-        f"This is {job}, and Ringside does not know its hosts.",
+        f"Ringside runs in {job}, but does not know its hosts.",
         found=f"{written(signs_of(first.signs, environ))}. {first.hint}".strip(),
         remedy=ELSEWHERE,
     )
@@ -323,6 +324,7 @@ def _require_no_launch_node(hosts: tuple[Host, ...], variable: str, job: str) ->
     if others and (named or (first.slots == 1 and all(host.slots > 1 for host in others))):
         raise UsageError(
             f"The first host of {job}, {first.name}, may be its launch node, which takes no ranks.",
-            found=f"{variable} gives it {first.slots}, and {others[0].name} {others[0].slots}.",
+            found=f"{variable} gives it {counted(first.slots, 'slot')}, and {others[0].name} "
+            f"{counted(others[0].slots, 'slot')}.",
             remedy=f"Without it: -H {format_hosts(others)}; with it: -H {format_hosts(hosts)}; or {LOCAL}",
         )

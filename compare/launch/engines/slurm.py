@@ -59,7 +59,7 @@ _TROUBLES = (
         "takes no further step of {job}",
         "Is the job over? `squeue --me` lists yours. Does `{by_hand}` work?",
     ),
-    (("not found in", "Invalid node name"), "is no node of {job}", "Name nodes of the job."),
+    (("not found in", "Invalid node name"), "is not a node of {job}", "Name only nodes of the job."),
     (("CANCELLED AT",), "lost its step in {job}", "Was it cancelled by hand, as with scancel JOB.STEP?"),
 )
 _OWN_LINES = ("srun:", "slurmstepd")
@@ -101,7 +101,7 @@ _TIME_OVER = _Ending(
 )
 _PREEMPTED = _Ending(
     "was preempted",
-    "A job of higher priority took its nodes. Run again, or in another partition.",
+    "A job of higher priority took its nodes. Run again, perhaps in another partition.",
     ("PREEMPTED", "Preempted"),
     "DUE TO PREEMPTION",
 )
@@ -133,8 +133,8 @@ def detect(environ: Mapping[str, str]) -> Allocation | None:
     number = environ[name]
     if not re.fullmatch(r"[1-9][0-9]*", number):
         raise UsageError(
-            f"{name} is '{shown(number)}', which is not a number of a job.",
-            found="Slurm sets it within a job.",
+            f"{name} is '{shown(number)}', which is not a job number.",
+            found="Slurm sets this variable within a job.",
             remedy=f"Unset it. {ELSEWHERE}",
         )
     _require_simple(number, environ)
@@ -206,7 +206,7 @@ class Slurm(Carrier, frozen=True, kw_only=True):
         program = shutil.which("srun")
         if program is None:
             raise UnavailableError(
-                "srun is not installed, and the nodes of a Slurm job are reached with it.",
+                "srun is not installed, but Ringside needs it to reach the nodes of a Slurm job.",
                 found=f"This process belongs to Slurm job {self.job}.",
                 remedy=f"Add Slurm's programs to PATH. {ELSEWHERE}",
             )
@@ -239,8 +239,10 @@ class SlurmJob(msgspec.Struct, frozen=True):
                 raise HostError(
                     f"Host {host.name}: Ringside sees {counted(sees, kind)} of the {has} that "
                     f"{self.name} has there.",
-                    found="It runs in a step of its own, whose srun gave it fewer, or bound it to some.",
-                    remedy=f"Start it in the job itself, or give its step all: srun -n1 {option}={has}",
+                    found="It runs in a job step of its own, and the srun of that step gave it fewer, or "
+                    "bound it to some of them.",
+                    remedy="Start it in the job itself, or give its step all of them: "
+                    f"srun -n1 {option}={has}",
                 )
 
     def share(self, host: Host, cpus: int) -> int:
@@ -282,8 +284,8 @@ def _require_own(number: str, fields: Mapping[str, str]) -> None:
         )
     if (state := fields.get("JobState", "RUNNING")) != "RUNNING":
         raise UsageError(
-            f"Slurm job {number} does not run.",
-            found=f"Its state is {shown(state)}, and SLURM_JOB_ID names it.",
+            f"Slurm job {number} is not running.",
+            found=f"Its state is {shown(state)}. SLURM_JOB_ID names this job.",
             remedy=f"Start another job, or {UNSET}. {ELSEWHERE}",
         )
 
@@ -305,14 +307,14 @@ def _require_simple(number: str, environ: Mapping[str, str]) -> None:
     if "SLURM_ARRAY_TASK_ID" in environ:
         raise UsageError(
             f"Slurm job {number} is a part of a job array.",
-            found="Every part would measure beside the others.",
+            found="All parts of an array may run and measure at the same time.",
             remedy=f"Submit it without --array, or {LOCAL}",
         )
     components = environ.get("SLURM_HET_SIZE", "1")
     if components != "1":
         raise UsageError(
             f"Slurm job {number} is heterogeneous.",
-            found=f"It has {components} components, and srun reaches one of them.",
+            found=f"It has {components} components, and srun reaches only one of them.",
             remedy=f"Ask for all nodes in one component. {ELSEWHERE}",
         )
 
@@ -339,10 +341,11 @@ def _slots(
             return by_cpus
         if tasks % len(nodes) == 0:
             return [tasks // len(nodes)] * len(nodes)
+        form = ",".join(f"{name}:N" for name in nodes)
         raise UsageError(
-            "It is not known which node has how many tasks of the job.",
-            found=f"Its variables do not say it: {tasks} tasks on {len(nodes)} nodes.",
-            remedy=f"Name them: --engine slurm -H {','.join(f'{name}:N' for name in nodes)}; or {LOCAL}",
+            "It is not known how many tasks of the Slurm job each node has.",
+            found=f"The job has {tasks} tasks on {len(nodes)} nodes, and no variable shows their places.",
+            remedy=f"Give the number for each node: --engine slurm -H {form}; or {LOCAL}",
         )
     return [gpus.get(name, 0) or 1 for name in nodes]
 

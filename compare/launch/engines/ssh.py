@@ -54,7 +54,8 @@ _TROUBLES = (
         HostError,
         ("Permission denied", "Too many authentication failures", "no mutual signature"),
         "does not let you log in without a password",
-        "Set up a key with ssh-copy-id until {by_hand} asks nothing; or name user and key.",
+        "Set up a key with ssh-copy-id until {by_hand} asks nothing, or name the user and the key with "
+        "--ssh-user and --ssh-identity.",
     ),
     (
         AbsentHostError,
@@ -65,7 +66,7 @@ _TROUBLES = (
     (
         AbsentHostError,
         ("Connection refused",),
-        "runs no sshd at this port",
+        "has no sshd that listens at this port",
         "Start sshd there, or name the right port; or let a run wait for it: --wait-for-hosts 120.",
     ),
     (
@@ -75,7 +76,7 @@ _TROUBLES = (
             *("Connection reset", "not responding", "Broken pipe", "kex_exchange_identification"),
         ),
         "cannot be reached",
-        "Is it switched on and connected, and does {by_hand} work? If not, remove it from the hostfile.",
+        "Is it switched on and connected, and does {by_hand} work? If not, leave it out.",
     ),
 )
 
@@ -159,7 +160,7 @@ def _program() -> str:
     ssh = shutil.which("ssh")
     if ssh is None:
         raise UnavailableError(
-            "ssh is not installed, and other hosts are reached with it.",
+            "ssh is not installed, but Ringside needs it to reach other hosts.",
             remedy="apt-get install openssh-client",
         )
     return ssh

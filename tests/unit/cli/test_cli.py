@@ -609,7 +609,7 @@ def test_dry_run_prints_the_source_of_its_hosts(compare, monkeypatch, tmp_path_f
     monkeypatch.delenv("LSB_HOSTS")
     refused = compare("run", "--dry-run", "--backend", "ddp")
     assert refused.code == USAGE
-    assert refused.parts[0] == "This is LSF job 8, and Ringside does not know its hosts."
+    assert refused.parts[0] == "Ringside runs in LSF job 8, but does not know its hosts."
     hostfile = tmp_path_factory.mktemp("hosts") / "two\nlines"
     hostfile.write_text("nosuchhost-a\n")
     shown = compare("run", "--dry-run", "--backend", "ddp", "--hostfile", hostfile).out

@@ -188,7 +188,7 @@ def test_quick_check_many_unusable_hosts_make_one_error(fake_ssh):
         quick_check(parse_hostfile("n[1-20]", "hosts.txt"), carrier=Ssh())
     assert raised.value.what == "20 of 20 hosts cannot be used."
     assert raised.value.found.startswith(
-        "Host n1 (hosts.txt:1): Runs no sshd at this port. Connection refused"
+        "Host n1 (hosts.txt:1): Has no sshd that listens at this port. Connection refused"
     )
     assert raised.value.found.endswith("and 12 more")
     assert raised.value.remedy.count("Start sshd") == 1

@@ -364,7 +364,7 @@ class Flood(Carrier, frozen=True):
             sys.executable,
             Flood(stream=1),
             60.0,
-            "Host localhost: what it sent is not from Ringside's agent",
+            "Host localhost: what it sent does not come from Ringside's agent",
             "",
         ),
         (sys.executable, Flood(stream=2), 1.0, "Host localhost did not answer within", "flood"),

@@ -71,7 +71,7 @@ def test_defect_stands_with_its_fix_beside_what_it_may_cause_alone(arm, failure,
 def test_setting_stands_beside_the_failure_of_an_arm_that_reads_it(arm, name, value, read):
     error = beside(arm, settings={name: value})
     assert ("shell" in str(error)) is read
-    assert (f"From your shell it has: {name}={value}." in error.found) is read
+    assert (f"It inherited from your shell: {name}={value}." in error.found) is read
     assert error.remedy.endswith(f"If that may be the reason, try again after: unset {name}") is read
 
 
@@ -85,4 +85,4 @@ def test_settings_of_its_own_libraries_come_first_and_few_are_shown():
     settings = {f"MKL_{letter}": "1" for letter in "ABCDEFGH"} | {"OMPI_MCA_pml": "ob1"}
     (line,) = [line for line in beside("mpi", settings=settings).found.splitlines() if "shell" in line]
     shown = "OMPI_MCA_pml=ob1, MKL_A=1, MKL_B=1, MKL_C=1, MKL_D=1, MKL_E=1, …."
-    assert line == f"From your shell it has: {shown}"
+    assert line == f"It inherited from your shell: {shown}"

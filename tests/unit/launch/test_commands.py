@@ -99,7 +99,7 @@ def command_lines():
             an_answer(127, b"bash: line 1: /opt/py/bin/python: No such file or directory\n"),
             ["/opt/py/bin/python", "same path on every host"],
         ),
-        (an_answer(1, b"/usr/bin/python: No module named 'compare'\n"), ["Install Ringside there"]),
+        (an_answer(1, b"/usr/bin/python: No module named 'compare'\n"), ["same version of Ringside there"]),
         (an_answer(255, b"Permission denied", HERE), ["status 255"]),  # not ssh's
         (an_answer(None), ["Host n1 (hosts.txt:3) did not answer within 1 s.\n", "`ssh -p2222 n1`"]),
     ],
@@ -183,8 +183,8 @@ def test_hosts_that_come_one_by_one_are_named_while_missing(answers):
     wait(60, say)
     assert lines[0].startswith("Waiting for 2 of 3 hosts, at most ")
     assert "Host w1 (hostfile:1) has a name that does not resolve. Host w2 (hostfile:2) has" in lines[0]
-    assert "Host w2 (hostfile:2) runs no sshd" in lines[1]
-    assert lines[2:] == ["All 3 hosts are there"]
+    assert "Host w2 (hostfile:2) has no sshd" in lines[1]
+    assert lines[2:] == ["All 3 hosts answer"]
 
 
 def test_hosts_that_are_there_need_no_word(answers):
@@ -195,7 +195,7 @@ def test_hosts_that_are_there_need_no_word(answers):
 
 def test_hosts_that_never_come_are_named_with_what_to_do(answers):
     answers("w1")
-    with pytest.raises(AbsentHostError, match=r"^2 of 3 hosts did not come within 0 s\.") as caught:
+    with pytest.raises(AbsentHostError, match=r"^2 of 3 hosts did not answer within 0 s\.") as caught:
         wait(0.1)
     assert "Host w0 (hostfile:0) has a name that does not resolve. ssh: Could not" in caught.value.found
     assert "--exclude w0,w2" in caught.value.remedy
@@ -213,7 +213,7 @@ def test_launcher_whose_name_begins_to_resolve_is_awaited(answers, monkeypatch):
     lines = []
     wait(60, lines.append, STARTING[:1])
     assert "Host w0 (hostfile:0) has a name that does not resolve." in lines[0]
-    assert lines[1:] == ["All 1 hosts are there"]
+    assert lines[1:] == ["All 1 hosts answer"]
 
 
 def test_host_that_refuses_the_login_is_not_awaited(answers):

@@ -130,7 +130,7 @@ def test_monitor_ends_a_launch_whose_watchdog_is_overdue(monitor, files, monkeyp
 @pytest.mark.parametrize(
     ("limits", "printed"),
     [
-        ((90.0, 90.0), ["made no progress for 90 s", "--stall sets the least limit"]),
+        ((90.0, 90.0), ["made no progress for 90 s", "--stall sets the minimum of this limit"]),
         ((30.0, 300.0), ["made no progress for 30 s", "--stall sets this limit"]),
     ],
 )
@@ -248,13 +248,13 @@ def test_death_of_a_silent_rank_quotes_the_log_that_holds_something(monitor, fil
 def test_death_without_any_output_names_the_folder(monitor, files):
     error = of_silent_rank(monitor, files, "Process 1 exit with status code 3.\nTraceback (most recent …")
     assert "launcher printed" not in error.found
-    assert error.remedy.startswith("Neither it nor its launcher printed a reason")
+    assert error.remedy.startswith("Neither the rank nor its launcher printed a reason")
 
 
 def test_no_rank_is_named_where_the_parent_was_suspended(monitor, files):
-    assert "this program sent no messages" in failure_of(monitor, None, abandoned=True).what
+    assert "this program sent them no messages" in failure_of(monitor, None, abandoned=True).what
     exits(files, 0, **ENDED | {"ended_by": "lease"})
-    assert "this program sent no messages" in failure_of(monitor).what
+    assert "this program sent them no messages" in failure_of(monitor).what
 
 
 def test_tail_of_a_log_of_gigabytes_reads_its_end_alone(tmp_path):

@@ -37,7 +37,7 @@ def test_of_two_networks_the_one_asked_for_or_reached_is_taken():
     [
         (TWO, None, "share more than one network", ["eth0", "ib0"]),
         *(
-            ([N1, N2], name, f"{name} is no interface that all", ["n2: "])
+            ([N1, N2], name, f"share no network on {name}", ["n2: "])
             for name in ("lo", "docker0", "eth7")
         ),
         ([N1, {"ens3": ["10.0.0.2/24"]}], None, "share no network", ["n1: ", "n2: "]),

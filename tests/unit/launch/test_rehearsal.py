@@ -53,7 +53,7 @@ def test_rehearsal_without_a_program_names_its_package(monkeypatch):
     [
         # The room itself goes on, until its pipe is closed.
         ("echo up; echo '{found}' >&2; echo failed; read -r _ || :", "mount: permission denied", ""),
-        (REFUSED, "unshare: unshare failed: Operation not permitted", "keeps namespaces to root"),
+        (REFUSED, "unshare: unshare failed: Operation not permitted", "Only root may make namespaces"),
         (REFUSED, "Error: Specified qdisc kind is unknown.", "lacks netem"),
         (REFUSED, "Error: Unknown device type.", "Rehearse on Linux"),
     ],

@@ -209,7 +209,7 @@ STARTED = [
 
 @pytest.mark.parametrize(("name", "environ"), STARTED)
 def test_program_started_twice_is_refused_by_its_launcher(name, environ):
-    with pytest.raises(UsageError, match="each would start all ranks") as caught:
+    with pytest.raises(UsageError, match="each copy would start all ranks") as caught:
         require_started_once(environ)
     assert caught.value.what.startswith(name)
     assert "starts compare 2 times" in caught.value.what

@@ -141,11 +141,11 @@ NUMBERS = ("", "0", "-1", "17_3", "seventeen", "017")
     ("environ", "described", "says"),
     [
         *(
-            ({"SLURM_JOB_ID": number}, {}, f"SLURM_JOB_ID is '{number}', which is not a number")
+            ({"SLURM_JOB_ID": number}, {}, f"SLURM_JOB_ID is '{number}', which is not a job number")
             for number in NUMBERS
         ),
         (JOB, {"user": f"alice({os.getuid() + 1})"}, "Slurm job 17 is not yours.\nIt belongs to alice"),
-        (JOB, {"state": "COMPLETED"}, "Slurm job 17 does not run.\nIts state is COMPLETED"),
+        (JOB, {"state": "COMPLETED"}, "Slurm job 17 is not running.\nIts state is COMPLETED"),
         (JOB, {"state": "TIMEOUT"}, "Its state is TIMEOUT"),
         (JOB, {"state": "PENDING"}, "Its state is PENDING"),
         (JOB | {"SLURM_ARRAY_TASK_ID": "3"}, {}, "a part of a job array"),

@@ -68,7 +68,7 @@ def test_ssh_that_is_not_installed_is_unavailable(tmp_path, monkeypatch):
         ("ssh: connect to host n1 port 22: Connection timed out", "cannot be reached", "switched on"),
         ("ssh: connect to host n1 port 22: No route to host", "cannot be reached", "switched on"),
         ("Connection closed by 10.0.0.1 port 22", "cannot be reached", "switched on"),
-        ("ssh: connect to host n1 port 22: Connection refused", "runs no sshd", "port"),
+        ("ssh: connect to host n1 port 22: Connection refused", "has no sshd", "port"),
         ("root@n1: Permission denied (publickey).", "without a password", "ssh-copy-id"),
         ("Host key verification failed.", "not known to ssh", "known_hosts"),
         ("ssh: Could not resolve hostname n1: Name or service not known", "name", "Correct it"),
