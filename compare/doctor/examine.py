@@ -234,16 +234,16 @@ def _read(answer: Answer, kind: type[T]) -> T:
     prefix = checkup.PREFIX.encode()
     lines = [line for line in answer.stdout.splitlines() if line.startswith(prefix)]
     printed = answer.stdout[-200:].decode(errors="replace").strip()
-    found = f"it printed: {printed or 'nothing'}"
+    found = f"It printed: {printed or 'nothing'}"
     try:
         if lines:
             return msgspec.json.decode(lines[-1][len(prefix) :], type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         found = str(error)
     raise HostError(
-        "The answer is not that of the examination.",
+        "The answer does not come from Ringside's examination.",
         found=found,
-        remedy="Start-up files of its login shell may print, or run another program. Let them do neither.",
+        remedy="Do start-up files of its login shell print text or run another program? If so, change them.",
     )
 
 
@@ -253,7 +253,7 @@ def _trouble(answer: Answer, error: HostError, python: str, carrier: Carrier) ->
     what, fix = what[:1].upper() + what[1:], error.remedy
     refused = answer.status is None or carrier.explain(answer) is not None
     if answer.status in NOT_FOUND:
-        what = f"{python} does not exist."
+        what = f"{python} does not exist, or cannot be executed."
         fix = "Make the environment at the same path on every host, or name another with --python."
     elif b"SyntaxError" in answer.stderr:
         what = f"{python} is too old for the examination."
@@ -317,7 +317,7 @@ def _try_port(examined: list[ExaminedHost], python: str, carrier: Carrier) -> li
         try:
             trial = _read(answer, PortTrial)
         except HostError as error:
-            trial = PortTrial(role="connects", problem=f"The host did not answer: {error.found}")
+            trial = PortTrial(role="connects", problem=f"The host gave no answer. {error.found}")
         examined[number] = msgspec.structs.replace(
             examined[number], port_trial=trial, port_address=f"{address}:{port}"
         )

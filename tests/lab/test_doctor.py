@@ -119,9 +119,9 @@ def test_doctor_healthy_host_among_others_has_no_findings(examined):
     [
         ("n2", "slots", "warning", "more slots than cores", "999 slots", "Give the host"),
         ("n3", "python", "problem", "Python differs", "3.12.1", "Recreate the environment there with Python"),
-        ("n3", "torch", "problem", "torch differs", "1.2.3, usually", "pip install torch=="),
-        ("n3", "clock", "warning", "clock is wrong", "s behind the clock of this machine", "NTP"),
-        ("n4", "hostname", "problem", "to its loopback", "n4 resolves to 127.0.1.1", "give n4 10.77.0.14"),
+        ("n3", "torch", "problem", "torch differs", "1.2.3 here, but", "pip install torch=="),
+        ("n3", "clock", "warning", "clocks differ", "s behind the clock of this machine", "NTP"),
+        ("n4", "hostname", "problem", "to its loopback", "n4 resolves to 127.0.1.1", "address 10.77.0.14"),
         ("n4", "disk", "problem", "full", "1.0 MB free", "--shm-size"),
         ("n4", "network", "warning", "another MTU", "1400 on eth0", "mtu 1500"),
         (

@@ -147,10 +147,10 @@ def check_tools() -> None:
     missing = [(what, command) for present, what, command in needs if not present]
     if missing:
         raise UnavailableError(
-            "Horovod cannot be compiled on this machine; nothing was started.",
+            "Horovod cannot be compiled on this machine, so nothing was started.",
             found=f"Missing: {'; '.join(what for what, _ in missing)}.",
-            remedy=f"Run `{' && '.join(command for _, command in missing)}` or what your system has instead, "
-            "then this command again.",
+            remedy=f"Run `{' && '.join(command for _, command in missing)}` or its equivalent here, and then "
+            "this command again.",
         )
 
 
@@ -192,7 +192,7 @@ def scratch_parent() -> Path:
         if re.fullmatch(r"[\w/.-]+", str(candidates[-1].resolve())):
             return candidates[-1]
     raise UnavailableError(
-        "Horovod cannot be compiled under a path with characters other than letters, digits and _ . -",
+        "Horovod can only be compiled under a path of letters, digits, underscores, dots and dashes.",
         found=" and ".join(map(str, candidates)),
         remedy="Set XDG_CACHE_HOME or TMPDIR to a folder with a plain name, then run this command again.",
     )
@@ -248,9 +248,9 @@ def _verify(recipe: Recipe) -> list[str]:
     if library.facts:
         if all((name in built) == there for name, there in wanted.items()):
             return built
-        what = "The installed Horovod was not that of the recipe, so it was removed."
+        what = "The installed Horovod was not built for this environment, so it was removed."
         needed = ", ".join(name if there else f"no {name}" for name, there in wanted.items())
-        found = f"The recipe needs {needed}; it was built with {', '.join(built) or 'neither'}."
+        found = f"This environment needs {needed}. It was built with {', '.join(built) or 'neither'}."
     subprocess.run(pip("uninstall", "--yes", "horovod"), check=False, capture_output=True)
     for wheel in recipe.folder.glob("*.whl"):
         wheel.unlink()

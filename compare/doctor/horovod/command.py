@@ -84,7 +84,7 @@ class Commands:
         if status != 0:
             raise UnavailableError(
                 f"{self.subject} is not available: {title} failed (exit status {status}).",
-                found="\n".join(error_lines(output)) or "There is no output.",
+                found="\n".join(error_lines(output)) or "It printed nothing.",
                 remedy=f"Correct the cause, then run this command again. The full log is {self.log.name}.",
             )
 
@@ -101,7 +101,8 @@ def writing_to_cache(subject: str, size: str) -> Iterator[None]:
         raise UnavailableError(
             f"{subject} was not installed.",
             found=f"{type(error).__name__}: {error}",
-            remedy=f"Make {cache_folder()} writable, with {size} free; or set XDG_CACHE_HOME.",
+            remedy=f"Make {cache_folder()} writable, with {size} free, or set XDG_CACHE_HOME to another "
+            "folder.",
         ) from error
 
 

@@ -106,7 +106,7 @@ def torch_facts() -> dict[str, Any]:
     library = availability.load(["torch_build"], LOAD_SECONDS)["torch_build"]
     if library.problem:
         raise UnavailableError(
-            "Horovod is compiled against an installed torch, and torch does not load.",
+            "Horovod is compiled against the installed torch, but torch does not load.",
             found=library.problem,
             remedy="Run `pip install --force-reinstall torch`, then this command again.",
         )
@@ -166,8 +166,8 @@ def find_gpu(facts: Mapping[str, Any]) -> Gpu | None:
     if not facts.get("nccl_home"):
         raise UnavailableError(
             "Horovod cannot be compiled with NCCL.",
-            found=f"torch {facts['version']} is a CUDA build without the nvidia-nccl package beside it.",
-            remedy="Install torch from PyPI or download.pytorch.org: these include it.",
+            found=f"torch {facts['version']} is a CUDA build, but the package nvidia-nccl is not installed.",
+            remedy="Install torch from PyPI or download.pytorch.org, where it brings this package.",
         )
     return Gpu(facts["cuda"], facts["nccl"], home, Path(facts["nccl_home"]), tuple(facts["capabilities"]))
 

@@ -27,24 +27,23 @@ def slots(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     for each, facts in with_facts(hosts):
         wanted, cores, gpus = each.host.slots, usable_cores(facts), len(facts.gpus)
         if wanted > cores:
-            limited = f", of {facts.cores} by its control group" if cores < facts.cores else ""
-            found = f"{wanted} slots, {counted(cores, 'core')}{limited}."
-            fix = (
-                f"Give the host {counted(max(1, int(cores)), 'slot')}: ranks on one core wait for each other."
-            )
+            limit = f" (its control group allows no more of {facts.cores})" if cores < facts.cores else ""
+            found = f"It has {counted(wanted, 'slot')}, but only {counted(cores, 'core')}{limit}."
+            fewer = counted(max(1, int(cores)), "slot")
+            fix = f"Give the host {fewer}, because ranks that share a core wait for each other."
             yield each.warning("slots", "The host has more slots than cores.", found, fix)
         if gpus and wanted > gpus:
-            found = f"{wanted} slots, {counted(gpus, 'GPU')}."
+            found = f"It has {wanted} slots, but only {counted(gpus, 'GPU')}."
             fix = f"Give the host {counted(gpus, 'slot')}, or use --device cpu."
             yield each.warning("slots", "The host has more slots than GPUs.", found, fix)
         torch = facts.library("torch")
         if gpus and torch.get("gpus") == 0:
-            found = f"nvidia-smi lists {gpus}; torch is {torch.get('version')}."
-            fix = "Install a torch for CUDA, and a driver that is new enough for it."
+            found = f"nvidia-smi lists {counted(gpus, 'GPU')}, and torch is {torch.get('version')}."
+            fix = "Install a CUDA build of torch, and a driver that is new enough for it."
             yield each.warning("torch", "torch finds no GPU.", found, fix)
         if not facts.quick and facts.load > _BUSY * facts.cores:
-            found = f"A load of {facts.load:.1f} on {counted(facts.cores, 'core')}."
-            fix = "Wait until other programs end: they would distort the measurement."
+            found = f"It has a load of {facts.load:.1f} on {counted(facts.cores, 'core')}."
+            fix = "Wait until other programs end, because they would distort the measurement."
             yield each.finding("note", "slots", "The host is busy.", found, fix)
 
 
@@ -64,7 +63,7 @@ def clock(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
             side = "ahead of" if ahead > 0 else "behind"
             found = f"It is {abs(ahead):.1f} s {side} the clock of this machine, ± {uncertain:.1f} s."
             fix = "Synchronise all clocks by NTP: `timedatectl set-ntp true`, or chrony."
-            what = "The clock is wrong: failures would be reported in the wrong order."
+            what = "The clocks differ, so failures would be reported in the wrong order."
             yield each.warning("clock", what, found, fix)
 
 
@@ -82,10 +81,11 @@ def disk(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
             )
             if folder.free_bytes is None or not folder.writable:
                 found = f"{folder.path} {'does not exist' if folder.free_bytes is None else 'is read-only'}."
-                fix = f"Make {folder.path} there, writable: launches need it."
+                fix = f"Make sure that {folder.path} exists there and is writable, because launches need it."
                 yield each.problem("disk", "A folder cannot be written.", found, fix)
             elif folder.free_bytes < least:
-                yield each.problem("disk", "A disk is full.", found, fix)
+                what = "Shared memory is full." if shared else "A disk is full."
+                yield each.problem("disk", what, found, fix)
             elif folder.free_bytes < wanted:
                 what = "Shared memory is small." if shared else "A disk is nearly full."
                 yield each.warning("disk", what, found, fix)
@@ -95,7 +95,7 @@ def limits(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     """Find low limits on open files, and on locked memory if the host has InfiniBand."""
     for each, facts in with_facts(hosts):
         if facts.open_files is not None and facts.open_files < _OPEN_FILES:
-            found = f"{facts.open_files}; every rank connects to every other."
+            found = f"It is {facts.open_files}, and every rank connects to every other."
             fix = f"Raise it there: `ulimit -n {_OPEN_FILES}`, or nofile in /etc/security/limits.conf."
             yield each.warning("limits", "The limit on open files is low.", found, fix)
         locked = facts.locked_memory_bytes
@@ -103,7 +103,7 @@ def limits(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
             # The card cannot register memory, and libraries fall back to TCP without a message.
             fix = "Raise it there: memlock unlimited in /etc/security/limits.conf, and for sshd."
             what = "The limit on locked memory is low."
-            yield each.warning("limits", what, f"{_size(locked)}, with InfiniBand.", fix)
+            yield each.warning("limits", what, f"It is {_size(locked)}, and InfiniBand needs more.", fix)
 
 
 def memory(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
@@ -113,9 +113,7 @@ def memory(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
             # Open MPI reads Yama's setting, and then copies messages twice. It foresees no other refusal.
             level: Level = "note" if "yama" in reason else "warning"
             what = "Ranks may not read each other's memory, which MPI does for large messages."
-            fix = (
-                "Allow it by --cap-add=SYS_PTRACE for a container, by kernel.yama.ptrace_scope=0 for a host. "
-            )
+            fix = "Allow it by --cap-add=SYS_PTRACE for a container, kernel.yama.ptrace_scope=0 for a host. "
             fix += "Or ask for copies: OMPI_MCA_btl_vader_single_copy_mechanism=none, and for MPICH, which "
             fix += "fails there, MPIR_CVAR_CH4_CMA_ENABLE=0."
             yield each.finding(level, "memory", what, f"process_vm_readv: {reason}.", fix)
@@ -129,10 +127,11 @@ def alike(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
         ("note", "set of GPUs", lambda facts: _models(facts.gpus)),
     )
     known = with_facts(hosts)
-    fix = "Compare arms on equal hosts; the slowest sets the pace. See --exclude."
+    fix = "Compare arms on equal hosts, because the slowest sets the pace. --exclude leaves a host out."
     for level, name, value in questions:
         for each, _, mine, expected in different(known, [value(facts) for _, facts in known]):
-            what, found = f"The {name} differs from the other hosts.", f"{mine}, usually {expected}."
+            what = f"The {name} differs from that of the other hosts."
+            found = f"It is {mine} here, but {expected} on other hosts."
             yield each.finding(level, "alike", what, found, fix)
 
 

@@ -30,10 +30,10 @@ def hostname(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
         if many and (each.host.name.lower() == "localhost" or _is_loopback(each.host.name)):
             found = f"{each.host.source or 'The command'} names it {each.host.name}."
             fix = f"Use the name that the other hosts know: {facts.hostname}."
-            yield each.problem("hostname", "Every other host takes this name for itself.", found, fix)
+            yield each.problem("hostname", "Every other host takes this name for its own.", found, fix)
         yield from _own_name(each, facts, many=many)
         if facts.resolve_seconds > _SLOW_LOOKUP_SECONDS:
-            found = f"{facts.resolve_seconds:.1f} s."
+            found = f"A lookup took {facts.resolve_seconds:.1f} s."
             fix = "Correct /etc/resolv.conf there, or add the hosts to its /etc/hosts."
             yield each.warning("hostname", "Name lookups are slow.", found, fix)
 
@@ -43,19 +43,19 @@ def _own_name(each: ExaminedHost, facts: Facts, *, many: bool) -> Iterator[Findi
     first = next((address for address in facts.resolved if ":" not in address), "".join(facts.resolved[:1]))
     found, own = f"{facts.hostname} resolves to {', '.join(facts.resolved)} there.", _main_address(facts)
     if not first:
-        fix = f"Add {facts.hostname} to /etc/hosts there, with {own}."
+        fix = f"Add {facts.hostname} to /etc/hosts there, with its address {own}."
         found = f"{facts.hostname} resolves to no address there."
         level: Level = "warning" if many else "note"
         yield each.finding(level, "hostname", "The host cannot resolve its own name.", found, fix)
     elif many and _is_loopback(first):
         # Horovod's Gloo and torch announce this address; the others would connect to themselves.
-        fix = f"In its /etc/hosts, give {facts.hostname} {own} instead."
-        yield each.problem("hostname", "The host's own name resolves to its loopback.", found, fix)
+        fix = f"In its /etc/hosts, give {facts.hostname} the address {own} instead."
+        yield each.problem("hostname", "The host's own name resolves to its loopback address.", found, fix)
     elif facts.wrong_addresses:
         found = (
             f"{facts.hostname} resolves to {', '.join(facts.wrong_addresses)}, which the host does not have."
         )
-        fix = f"Correct its entry in DNS or /etc/hosts: {own}."
+        fix = f"Correct its entry in DNS or /etc/hosts. The right address is {own}."
         yield each.warning("hostname", "The host's own name resolves to a wrong address.", found, fix)
 
 
@@ -71,7 +71,8 @@ def same_name(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
             what, fix = "Two names lead to the same machine.", "Name it once, with all its slots."
         else:
             # horovodrun and mpirun take them for one host.
-            what, fix = "Two hosts have the same hostname.", "Give each its own: hostnamectl set-hostname."
+            what = "Two hosts have the same hostname."
+            fix = "Give each host its own name with hostnamectl set-hostname."
         yield each.problem("hostname", what, found, fix)
 
 
@@ -84,7 +85,7 @@ def peers(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
         looped = [name for name, found in others.items() if found and all(map(_is_loopback, found))]
         for names, what in (
             (unknown, "Names of other hosts do not resolve."),
-            (looped, "Names of other hosts resolve to its loopback."),
+            (looped, "Names of other hosts resolve to its loopback address."),
         ):
             if names:
                 yield each.warning("hostname", what, f"{listed(names)}.", fix)
@@ -110,24 +111,26 @@ def network(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
         return
     cut_off = [each for each, facts in known if not _own_addresses(facts)]
     for each in cut_off:
-        fix = "Bring an interface up, with an address: `ip address`, `ip link`."
-        yield each.problem("network", "Only the loopback interface is up.", "It has no address.", fix)
+        fix = "Bring up another interface and give it an address, with `ip link` and `ip address`."
+        found = "The host has no other address."
+        yield each.problem("network", "Only the loopback interface is up.", found, fix)
     if cut_off or not known:
         return
     shared = shared_network(hosts)
     if shared is None:
         found = "; ".join(f"{each.host.name}: {_addresses(facts)}" for each, facts in known[:4])
-        fix = "If a router joins their networks, --ports tests the connection; otherwise see `ip address`."
+        fix = "If a router joins their networks, --ports tests the connection. Otherwise see `ip address`."
         yield known[0][0].warning("network", "No network is common to all hosts.", found, fix)
         return
     at = {each.host.name: name for (each, _), name in zip(known, shared.interfaces, strict=True)}
     for each, _, name, expected in different(known, shared.interfaces):
         # One name goes to all ranks: GLOO_SOCKET_IFNAME, btl_tcp_if_include.
-        found, fix = f"{name} in {shared.network}, usually {expected}.", f"ip link set {name} name {expected}"
-        yield each.warning("network", "The interface has another name.", found, f"Rename it: {fix}.")
+        found = f"It is {name} in {shared.network}, but {expected} on other hosts."
+        fix = f"Rename it: ip link set {name} name {expected}."
+        yield each.warning("network", "The interface has another name.", found, fix)
     for each, _, mtu, expected in different(known, shared.mtus):
         # Small messages arrive, large ones vanish: launches hang in their first all-reduce.
-        found = f"{mtu} on {at[each.host.name]}, usually {expected}."
+        found = f"It is {mtu} on {at[each.host.name]}, but {expected} on other hosts."
         fix = f"ip link set {at[each.host.name]} mtu {expected}"
         yield each.warning("network", "The interface has another MTU.", found, fix)
 
@@ -149,7 +152,7 @@ def shared_address(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
             others = listed(other.host.name for other, _ in found if other is not each)
             what = f"Other hosts have the same address {address}."
             fix = f"Name the interface that connects them with --interface, or take {name} down."
-            yield each.warning("network", what, f"On {name}, like {others}.", fix)
+            yield each.warning("network", what, f"It is on {name} here, and also on {others}.", fix)
 
 
 def ports(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
@@ -164,8 +167,8 @@ def ports(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
             fix = "Open all ports between the hosts in their firewalls (nft, ufw, security groups)."
             yield each.problem("ports", f"Cannot connect to {each.port_address}.", trial.problem, fix)
         elif trial.role == "listens" and trial.connected < others:
-            fix = "See the problems of the other hosts; if they have none, try again."
-            found = f"{trial.connected} of {others}."
+            fix = "Look at the problems of the other hosts. If they have none, try again."
+            found = f"{trial.connected} of {others} connected."
             yield each.finding(
                 "note", "ports", f"Not all hosts connected to {each.port_address}.", found, fix
             )

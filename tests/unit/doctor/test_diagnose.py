@@ -118,13 +118,13 @@ TWO_GPUS = {"gpus": ["GPU 0: NVIDIA H200", "GPU 1: NVIDIA H200"]}
 # What is changed on the third of three hosts; the only finding, its evidence, and its fix.
 DEFECTS = {
     "no ringside": (NO_RINGSIDE, "problem ringside", "not installed", "Install the wheel of Ringside 1.0"),
-    "other ringside": ({"ringside": "0.9"}, "problem ringside", "0.9 in /opt, 1.0 here", "same version"),
+    "other ringside": ({"ringside": "0.9"}, "problem ringside", "0.9 in /opt, and 1.0 on", "same version"),
     "other sources": ({"ringside_sources": "xyz"}, "problem ringside", "xyz", "same commit"),
     "other python": ({"python": "3.12.1"}, "problem python", "3.12.1", "Python 3.11.7"),
-    "other micro python": ({"python": "3.11.2"}, "warning python", "usually 3.11.7", "Python 3.11.7"),
+    "other micro python": ({"python": "3.11.2"}, "warning python", "but 3.11.7 on other", "Python 3.11.7"),
     "other torch": (
         packages(torch="2.12.0+cpu"),
-        *("problem torch", "2.12.0+cpu, usually 2.13.0+cpu"),
+        *("problem torch", "2.12.0+cpu here, but 2.13.0+cpu"),
         "torch==2.13.0+cpu --index-url https://download.pytorch.org/whl/cpu",
     ),
     "no torch": (packages(torch=""), "problem torch", "The others have", "torch==2.13.0+cpu"),
@@ -155,7 +155,7 @@ DEFECTS = {
     ),
     "own name on the loopback first": (
         {"resolved": ["fe80::1", "127.0.1.1", "10.0.0.3"]},
-        *("problem hostname", "n3 resolves to fe80::1, 127.0.1.1, 10.0.0.3", "give n3 10.0.0.3 instead"),
+        *("problem hostname", "n3 resolves to fe80::1, 127.0.1.1, 10.0.0.3", "the address 10.0.0.3 instead"),
     ),
     "own name unknown": ({"resolved": []}, "warning hostname", "no address", "/etc/hosts"),
     "own name elsewhere": (
@@ -170,16 +170,16 @@ DEFECTS = {
     ),
     "peers on the loopback": (
         {"peers": {"n1": ["10.0.0.1"], "n2": ["127.0.0.1"]}},
-        *("warning hostname", "resolve to its loopback. n2.", "/etc/hosts"),
+        *("warning hostname", "resolve to its loopback address. n2.", "/etc/hosts"),
     ),
     "loopback down": ({"interfaces": [LO_DOWN, eth0(3)]}, "problem network", "connect over it", "set lo up"),
-    "loopback alone": ({"interfaces": [LO]}, "problem network", "no address", "ip link"),
-    "cable out": ({"interfaces": [LO, eth0(3, up=False)]}, "problem network", "no address", "ip link"),
-    "other name": (ENS3, "warning network", "ens3 in 10.0.0.0/24, usually eth0", "link set ens3 name eth0"),
+    "loopback alone": ({"interfaces": [LO]}, "problem network", "no other address", "ip link"),
+    "cable out": ({"interfaces": [LO, eth0(3, up=False)]}, "problem network", "no other address", "ip link"),
+    "other name": (ENS3, "warning network", "ens3 in 10.0.0.0/24, but eth0", "link set ens3 name eth0"),
     "other mtu": ({"interfaces": [LO, eth0(3, mtu=9000)]}, "warning network", "9000", "mtu 1500"),
-    "few cores": ({"core_quota": 1.5}, "warning slots", "2 slots, 1.5 cores, of 4 by its control", "1 slot:"),
-    "busy": ({"load": 3.0}, "note slots", "A load of 3.0 on 4 cores", "Wait"),
-    "GPUs hidden from torch": (TWO_GPUS, "warning torch", "nvidia-smi lists 2; torch is 2.13.0", "CUDA"),
+    "few cores": ({"core_quota": 1.5}, "warning slots", "only 1.5 cores (its control group", "1 slot,"),
+    "busy": ({"load": 3.0}, "note slots", "a load of 3.0 on 4 cores", "Wait"),
+    "GPUs hidden from torch": (TWO_GPUS, "warning torch", "lists 2 GPUs, and torch is 2.13.0", "CUDA"),
     "no folder": (disks("/scratch", free_bytes=None), "problem disk", "/scratch does not exist", "Make"),
     "read-only": (disks("/scratch", writable=False), "problem disk", "/scratch is read-only", "writable"),
     "full": (disks("/scratch", free_bytes=1000), "problem disk", "/scratch: 0.0 MB free", "TMPDIR"),
@@ -198,8 +198,8 @@ DEFECTS = {
         {"memory_reads_refused": "Operation not permitted, EPERM; kernel.yama.ptrace_scope is 1"},
         *("note memory", "ptrace_scope is 1", "ptrace_scope=0"),
     ),
-    "other processor": ({"machine": "aarch64"}, "warning alike", "aarch64, usually x86_64", "equal hosts"),
-    "more cores": ({"cores": 8}, "note alike", "8, usually 4", "equal hosts"),
+    "other processor": ({"machine": "aarch64"}, "warning alike", "aarch64 here, but x86_64", "equal hosts"),
+    "more cores": ({"cores": 8}, "note alike", "8 here, but 4 on", "equal hosts"),
 }
 ALSO_UNLIKE = {"few cores", "GPUs hidden from torch"}
 """Defects that also make a host differ from the others."""
@@ -212,8 +212,8 @@ def mpirun(output):
 
 # The same for the only host.
 ALONE = {
-    "old python": ({"python": "3.9.2"}, "problem python", "too old. 3.9.2", "3.11 or later"),
-    "Open MPI 5": (mpirun(OPEN_MPI_5), "warning mpi", "Open MPI 5: horovod:controller=mpi", "Open MPI 4.1.8"),
+    "old python": ({"python": "3.9.2"}, "problem python", "too old. It is Python 3.9.2.", "3.11 or later"),
+    "Open MPI 5": (mpirun(OPEN_MPI_5), "warning mpi", "Open MPI 5 or later, so horovod", "Open MPI 4.1.8"),
     "MPICH": (mpirun(MPICH), "warning mpi", "is MPICH 4.0.2", "Open MPI 4.1.8"),
     "Intel MPI": (mpirun(INTEL), "warning mpi", "is Intel MPI 2021.11", "Open MPI 4.1.8"),
     "broken mpirun": (

@@ -71,7 +71,7 @@ def test_examine_host_without_the_workload_is_found(fake_ssh, tmp_path, monkeypa
     assert fix.format(ours=ours) in finding.fix
 
 
-NOT_THE_ANSWER = "The answer is not that of the examination."
+NOT_THE_ANSWER = "The answer does not come from Ringside's examination."
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_examine_unusable_answer_is_a_problem(fake_ssh, script, what, found):
 @pytest.mark.parametrize(
     ("script", "what", "found", "fix"),
     [
-        (None, "{python} does not exist.", "No such file", "--python"),
+        (None, "{python} does not exist, or cannot be executed.", "No such file", "--python"),
         (
             "echo 'SyntaxError: invalid syntax' >&2; exit 1",
             *("{python} is too old for the examination.", "SyntaxError", "Python 3.11 or later"),
