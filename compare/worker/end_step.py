@@ -286,7 +286,7 @@ class _EndStep:
                 parameter.grad = None
             seed_step(self._task.config, self._steps, index)
             gradients.append(shard.gradients())
-        return "" if are_equal(*gradients) else "the workload remembers what a new call of it does not"
+        return "" if are_equal(*gradients) else "the workload remembers what a new call of it does not know"
 
 
 def _is_alone(gradients: _Gradients, names: list[str]) -> bool:

@@ -118,9 +118,10 @@ def peak_device_memory_bytes(device: torch.device) -> int | None:
 
 
 def reset_peak_memory(device: torch.device) -> bool:
-    """Reset the peaks of memory, and return whether the kernel could reset that of the host.
+    """Reset the memory peaks of this process, on the host and the GPU.
 
-    It does so by ``clear_refs``, see proc(5), which some sandboxes lack.
+    Return whether the host's peak could be reset. The kernel resets that peak through
+    ``/proc/self/clear_refs`` (see proc(5)), which some sandboxes do not offer.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -43,8 +43,8 @@ class OwnTask(Task):
         samples, needed = len(sized(self.workload.data)), config.global_batch_size
         if samples < needed:
             raise WorkloadError(
-                f"the workload has {samples} training samples, but a step of all ranks takes {needed}: "
-                "choose a smaller --batch-size"
+                f"the workload has {samples} training samples, but a step of all ranks takes {needed}. "
+                "Choose a smaller --batch-size."
             )
 
     @classmethod
@@ -108,7 +108,8 @@ def _cast(model: nn.Module, dtype: torch.dtype) -> None:
     for (name, old), new in zip(before, model.parameters(), strict=True):
         if dtype == torch.float64 and not torch.equal(new.to(old.dtype), old):
             raise WorkloadError(
-                f"{name} has another value in float64, so the proof would be of another model."
+                f"{name} has another value in float64, so the proof would be of another model. Let no "
+                "parameter be NaN, and use dtypes that float64 holds exactly."
             )
 
 

@@ -344,8 +344,8 @@ def _first_noted(task: Task, replica: Replica, reference: Reference) -> Iterator
             expected = reference.first_batches[replica.shard[0]]
             if hash_tensors(tensors_of(batch)) != expected:
                 raise WorkloadError(
-                    "the loader yields other samples when it is called again. Its order must depend on its "
-                    "arguments and on torch's seed alone."
+                    "the loader yields other samples when it is called again. Its order may depend only on "
+                    "its arguments and on torch's seed."
                 )
         yield batch
 
@@ -360,8 +360,8 @@ def _prepare_layers(replica: Replica, reference: nn.Module, task: Task) -> None:
         return
     if task.changes_gradients:
         raise BackendError(
-            "the workload's before_step would see the gradients of one rank's layers alone. Leave it out, or "
-            "leave this arm out."
+            "the workload's before_step would see only the gradients of one rank's layers. Leave out "
+            "before_step or this arm."
         )
     # One process draws the random numbers of all layers in turn, and a rank those of its own.
     seed_layers(reference, 0)

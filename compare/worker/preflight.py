@@ -46,10 +46,10 @@ _REFUSED: dict[Trait, tuple[str, str]] = {
     ),
     REPEATED: (
         (
-            "gradients arrive more than once in a backward, as re-entrant checkpoints make them: {names}. "
-            "This arm counts one."
+            "gradients arrive more than once in a backward pass, as re-entrant checkpoints make them: "
+            "{names}. This arm counts only one."
         ),
-        "Use checkpoint(…, use_reentrant=False), or an arm that does not: manual, ddp:static_graph=true.",
+        "Use checkpoint(…, use_reentrant=False), or an arm that counts all: manual, ddp:static_graph=true.",
     ),
     UNREACHED: (
         (
@@ -64,10 +64,10 @@ _TO_GO_ON = (
     "Let it compute its own samples alone. If the ranks must share it, set own_step, and reference_step for "
     "what one process does: docs/own-model.md."
 )
-_OWN_ARGUMENTS = "loader(rank, ranks, batch_size) is given who takes part: use its arguments."
+_OWN_ARGUMENTS = "loader(rank, ranks, batch_size) gets the rank and the number of ranks. Use these arguments."
 _PICKLED = (
-    "The loader's workers start anew, and get its parts by pickle. Define these at the top of the file, not "
-    "as a lambda or within a function, or use multiprocessing_context='fork'."
+    "The loader's workers are new processes, and its parts are pickled for them. Define these parts at the "
+    "top of the file, not as a lambda or within a function, or use multiprocessing_context='fork'."
 )
 _SCHEDULE = "Let it return a number for each step, from 0: 1.0 keeps the learning rate."
 _TRY = "Try one batch without Ringside: call make(), its loss, and backward."
@@ -88,7 +88,7 @@ def preflight(
         trial.require_trainable()
         task.test_needs_gradients = trial.test_needs_gradients()
         if not job.arm.traits.own_step:
-            trial.require_averaged_by(strategy, job.arm.options)
+            trial.require_supported_by(strategy, job.arm.options)
     require_threads(job.config.threads_per_rank)
     del trial
     gc.collect()
@@ -223,7 +223,7 @@ class _Trial:
 
     # ---- what some arms cannot do ----
 
-    def require_averaged_by(self, strategy: type[Replica], options: Options) -> None:
+    def require_supported_by(self, strategy: type[Replica], options: Options) -> None:
         """Require that a strategy can copy the model, if it must, and average every gradient."""
         cannot, found = strategy.unsupported_with(options), self._traits()
         self._note()
@@ -247,7 +247,7 @@ class _Trial:
 
 
 def _require_parameters(model: nn.Module) -> None:
-    """Require that all parameters have a shape and numbers, and that one or more can be trained."""
+    """Require that all parameters have a shape and values, and that one or more can be trained."""
     lazy = [n for n, p in model.named_parameters() if is_lazy(p)]
     if lazy:
         raise WorkloadError(
@@ -257,7 +257,7 @@ def _require_parameters(model: nn.Module) -> None:
     meta = [n for n, p in [*model.named_parameters(), *model.named_buffers()] if p.is_meta]
     if meta:
         raise WorkloadError(
-            f"parameters on the meta device have no numbers: {listed(meta)}.\n"
+            f"parameters on the meta device have no values: {listed(meta)}.\n"
             "Build the model on the CPU, or call to_empty() and initialise it in your factory."
         )
     if not any(p.requires_grad for p in model.parameters()):

@@ -75,7 +75,7 @@ def sweep_group(job: SweepJob, placement: Placement, watchdog: Watchdog) -> Rank
         BackendError: the group cannot do on this host what was requested.
     """
     watchdog.note("load")
-    device = _prepare(job, placement)
+    device = _prepare_device(job, placement)
     make_group = backends.load_group(job.group)
     watchdog.note("join")
     group = make_group.join(placement, device, job.arm.options, job.config.launch_timeout_seconds)
@@ -95,7 +95,7 @@ def sweep_group(job: SweepJob, placement: Placement, watchdog: Watchdog) -> Rank
     return result
 
 
-def _prepare(job: LaunchJob, placement: Placement) -> torch.device:
+def _prepare_device(job: LaunchJob, placement: Placement) -> torch.device:
     """Set the number of torch's threads, check the CPUs, and return the rank's device.
 
     Raises:
@@ -107,15 +107,15 @@ def _prepare(job: LaunchJob, placement: Placement) -> torch.device:
     if found != expected:
         raise BackendError(
             f"This rank has CPUs {found[0]} and {found[1]} threads, not {expected[0]} and {expected[1]}. "
-            "Arms with different bindings cannot be compared."
+            "Arms with different bindings cannot be compared. Remove settings that bind processes to CPUs."
         )
     if job.config.device == "cpu":
         return torch.device("cpu")
     gpus = torch.cuda.device_count()
     if placement.local_rank >= gpus:
         raise BackendError(
-            f"Host {placement.host}: local rank {placement.local_rank} has no GPU of its own. "
-            f"The host has {gpus}. Use fewer ranks per host, or --device cpu."
+            f"Host {placement.host}: local rank {placement.local_rank} has no GPU of its own, because torch "
+            f"finds {gpus}. Use fewer ranks per host, or --device cpu."
         )
     device = torch.device("cuda", placement.local_rank)
     torch.cuda.set_device(device)
@@ -138,7 +138,7 @@ class _Rank:
         self._start_up = StartUp(job.launched_at)
         config = job.config
         watchdog.note("load", limit_seconds=config.compile_limit_seconds)
-        device = _prepare(job, placement)
+        device = _prepare_device(job, placement)
         load_compiler(config, device)
         make_group, strategy = backends.load(job.arm.backend, job.arm.options)
 

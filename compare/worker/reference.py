@@ -243,7 +243,7 @@ class Reference:
             if names:
                 raise BackendError(
                     f"these parameters take no part in the loss {where}: {', '.join(names)}. This arm cannot "
-                    "average them. Leave them out of the model, set requires_grad to False, or use "
+                    "average them. Leave them out of the model, set their requires_grad to False, or use "
                     "ddp:find_unused_parameters=true."
                 )
 

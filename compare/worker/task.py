@@ -174,7 +174,7 @@ class Task(ABC):
             WorkloadError: the task has none.
         """
         if self.workload.own_step is None:
-            raise WorkloadError("this arm trains by a step of your own: set own_step in your Workload")
+            raise WorkloadError("this arm trains by a step of your own. Set own_step in your Workload.")
         return self.workload.own_step
 
     @property
@@ -270,6 +270,6 @@ def _require_own(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter
     if others:
         shapes = ", ".join(str(tuple(parameter.shape)) for parameter in others[:3])
         raise WorkloadError(
-            f"the optimizer holds {len(others)} of {len(held)} parameters that are not the model's (shapes "
-            f"{shapes}), so these never train. Make it of the parameters that your function is given."
+            f"{len(others)} of the optimizer's {len(held)} parameters are not the model's (shapes {shapes}), "
+            "but only the model's are trained. Make it of the parameters that your function is given."
         )

@@ -35,7 +35,7 @@ class TurnPipes:
         """CPU time of the process during all waits, in all its threads."""
 
     def wait(self, step_seconds: float, memory: Memory) -> Turn:
-        """Report to the agent that this rank waits, and return its next turn when that comes.
+        """Tell the agent that this rank is waiting, and return the rank's next turn once it arrives.
 
         Raises:
             RuntimeError: the agent of this host exited.

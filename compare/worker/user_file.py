@@ -64,8 +64,8 @@ def load_workload(source: DatasetSource, seed: int) -> MakeWorkload:
     folder = Path(source.directory)
     if code_digest(folder) != source.sha256:
         raise WorkloadError(
-            f"{folder} is not the folder that the run began with: {changed_files(source)}. Run again, and "
-            "save no Python file below it meanwhile."
+            f"{folder} has changed since the run began: {changed_files(source)}. Run again, and save no "
+            "Python file there before the run ends."
         )
     name, _, factory = source.workload.partition(":")
     # Here and not in the factory's first call, whose time decides how often it is called.
@@ -78,11 +78,11 @@ def _make_workload(source: DatasetSource, file: Path, factory: str) -> Workload:
     with _watched(source.directory, file):
         make = getattr(_imported(file, source.sha256), factory, None)
         if not callable(make):
-            raise WorkloadError(f"{file} has no function {factory}: name one that is there.")
+            raise WorkloadError(f"{file} has no function {factory}. Name one that it has.")
         made = make()
     if not isinstance(made, Workload):
         raise WorkloadError(
-            f"{file}:{factory} returned {type(made).__name__}: return a compare.workload.Workload."
+            f"{file}:{factory} returned {type(made).__name__}. Return a compare.workload.Workload."
         )
     return made
 
@@ -131,9 +131,9 @@ def require_threads(threads: int) -> None:
     """
     if (found := torch.get_num_threads()) != threads:
         raise WorkloadError(
-            f"your code sets torch to {counted(found, 'thread')}, but each rank of this run has {threads}. "
-            "The figures would then be of other threads than they state.\n"
-            f"Leave the call out, or run with --threads {found}.",
+            f"your code sets torch to {counted(found, 'thread')}, but this run gives each rank {threads}. "
+            "The results would then state the wrong number of threads.\n"
+            f"Remove your call of torch.set_num_threads, or run with --threads {found}.",
             where=_set_at.get("set_num_threads", ""),
         )
 
@@ -196,8 +196,9 @@ def _watched(folder: str, file: Path) -> Iterator[None]:
             if "has not been initialized" not in str(error):
                 raise
             raise WorkloadError(
-                f"your file asks for a group, and none exists yet.\n{text_of(error)}\n"
-                "Hand over the plain model and data. The loader is given rank and ranks, and own_step wraps.",
+                f"your file asks for a group, but none exists yet.\n{text_of(error)}\n"
+                "Return the plain model and data. loader gets the rank and the number of ranks, and own_step "
+                "may wrap the model.",
                 where=place_of(error, folder),
             ) from error
     _require_no_group(before=bool(horovod))

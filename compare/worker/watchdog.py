@@ -114,8 +114,8 @@ class Watchdog:
             if not (now and file and os.path.samestat(now, file)):
                 self._open = {}
                 raise WorkloadError(
-                    f"descriptor {descriptor} of the rank was closed: "
-                    "let the workload close only what it has opened"
+                    f"descriptor {descriptor} of the rank was closed. "
+                    "Let the workload close only what it has opened itself."
                 )
 
 
@@ -127,11 +127,11 @@ def _file_of(descriptor: int) -> os.stat_result | None:
 
 
 class Pace:
-    """The progress of a rank in a proof, for its watchdog, with a time limit for what comes next.
+    """Times a rank's passes during a proof, and tells its watchdog how long the next work may take.
 
-    Passes may take as long as so many earlier ones, and the stall time in addition. While the time of a pass
-    is unknown (``pass_seconds`` is 0), each pass may take the stall time. In the first step, which may
-    compile, the limit is at least ``first_seconds``.
+    The limit is the stall time plus the time that the passes would take at the pace last measured. Until a
+    pass has been timed (``pass_seconds`` is 0), the limit is the stall time for each pass. In the first step,
+    which may compile the model, the limit is never below ``first_seconds``.
     """
 
     def __init__(

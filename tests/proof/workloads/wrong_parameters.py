@@ -27,7 +27,7 @@ NAMED = (*REFUSED, "passed")
     "own_torch",
     origin="pytorch#14467",
     ends=REFUSED,
-    names="2 of 4 parameters that are not the model's",
+    names="2 of the optimizer's 4 parameters are not the model's",
 )
 def biases_of_another_copy():
     """Weights are those handed over, and biases those of a copy."""

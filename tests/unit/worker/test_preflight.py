@@ -271,7 +271,7 @@ def test_preflight_refuses_by_name_what_an_arm_cannot_average(try_out, code, bac
     ("changes", "says"),
     [
         ("model=nn.LazyLinear(1)", "lazy parameters have no shape"),
-        ("model=nn.Linear(6, 1, device='meta')", "have no numbers: weight, bias"),
+        ("model=nn.Linear(6, 1, device='meta')", "have no values: weight, bias"),
         ("optimizer=torch.optim.LBFGS", "LBFGS.step() requires a closure, so it computes the loss by itself"),
         ("data=Stream()", "the workload's data is a stream (Stream)"),
         ("loss=lambda m, b: m(b[0])", "the loss returned a tensor of shape (4, 1)"),
@@ -281,8 +281,8 @@ def test_preflight_refuses_by_name_what_an_arm_cannot_average(try_out, code, bac
             "the proof computes in float64. Take dtypes from the parameters or the inputs",
         ),
         ("collate=lambda rows: 'none'", "a batch is a str, in which no tensor"),
-        ("loader=spawns", "The loader's workers start anew, and get its parts by pickle"),
-        ("loader=asks", "loader(rank, ranks, batch_size) is given who takes part"),
+        ("loader=spawns", "The loader's workers are new processes"),
+        ("loader=asks", "loader(rank, ranks, batch_size) gets the rank"),
     ],
 )
 def test_preflight_of_a_workload_that_no_arm_can_train_says_what_to_do(try_out, changes, says):
