@@ -34,7 +34,7 @@ def list_runs(root: Path) -> list[Path]:
         folders = [Path(entry.path) for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)]
     except OSError as error:
         raise OutputError(
-            f"{root} holds no runs.",
+            f"The runs in {root} cannot be listed.",
             found=f"{system_reason(error)}.",
             remedy="Name the folder that holds the folders of runs, or run `compare run` first.",
         ) from None

@@ -127,8 +127,8 @@ def _needs(run: Run, found: Sequence[Lesson], computing: float | None) -> Iterat
     words = (
         f"Each of {counted(config.ranks, 'rank')} computes gradients from its own "
         f"{counted(samples, 'sample')}. They are {size} in {counted(one.gradient_tensors, 'tensor')}. "
-        "Before a step, every rank needs their mean over all ranks. Else the ranks would train different "
-        "models."
+        "Before a step, every rank needs their mean over all ranks. Otherwise the ranks would train "
+        "different models."
     )
     yield "Gradients", words
     if computing is None:

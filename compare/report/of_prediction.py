@@ -13,8 +13,8 @@ from compare.report.pictures import SECONDS_FROM_ZERO, Picture, Point, draw_line
 from compare.text import counted
 
 _NOT_MODELLED = (
-    "Not modelled: the order of ranks, switches that share links, several ranks on a host, other traffic. "
-    "Nor what a host itself can move over a faster link, nor another form with other hosts."
+    "Not modelled: the order of ranks, switches that share links, several ranks on a host, other traffic, "
+    "what a host itself can move over a faster link, and another form with other hosts."
 )
 
 

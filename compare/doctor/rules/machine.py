@@ -80,7 +80,9 @@ def disk(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
                 else "Free some space, or set TMPDIR to another folder."
             )
             if folder.free_bytes is None or not folder.writable:
-                found = f"{folder.path} {'does not exist' if folder.free_bytes is None else 'is read-only'}."
+                found = f"{folder.path} is read-only."
+                if folder.free_bytes is None:
+                    found = f"{folder.path} does not exist, or cannot be reached."
                 fix = f"Make sure that {folder.path} exists there and is writable, because launches need it."
                 yield each.problem("disk", "A folder cannot be written.", found, fix)
             elif folder.free_bytes < least:

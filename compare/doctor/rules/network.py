@@ -161,10 +161,11 @@ def ports(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     others = sum(trial.role == "connects" for _, trial in trials)
     for each, trial in trials:
         if trial.role == "listens" and trial.problem:
-            fix = "Use another port, or end the process that holds this one: `ss -ltnp`."
+            fix = "Try again, which chooses another port, or find what holds this one with `ss -ltnp`."
             yield each.problem("ports", f"Cannot listen at {each.port_address}.", trial.problem, fix)
         elif trial.problem:
-            fix = "Open all ports between the hosts in their firewalls (nft, ufw, security groups)."
+            fix = "Open all ports between the hosts in their firewalls (nft, ufw, security groups). "
+            fix += "If the host gave no answer, try again."
             yield each.problem("ports", f"Cannot connect to {each.port_address}.", trial.problem, fix)
         elif trial.role == "listens" and trial.connected < others:
             fix = "Look at the problems of the other hosts. If they have none, try again."

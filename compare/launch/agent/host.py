@@ -101,7 +101,8 @@ class HostAgent:
                     kind=HostError.__name__,
                     what="The launch was lost.",
                     found=launch.problem,
-                    remedy="Was it killed or stopped by hand, or was memory short there? If not, run again.",
+                    remedy="Was it killed or stopped by hand, or was memory short there? Look for the "
+                    "reason, and run again.",
                 )
                 self._pipe.send(OfLaunch(name, encode(refused)))
             if launch.pipe.closed or launch.problem:

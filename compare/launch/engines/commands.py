@@ -215,7 +215,7 @@ def host_error(answer: Answer, carrier: Carrier) -> HostError | None:
         )
     remedy = "The host was reached, but its command printed nothing. Try again."
     if found:
-        remedy = "The host was reached, and its command printed the reason above."
+        remedy = "The host was reached, and its command printed this. Correct the reason, and try again."
     if "No module named" in found:
         remedy = "Install the same version of Ringside there, for the same Python."
     return HostError(f"{name}: a command failed with status {answer.status}.", found=found, remedy=remedy)
@@ -252,8 +252,8 @@ def wait_for_hosts(
             raise AbsentHostError(
                 f"{len(awaited)} of {len(hosts)} hosts did not answer within {duration(seconds)}.",
                 found=_listed([f"{error.what} {error.found}" for error in absent.values()]),
-                remedy="Do they start at all? For pods, `kubectl describe pods` gives the reason. Wait "
-                f"longer, or leave them out: --exclude {names}",
+                remedy="Do they start at all? For pods, `kubectl describe pods` gives the reason. Allow more "
+                f"with --wait-for-hosts, or leave them out: --exclude {names}",
             )
         reasons = _listed([error.what for error in absent.values()])
         if reasons != shown:

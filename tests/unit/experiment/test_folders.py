@@ -50,7 +50,7 @@ def test_folder_without_a_results_file_is_no_run(runs, tmp_path):
     (runs / "pipe").mkdir()
     os.mkfifo(runs / "pipe" / "results.json")
     assert [folder.name for folder in list_runs(runs)] == [f"run-{number}" for number in range(4)]
-    with pytest.raises(OutputError, match="holds no runs"):
+    with pytest.raises(OutputError, match="cannot be listed"):
         list_runs(tmp_path / "missing")
 
 
