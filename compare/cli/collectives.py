@@ -115,6 +115,6 @@ def _read_names(flag: str, written: list[str] | None, known: Iterable[str] = ())
     names = tuple(name.strip() for text in written or () for name in text.split(",") if name.strip())
     if written and not names:
         raise UsageError(
-            f"{flag} names nothing.", remedy=f"Name something, or leave {flag} out to get its default."
+            f"{flag} names nothing.", remedy=f"Name at least one, or leave {flag} out to get its default."
         )
     return tuple(known) if known and names == ("all",) else names

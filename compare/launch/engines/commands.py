@@ -215,7 +215,7 @@ def host_error(answer: Answer, carrier: Carrier) -> HostError | None:
         )
     remedy = "The host was reached, but its command printed nothing. Try again."
     if found:
-        remedy = "The host was reached, and its command printed this. Correct the reason, and try again."
+        remedy = "The host was reached, but its command failed with this output. Correct the reason."
     if "No module named" in found:
         remedy = "Install the same version of Ringside there, for the same Python."
     return HostError(f"{name}: a command failed with status {answer.status}.", found=found, remedy=remedy)
