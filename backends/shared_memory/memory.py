@@ -35,7 +35,7 @@ _TROUBLES = {
     _NOT_OPENED: "mode=shared_memory: {ranks} cannot open the memory of rank 0 on the same host. "
     "Run all ranks as one user and in one container, or use mode=flat.",
     _NO_ROOM: "mode=shared_memory needs {megabytes:.1f} MB of memory on this host, and {ranks} could not "
-    "reserve their part. Free memory, raise the container's limit, or use mode=flat.",
+    "reserve a part of it. Free memory, raise the container's limit, or use mode=flat.",
 }
 """Why ranks cannot map the memory."""
 

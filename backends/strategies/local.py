@@ -155,7 +155,7 @@ class SingleReplica(LocalReplica):
     ) -> None:
         if group.world_size > 1:
             raise BackendError(
-                f"single: the launcher started {group.world_size} ranks, but it trains in one process. "
+                f"single: the launcher started {group.world_size} ranks, but this arm trains in one process. "
                 "Start one rank."
             )
         super().__init__(model, make_optimizer, group, options)

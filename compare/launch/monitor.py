@@ -222,7 +222,7 @@ class Monitor:
         if ending.status is None:
             what = "its ranks are done, but its launcher did not end"
             if missing:
-                what = "the launch makes no progress any more"
+                what = "the launch no longer makes progress"
             return StalledError(f"{where}: {what}.", found=how_far, remedy=remedy)
         if ending.status < 0:
             return LaunchError(

@@ -364,7 +364,7 @@ def _unknown(kind: str, name: str, known: Iterable[str], text: str) -> UsageErro
     return UsageError(
         f"There is no {kind} called {name!r}" + (f" (in {text})." if text != name else "."),
         found=f"Did you mean {close[0]}?" if close else "",
-        remedy=f"Use one of: {', '.join(known)}." if known else "It takes no options.",
+        remedy=f"Use one of: {', '.join(known)}." if known else "This backend takes no options.",
     )
 
 

@@ -48,7 +48,7 @@ def plain(text: str) -> Plain:
 
 
 _FORMS = (
-    ("this is JSON, or a list of a program", r'^[{\[]\s*(?:$|["\'{\[])|^"[^"]*"\s*:\s|^[}\]],?$', ""),
+    ("this is JSON, or a list from a program", r'^[{\[]\s*(?:$|["\'{\[])|^"[^"]*"\s*:\s|^[}\]],?$', ""),
     ("this is XML", r"^<", ""),
     ("this is YAML", r"^---$|^[\w.-]+:\s*$|^[\w.-]+:\s+[^\d\s]|^-\s+[A-Za-z_]+:\s", ""),
     (
@@ -77,13 +77,13 @@ _FORMS = (
     (
         "this is a request to PBS or Torque",
         r"^(?:-l\s*)?(?:nodes|select)=|:(?:ppn|ncpus|mpiprocs)=",
-        "Its hosts are in $PBS_NODEFILE, which is read within the job.",
+        "Start Ringside within the job, where it reads the hosts from $PBS_NODEFILE.",
     ),
     ("this is an address with the size of its network", rf"^{_ADDRESS}/\d+", "Leave out what follows '/'."),
     (
         "this is PBS's exec_host",
         rf"^{_NAME}/\d+(?:\*\d+)?(?:\+|$)",
-        "Its hosts are in $PBS_NODEFILE, which is read within the job.",
+        "Start Ringside within the job, where it reads the hosts from $PBS_NODEFILE.",
     ),
     (
         "'slots={0}' leaves the number to a launcher",

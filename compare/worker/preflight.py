@@ -69,7 +69,7 @@ _PICKLED = (
     "The loader's workers are new processes, and its parts are pickled for them. Define these parts at the "
     "top of the file, not as a lambda or within a function, or use multiprocessing_context='fork'."
 )
-_SCHEDULE = "Let it return a number for each step, from 0: 1.0 keeps the learning rate."
+_SCHEDULE = "Let it return a factor for the number of each step, from 0. The factor 1.0 keeps the rate."
 _TRY = "Try one batch without Ringside: call make(), its loss, and backward."
 
 
@@ -198,7 +198,7 @@ class _Trial:
     def _test(self, model: nn.Module, samples: int, batch: Batch) -> None:
         self._note()
         with (
-            self._told("loss or metric fails on a batch of the test, in eval mode", _TRY),
+            self._told("the loss or the metric fails on a test batch, in eval mode", _TRY),
             self._alone("the test"),
         ):
             self._task.test_batch(model, batch, samples)

@@ -271,5 +271,6 @@ def _require_own(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter
         shapes = ", ".join(str(tuple(parameter.shape)) for parameter in others[:3])
         raise WorkloadError(
             f"{len(others)} of the optimizer's {len(held)} parameters are not the model's (shapes {shapes}), "
-            "but only the model's are trained. Make it of the parameters that your function is given."
+            "but only the model's are trained. Make the optimizer of the parameters that your function is "
+            "given."
         )
