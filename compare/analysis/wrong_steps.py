@@ -149,9 +149,7 @@ def _unevenly(shares: list[float], *, agree: bool, first: bool) -> str:
     missing = [index for index, share in enumerate(shares) if _near(share, 0)]
     if len(missing) == count - 1 and _near(max(shares), count):
         return (
-            _SAME_SAMPLES
-            if agree and first
-            else "It applies only one rank's gradient, in place of the mean."
+            _SAME_SAMPLES if agree and first else "It applies only one rank's gradient, in place of the mean."
         )
     if missing:
         names = ", ".join(map(str, missing))

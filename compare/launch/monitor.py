@@ -197,11 +197,8 @@ class Monitor:
             if printed := read_launcher_log(tail(launchers, lines=_LOG_LINES)):
                 lines = ["It printed nothing. Its launcher printed:", *printed]
                 return lines, f"All of the launcher's output is in {launchers}."
-        return (
-            [],
-            "Neither the rank nor its launcher printed a reason. "
-            f"Their files are in {self._files.directory}.",
-        )
+        where = f"Their files are in {self._files.directory}."
+        return [], f"Neither the rank nor its launcher printed a reason. {where}"
 
     def _without_cause(self, where: str, ending: Ending, evidence: list[Evidence]) -> LaunchError:
         remedy = f"The output of the launcher and the ranks is in {self._files.directory}."

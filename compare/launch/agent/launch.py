@@ -88,9 +88,7 @@ def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
 
 
 @contextmanager
-def _ended_if_killed(
-    launch_name: str, folders: Sequence[Path], segments: Segments | None
-) -> Iterator[None]:
+def _ended_if_killed(launch_name: str, folders: Sequence[Path], segments: Segments | None) -> Iterator[None]:
     """Let a child process end a launch if this process is killed within the block.
 
     The child, the sweeper, reads from a pipe that only this process can write. If the pipe ends before a byte

@@ -36,10 +36,7 @@ def test_of_two_networks_the_one_asked_for_or_reached_is_taken():
     ("hosts", "asked", "what", "found"),
     [
         (TWO, None, "share more than one network", ["eth0", "ib0"]),
-        *(
-            ([N1, N2], name, f"share no network on {name}", ["n2: "])
-            for name in ("lo", "docker0", "eth7")
-        ),
+        *(([N1, N2], name, f"share no network on {name}", ["n2: "]) for name in ("lo", "docker0", "eth7")),
         ([N1, {"ens3": ["10.0.0.2/24"]}], None, "share no network", ["n1: ", "n2: "]),
     ],
 )
