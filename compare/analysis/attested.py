@@ -81,6 +81,19 @@ def items_of(run: Run) -> list[Item]:
     return [*_ITEMS, _malloc(run), *_versions(run), *_environment(run)]
 
 
+def spell(value: Any) -> str:
+    """Return a value as text: None as ``ABSENT``, and a switch as ``on`` or ``off``."""
+    if value is None:
+        return ABSENT
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={spell(held)}" for key, held in sorted(value.items())) or "none"
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(spell, value)) or "none"
+    return str(value)
+
+
 # ---- reading what a rank attests ----
 
 

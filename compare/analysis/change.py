@@ -9,12 +9,12 @@ passes. ``diff`` describes how two runs differ, and has no limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from compare.analysis.attested import ABSENT, transport_of
+from compare.analysis.attested import ABSENT, spell, transport_of
 from compare.analysis.budget import is_oversubscribed, looks, rounds_done
 from compare.analysis.estimate import Estimate
 from compare.analysis.figures import Figures
@@ -94,18 +94,45 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     """Warnings: noisy rounds, stopped runs, arms that only one side has."""
 
 
-def differing(what: str, old: Any, new: Any) -> Iterator[Differing]:
-    """Yield the fact ``what`` if it differs."""
-    if old != new:
-        yield Differing(what, _spell(old), _spell(new))
+# ---- what differs, and what weakens a judgement ----
 
 
-def _spell(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={_spell(held)}" for name, held in sorted(value.items())) or ABSENT
-    if isinstance(value, (list, tuple)):
-        return " ".join(map(_spell, value)) or ABSENT
-    return ABSENT if value is None or value == "" else str(value)
+def differing(sides: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[Differing]:
+    """Return the facts that differ, each once.
+
+    ``sides`` has pairs of facts by their names, old and new. A fact that one of a pair lacks is None there.
+    """
+    found = [
+        Differing(what, spell(old.get(what)) or ABSENT, spell(new.get(what)) or ABSENT)
+        for old, new in sides
+        for what in {**old, **new}
+        if old.get(what) != new.get(what)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def versions_of(arm: str, rank: RankResult, *more: str) -> dict[str, Any]:
+    """Return the versions of all that a rank loaded, its transport, and the facts named ``more``.
+
+    They are what the rank attests. The transport's name has the label of the arm, because arms differ in it.
+    """
+    libraries = rank.attestation.get("group", {}).get("versions") or {}
+    own = {name: rank.attestation.get(name) for name in ("python", "torch", *more)}
+    return libraries | own | {f"transport of {arm}": transport_of(rank)}
+
+
+def weaknesses(figures: Figures) -> Iterator[str]:
+    """Yield a phrase for each fact that weakens what is judged of a run."""
+    run, noisy = figures.run, figures.noisy_rounds
+    if noisy:
+        yield f"other programs ran in {len(noisy)} of {rounds_done(run)} rounds"
+    if not run.complete:
+        yield "the run was stopped, or failed"
+    if is_oversubscribed(run):
+        yield "ranks and threads outnumber the cores, so no change is named"
+
+
+# ---- what is judged ----
 
 
 def outcome_of(changes: Sequence[Change]) -> Outcome:
@@ -186,44 +213,39 @@ def judge_gate(figures: Figures) -> Changes | None:
         return None
     twin = {new.label: old.label for new, old in pairs_of(run.config.arms)}
     ratios = {new: own for new, old in twin.items() if (own := log_ratios(figures, new, old))}
-    found: dict[str, Verdict] = {}
-    if ratios:
-        found = judge(
-            ratios,
-            looks(run),
-            margin=limit,
-            fewest=FIRST_LOOK,
-            one_sided=True,
-            accept=lambda name, verdict: withhold(figures, twin[name], name, verdict),
+    found = judge(
+        ratios,
+        looks(run),
+        margin=limit,
+        fewest=FIRST_LOOK,
+        one_sided=True,
+        accept=lambda name, verdict: withhold(figures, twin[name], name, verdict),
+    )
+    changes = [
+        msgspec.structs.replace(
+            change,
+            kind="unresolved" if is_oversubscribed(run) else change.kind,
+            old=Estimate.geometric(figures.step_seconds(twin[change.arm]).values()),
+            new=Estimate.geometric(figures.step_seconds(change.arm).values()),
         )
-    changes = []
-    for new in ratios:
-        change = from_verdict(new, found[new])
-        changes.append(
-            msgspec.structs.replace(
-                change,
-                kind="unresolved" if is_oversubscribed(run) else change.kind,
-                old=Estimate.geometric(figures.step_seconds(twin[new]).values()),
-                new=Estimate.geometric(figures.step_seconds(new).values()),
-            )
-        )
+        for change in (from_verdict(arm, verdict) for arm, verdict in found.items())
+    ]
+    first = {arm.label: launches[0].ranks[0] for arm in run.config.arms if (launches := run.of(arm))}
+    more = ("ringside", "sources", "prefix")
+    code = "its own" if other.own_sources else "this package's, by PYTHONPATH"
     return Changes(
         command="gate",
-        old=describe(other),
+        old=f"{other.executable} (torch {other.torch}; worker's code: {code})",
         new="this environment",
         limit=limit,
         reference="",
         changes=changes,
         outcome=outcome_of(changes) if len(changes) == len(run.config.arms) // 2 else "too noisy",
-        changed=list(_changed(figures, [(new, twin[new]) for new in ratios])),
+        changed=differing(
+            (versions_of(new, first[twin[new]], *more), versions_of(new, first[new], *more)) for new in ratios
+        ),
         notes=list(_notes(figures, uneven=any(verdict.uneven_load for verdict in found.values()))),
     )
-
-
-def describe(other: Interpreter) -> str:
-    """Return a text with an interpreter's path, its torch version, and whose worker's code it runs."""
-    code = "its own" if other.own_sources else "this package's, by PYTHONPATH"
-    return f"{other.executable} (torch {other.torch}; worker's code: {code})"
 
 
 def check_interpreter(run: Run, arm: Arm, ranks: Sequence[RankResult], *, here: str) -> None:
@@ -257,29 +279,13 @@ def pairs_of(arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm]]:
             yield new, twin
 
 
-def _changed(figures: Figures, pairs: Sequence[tuple[str, str]]) -> Iterator[Differing]:
-    """List the versions, sources and transports that twins attest differently, each once."""
-    found: list[Differing] = []
-    for new, old in pairs:
-        before, after = (figures.of(arm)[0].ranks[0] for arm in (old, new))
-        for name in ("python", "torch", "ringside", "sources", "prefix"):
-            found += differing(name, before.attestation.get(name), after.attestation.get(name))
-        found += differing(f"transport of {new}", transport_of(before), transport_of(after))
-    yield from dict.fromkeys(found)
-
-
 def _notes(figures: Figures, *, uneven: bool) -> Iterator[str]:
-    run, noisy = figures.run, figures.noisy_rounds
+    run = figures.run
     if uneven:
         yield (
             "Other programs ran beside one side more than beside the other. "
             "That may explain or hide a difference."
         )
-    if noisy:
-        yield f"Other programs ran in {len(noisy)} of {rounds_done(run)} rounds."
-    if is_oversubscribed(run):
-        yield "Ranks and threads outnumber the cores, so nothing is judged."
-    elif rounds_done(run) < FIRST_LOOK:
+    yield from (f"{phrase[0].upper()}{phrase[1:]}." for phrase in weaknesses(figures))
+    if not is_oversubscribed(run) and rounds_done(run) < FIRST_LOOK:
         yield f"Nothing is judged before round {FIRST_LOOK}."
-    if not run.complete:
-        yield "The run was stopped, or failed."

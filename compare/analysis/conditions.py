@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -18,6 +18,7 @@ from compare.analysis.attested import (
     Item,
     Role,
     items_of,
+    spell,
 )
 from compare.schema.arms import Arm
 from compare.schema.results import Launch, Run
@@ -88,7 +89,7 @@ def _compare(arms: Sequence[tuple[Arm, list[Launch]]], item: Item) -> Condition 
 
 
 def _see(arm: Arm, launches: list[Launch], item: Item) -> _Seen:
-    rounds = [[_spell(item.read(rank)) for rank in launch.ranks] for launch in launches]
+    rounds = [[spell(item.read(rank)) for rank in launch.ranks] for launch in launches]
     hosts = [rank.host for rank in launches[0].ranks]
     first = rounds[0] if item.by_rank else rounds[0][:1]
     if item.by_host:
@@ -151,14 +152,14 @@ def _declaring(seen: _Seen, item: Item) -> str | None:
     """Return the first option of the arm whose value every rank attests; None without one."""
     given = seen.arm.given
     return next(
-        (name for name in item.options if name in given and set(seen.first) == {_spell(given[name])}), None
+        (name for name in item.options if name in given and set(seen.first) == {spell(given[name])}), None
     )
 
 
 def _contradicts(seen: _Seen, item: Item) -> bool:
     """Return whether a rank attests another value than the arm's options have, defaults included."""
     options = seen.arm.options
-    asked = [_spell(options[name]) for name in item.options if name in options]
+    asked = [spell(options[name]) for name in item.options if name in options]
     return bool(asked) and set(seen.first) != set(asked)
 
 
@@ -169,18 +170,6 @@ def _differs_within(seen: _Seen, item: Item) -> bool:
     if item.by_host:
         return len(set(zip(seen.hosts, first, strict=True))) > len(set(seen.hosts))
     return not item.by_rank and len(set(first)) > 1
-
-
-def _spell(value: Any) -> str:
-    if value is None:
-        return ABSENT
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, dict):
-        return ", ".join(f"{key}={_spell(held)}" for key, held in sorted(value.items())) or "none"
-    if isinstance(value, (list, tuple)):
-        return " ".join(map(_spell, value)) or "none"
-    return str(value)
 
 
 def _describe(launches: list[Launch], seen: _Seen) -> str:

@@ -11,14 +11,13 @@ covers the state of the machine. A slower computation slows the control as well,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from compare.analysis.attested import transport_of
-from compare.analysis.budget import cores_of, is_oversubscribed, rounds_done
-from compare.analysis.change import Change, Changes, Differing, differing, judge_between
+from compare.analysis.budget import cores_of, is_oversubscribed
+from compare.analysis.change import Change, Changes, differing, judge_between, versions_of, weaknesses
 from compare.analysis.estimate import Estimate
 from compare.analysis.figures import Figures
 from compare.analysis.looks import FIRST_LOOK
@@ -47,7 +46,13 @@ def diff(old: Run, new: Run, names: tuple[str, str], *, force: bool = False) -> 
     """
     figures = Figures(old), Figures(new)
     reference, arms = _in_common(*figures)
-    unlike = [*_unlike(old, new), *_unlike_ranks(old, new, [reference, *arms])]
+    ranks = [(arm.label, old.of(arm)[0].ranks[0], new.of(arm)[0].ranks[0]) for arm in (reference, *arms)]
+    unlike = differing(
+        [
+            (_conditions(old), _conditions(new)),
+            *((_conditions_of_rank(before), _conditions_of_rank(after)) for _, before, after in ranks),
+        ]
+    )
     if unlike and not force:
         raise ConditionsError(
             "The two runs are unlike, so their difference would mean nothing.",
@@ -75,7 +80,12 @@ def diff(old: Run, new: Run, names: tuple[str, str], *, force: bool = False) -> 
         reference=reference.label,
         changes=changes,
         unlike=unlike,
-        changed=list(_changed(old, new, [reference, *arms])),
+        changed=differing(
+            [
+                (_sources(old), _sources(new)),
+                *((versions_of(arm, before), versions_of(arm, after)) for arm, before, after in ranks),
+            ]
+        ),
         notes=list(_notes(*figures, names, changes)),
     )
 
@@ -118,16 +128,16 @@ def _labels(run: Run) -> str:
 # ---- what differs ----
 
 
-def _unlike(old: Run, new: Run) -> Iterator[Differing]:
-    """List the settings and the facts about the hosts that must be equal and differ."""
-    for name in old.config.__struct_fields__:
-        if name not in FREE_SETTINGS:
-            yield from differing(name, getattr(old.config, name), getattr(new.config, name))
-    yield from differing("data set", old.dataset.name, new.dataset.name)
-    yield from differing("ranks of each host", slots_of(old), slots_of(new))
-    yield from differing("cores of each host", cores_of(old), cores_of(new))
-    yield from differing("rehearsed link", old.network.rehearsed, new.network.rehearsed)
-    yield from differing("interleaved", old.interleaved.mode, new.interleaved.mode)
+def _conditions(run: Run) -> dict[str, Any]:
+    """Return the settings and the facts about the hosts that must be equal in both runs, by name."""
+    settings = {name: getattr(run.config, name) for name in run.config.__struct_fields__}
+    return {name: value for name, value in settings.items() if name not in FREE_SETTINGS} | {
+        "data set": run.dataset.name,
+        "ranks of each host": slots_of(run),
+        "cores of each host": cores_of(run),
+        "rehearsed link": run.network.rehearsed,
+        "interleaved": run.interleaved.mode,
+    }
 
 
 def slots_of(run: Run) -> list[int]:
@@ -135,67 +145,21 @@ def slots_of(run: Run) -> list[int]:
     return [host.slots for host in run.hosts]
 
 
-def _unlike_ranks(old: Run, new: Run, arms: Iterable[Arm]) -> Iterator[Differing]:
-    """List the devices and the library settings that differ, each once.
-
-    Each arm's first launches in the two runs are compared, by what rank 0 attests.
-    """
-    found: list[Differing] = []
-    for _, before, after in _first_ranks(old, new, arms):
-        found += differing(
-            "name of the device", before.attestation.get("device"), after.attestation.get("device")
-        )
-        found += _differing_items(_variables(before), _variables(after))
-    yield from dict.fromkeys(found)
+def _conditions_of_rank(rank: RankResult) -> dict[str, Any]:
+    """Return the device and the library settings that a rank attests, with those of the allocator."""
+    found = rank.attestation
+    variables = {**(found.get("malloc") or {}), **(found.get("environment") or {})}
+    return {"name of the device": found.get("device")} | library_settings(variables)
 
 
-def _differing_items(old: dict[str, Any], new: dict[str, Any]) -> Iterator[Differing]:
-    for name in sorted({*old, *new}):
-        yield from differing(name, old.get(name), new.get(name))
-
-
-def _variables(rank: RankResult) -> dict[str, Any]:
-    """Return the library settings that a rank attests, by name, with those of the allocator."""
-    return library_settings(
-        {**(rank.attestation.get("malloc") or {}), **(rank.attestation.get("environment") or {})}
-    )
-
-
-def _changed(old: Run, new: Run, arms: Iterable[Arm]) -> Iterator[Differing]:
-    """List the versions, sources and transports that differ, each once."""
-    found = [
-        *differing("ringside", old.ringside_version, new.ringside_version),
-        *differing("sources of the workload", old.dataset.sha256, new.dataset.sha256),
-    ]
-    for arm, before, after in _first_ranks(old, new, arms):
-        for name in ("python", "torch"):
-            found += differing(name, before.attestation.get(name), after.attestation.get(name))
-        found += differing(f"transport of {arm.label}", transport_of(before), transport_of(after))
-        found += _differing_items(*(_versions(rank) for rank in (before, after)))
-    yield from dict.fromkeys(found)
-
-
-def _versions(rank: RankResult) -> dict[str, Any]:
-    """Return the versions of the group's libraries, by name; torch is a fact of the rank itself."""
-    versions = rank.attestation.get("group", {}).get("versions") or {}
-    return {name: version for name, version in versions.items() if name != "torch"}
-
-
-def _first_ranks(old: Run, new: Run, arms: Iterable[Arm]) -> Iterator[tuple[Arm, RankResult, RankResult]]:
-    for arm in arms:
-        yield arm, old.of(arm)[0].ranks[0], new.of(arm)[0].ranks[0]
+def _sources(run: Run) -> dict[str, Any]:
+    return {"ringside": run.ringside_version, "sources of the workload": run.dataset.sha256}
 
 
 def _notes(old: Figures, new: Figures, names: tuple[str, str], changes: list[Change]) -> Iterator[str]:
     """Yield one sentence for each fact that weakens the comparison."""
     for side, name in ((old, names[0]), (new, names[1])):
-        run, noisy = side.run, side.noisy_rounds
-        if noisy:
-            yield f"{name}: other programs ran in {len(noisy)} of {rounds_done(run)} rounds."
-        if not run.complete:
-            yield f"{name}: the run was stopped, or failed."
-        if is_oversubscribed(run):
-            yield f"{name}: ranks and threads outnumber the cores, so no change is named."
+        yield from (f"{name}: {phrase}." for phrase in weaknesses(side))
     few = [change.arm for change in changes if min(change.rounds) < FIRST_LOOK]
     if few:
         yield f"No change is named before {FIRST_LOOK} rounds in both runs: {', '.join(few)}."
