@@ -127,7 +127,7 @@ def _growth(launches: Sequence[LaunchFigures], own: ArmSummary) -> Iterator[Caus
     parts = [parts for launch in launches if (parts := split_collectives(launch))]
     if len(parts) < FEWEST_ROUNDS:
         return
-    share = Estimate.of(part.fixed_seconds / part.seconds for part in parts)
+    share = Estimate.of(part.latency / part.seconds for part in parts)
     if share.mean >= DOMINATES and share.low > _HALF:
         key: Key = "latency"
     elif share.mean <= 1 - DOMINATES and share.high < _HALF:

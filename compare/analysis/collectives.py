@@ -8,15 +8,13 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from compare.analysis.forms import fitting
+from compare.analysis.forms import FORM_FROM_BYTES, fitting
 from compare.schema.collectives import CollectivesRun, Exchange, SizeTiming, SweepLaunch
 
 _TOLERANCE = 0.05
 """Share of the data on the wire that may be negotiation and not the message."""
 _HEADER_BYTES = 66
 """Bytes of a packet's headers: Ethernet 14, IPv4 20, TCP with time stamps 32."""
-_NAMED_FROM_BYTES = 64 << 10
-"""A message shows its form from this size on, because headers and negotiation outweigh smaller ones."""
 
 Status: TypeAlias = Literal["timed", "refused", "failed", "not run"]
 
@@ -132,7 +130,7 @@ def _at_size(run: CollectivesRun, group: str, index: int, exchange: Exchange, nb
     status, problem = _problem(run, group, timings) if seconds is None else ("timed", "")
     bandwidth = nbytes / seconds.median if seconds and nbytes else None
     factor, wire = bus_factor(exchange.collective, ranks), _wire(launches, index, nbytes, exchange)
-    named = wire if nbytes >= _NAMED_FROM_BYTES and not why_no_forms(run) else None
+    named = wire if nbytes >= FORM_FROM_BYTES and not why_no_forms(run) else None
     data = (named.sent_data, named.received_data) if named else None
     return GroupAtSize(
         group=group,

@@ -22,22 +22,27 @@ MIB = 1 << 20
 _DEFAULT_CAP_MB = 25
 
 
-class Parts(NamedTuple):
-    """The time of a step's collectives when they run without training, and the fixed part of it."""
+class Call(NamedTuple):
+    """The seconds of one call, or of several together, in two parts."""
 
-    seconds: float
-    """The whole time."""
-    fixed_seconds: float
-    """The part that does not depend on the sizes of the messages; the rest grows with them."""
+    latency: float
+    """Part that does not depend on the bytes."""
+    wire: float
+    """Part that grows with the bytes."""
+
+    @property
+    def seconds(self) -> float:
+        """Return both parts together."""
+        return self.latency + self.wire
 
 
-def split_collectives(launch: LaunchFigures) -> Parts | None:
-    """Split the seconds of a step's collectives into a fixed and a growing part.
+def split_collectives(launch: LaunchFigures) -> Call | None:
+    """Split the seconds of a step's collectives, which ran without training, into latency and wire.
 
     The sweep's curve has latency a and 1 / b seconds per byte. By that curve, n calls with S bytes together
     take n a + S / b. The measured time is divided in that proportion, so a sweep that ran slower than the
-    collectives favours neither part. The fixed part is at most n a, because large messages may pass more
-    slowly than the sweep's.
+    collectives favours neither part. The latency is at most n a, because large messages may pass more slowly
+    than the sweep's.
 
     None if the collectives were not timed, or the sweep has fewer than two sizes. A library that fuses calls
     does not tell how many messages it sends, so several calls of it give None too.
@@ -50,7 +55,10 @@ def split_collectives(launch: LaunchFigures) -> Parts | None:
     curve = Curve(tuple(points))
     latencies = len(sizes) * curve.latency
     expected = latencies + sum(sizes) * curve.seconds_per_byte
-    return Parts(seconds, min(seconds * latencies / expected, latencies)) if expected else None
+    if not expected:
+        return None
+    latency = min(seconds * latencies / expected, latencies)
+    return Call(latency, seconds - latency)
 
 
 def seconds_by_size(launches: Sequence[Launch]) -> list[tuple[int, float]]:
@@ -115,20 +123,6 @@ class Curve(NamedTuple):
         return math.exp(math.log(before) * (1 - share) + math.log(after) * share)
 
 
-class Call(NamedTuple):
-    """The seconds of one call, or of several together, in two parts."""
-
-    latency: float
-    """Part that does not depend on the bytes."""
-    wire: float
-    """Part that grows with the bytes."""
-
-    @property
-    def seconds(self) -> float:
-        """Return both parts together."""
-        return self.latency + self.wire
-
-
 class Network(NamedTuple):
     """How a predicted network differs from the measured one.
 
@@ -181,13 +175,6 @@ class Gradient(NamedTuple):
     """Seconds from the end of the forward pass until it is ready."""
 
 
-class End(NamedTuple):
-    """When the backward pass and all calls have ended, and the time of all calls together."""
-
-    seconds: float
-    calls: Call
-
-
 def lay_out(
     schedule: Schedule,
     gradients: Sequence[Gradient],
@@ -196,51 +183,44 @@ def lay_out(
     call: Callable[[float], Call],
     *,
     fusion_bytes: float = 0.0,
-) -> End:
-    """Return when the backward pass and all calls have ended.
+) -> tuple[float, Call]:
+    """Return when the backward pass and all calls have ended, and the time of all calls together.
 
     The backward pass takes ``backward`` seconds. ``messages`` are the bytes of the calls in order, which
-    ``call`` maps to times. The schedule ``fused`` reads ``fusion_bytes`` in place of ``messages``.
+    ``call`` maps to times. The schedule ``fused`` reads ``fusion_bytes`` in place of ``messages``: each call
+    sends all gradients that are ready, up to so many bytes.
     """
+    end, calls = 0.0, list[Call]()
+    waiting = sorted(gradients, key=lambda gradient: gradient.ready)
     if schedule == "fused":
-        return _fuse(gradients, backward, call, fusion_bytes)
-    ready = [backward] * len(messages) if schedule == "after" else _ready_times(gradients, messages)
-    end, latency, wire = 0.0, 0.0, 0.0
-    for when, nbytes in zip(ready, messages, strict=True):
-        took = call(nbytes)
-        end = max(when, end) + took.seconds
-        latency, wire = latency + took.latency, wire + took.wire
-    return End(max(backward, end), Call(latency, wire))
+        while waiting:
+            end = max(end, waiting[0].ready)
+            nbytes, taken = 0.0, 0
+            for gradient in waiting:
+                if gradient.ready > end or (taken and nbytes + gradient.nbytes > fusion_bytes):
+                    break
+                nbytes, taken = nbytes + gradient.nbytes, taken + 1
+            waiting = waiting[taken:]
+            calls.append(call(nbytes))
+            end += calls[-1].seconds
+    else:
+        ready = [backward] * len(messages) if schedule == "after" else _ready_times(waiting, messages)
+        for when, nbytes in zip(ready, messages, strict=True):
+            calls.append(call(nbytes))
+            end = max(when, end) + calls[-1].seconds
+    return max(backward, end), Call(sum(one.latency for one in calls), sum(one.wire for one in calls))
 
 
 def _ready_times(gradients: Sequence[Gradient], messages: Sequence[float]) -> list[float]:
-    """Return when the bucket of each message is full, if gradients fill the buckets as they become ready."""
-    order = sorted(gradients, key=lambda gradient: gradient.ready)
+    """Return when the bucket of each message is full; gradients fill the buckets in their order."""
     times, limit, filled, index = [], 0.0, 0.0, 0
     for nbytes in messages:
         limit += nbytes
-        while index < len(order) - 1 and filled + order[index].nbytes < limit:
-            filled += order[index].nbytes
+        while index < len(gradients) - 1 and filled + gradients[index].nbytes < limit:
+            filled += gradients[index].nbytes
             index += 1
-        times.append(order[index].ready)
+        times.append(gradients[index].ready)
     return times
-
-
-def _fuse(gradients: Sequence[Gradient], backward: float, call: Callable[[float], Call], limit: float) -> End:
-    """Lay out calls that each send all gradients that are ready, up to ``limit`` bytes."""
-    waiting = sorted(gradients, key=lambda gradient: gradient.ready)
-    end, latency, wire = 0.0, 0.0, 0.0
-    while waiting:
-        end = max(end, waiting[0].ready)
-        nbytes, taken = 0.0, 0
-        for gradient in waiting:
-            if gradient.ready > end or (taken and nbytes + gradient.nbytes > limit):
-                break
-            nbytes, taken = nbytes + gradient.nbytes, taken + 1
-        waiting = waiting[taken:]
-        took = call(nbytes)
-        end, latency, wire = end + took.seconds, latency + took.latency, wire + took.wire
-    return End(max(backward, end), Call(latency, wire))
 
 
 def ddp_buckets(gradients: Sequence[Gradient], cap_mb: float) -> list[float]:

@@ -125,7 +125,7 @@ class LaunchFigures:
 
         It is the mean over steps without the slowest tenth; None if the reference's phases were not timed.
         """
-        ranks = self._phased("reference")
+        ranks = self.phases("reference")
         if not ranks:
             return None
         computing = [[sum(phase[i] for phase in rank.values()) for rank in ranks] for i in _steps_of(ranks)]
@@ -161,7 +161,7 @@ class LaunchFigures:
 
     def _phase_seconds(self, mode: Mode) -> dict[str, float]:
         """Return the mean seconds of each phase, over ranks and over steps without the slowest tenth."""
-        ranks = self._phased(mode)
+        ranks = self.phases(mode)
         if not ranks:
             return {}
         totals = [sum(sum(phase[i] for phase in rank.values()) for rank in ranks) for i in _steps_of(ranks)]
@@ -170,7 +170,8 @@ class LaunchFigures:
             name: statistics.fmean(rank[name][i] for rank in ranks for i in kept) / 1e9 for name in ranks[0]
         }
 
-    def _phased(self, mode: Mode) -> list[dict[str, list[int]]]:
+    def phases(self, mode: Mode) -> list[dict[str, list[int]]]:
+        """Return the nanoseconds of each phase in every step, by rank; empty if one timed no phases."""
         blocks = [[b.phases for b in rank.blocks if b.mode == mode and b.phases] for rank in self.ranks]
         return [own[0] for own in blocks] if all(blocks) else []
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+FORM_FROM_BYTES = 64 << 10
+"""A message shows its form from this size on, because headers and negotiation outweigh smaller ones."""
 OfRanks: TypeAlias = Callable[[int], float]
 """Maps a number of ranks, 2 or more, to a figure."""
 

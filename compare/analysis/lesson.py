@@ -8,14 +8,12 @@ import msgspec
 
 from compare.analysis.cost_model import Schedule, split_collectives
 from compare.analysis.figures import LaunchFigures
-from compare.analysis.forms import FORMS, OfRanks, others
+from compare.analysis.forms import FORM_FROM_BYTES, FORMS, OfRanks, others
 from compare.analysis.measured import OTHER_MODES, form_of, library_of, schedule_of
 from compare.analysis.summary import ArmSummary, Summary
 from compare.schema.arms import CONTROL, Arm
 from compare.schema.results import RankResult, Run
 
-FORM_FROM_BYTES = 64 << 10
-"""Smallest size in bytes of a message whose form is known."""
 _PRIMITIVES: dict[str, tuple[OfRanks, OfRanks | None]] = {
     "ring": (lambda n: 2 * others(n), lambda n: 2 * (n - 1)),
     "reduce_scatter": (lambda n: 2 * others(n), None),
@@ -75,9 +73,9 @@ def _lesson(run: Run, arm: Arm, own: ArmSummary) -> Lesson:
     launches = run.of(arm)
     rank, ranks = launches[-1].ranks[0], len(launches[-1].ranks)
     mode, group = rank.attestation.get("replica", {}).get("mode"), rank.attestation.get("group", {})
-    name, sent, rounds = _form(rank, str(mode), ranks)
+    name, sent, rounds = _form(rank, str(mode), ranks) or ("", None, None)
     timed = [] if mode in OTHER_MODES else [split_collectives(LaunchFigures(launch)) for launch in launches]
-    shares = [parts.fixed_seconds / parts.seconds for parts in timed if parts]
+    shares = [parts.latency / parts.seconds for parts in timed if parts]
     alone = own.detail.collective_seconds
     return Lesson(
         arm=arm,
@@ -94,21 +92,18 @@ def _lesson(run: Run, arm: Arm, own: ArmSummary) -> Lesson:
     )
 
 
-def _form(rank: RankResult, mode: str, ranks: int) -> tuple[str, OfRanks | None, OfRanks | None]:
+def _form(rank: RankResult, mode: str, ranks: int) -> tuple[str, OfRanks, OfRanks | None] | None:
     """Return an algorithm's name, the bytes that a rank sends over those of the messages, and its rounds.
 
-    The name is empty, and the figures are None, if the algorithm is not known.
+    None if the algorithm is not known. The rounds alone may be unknown, too.
     """
     if ranks < 2 or not rank.message_bytes:  # noqa: PLR2004 -- one rank sends nothing
-        return "", None, None
+        return None
     if mode in _PRIMITIVES:
         return mode, *_PRIMITIVES[mode]
     # Horovod fuses its requests, so its messages may be as large as all requests together.
     least = sum(rank.message_bytes) if library_of(rank) == "Horovod" else min(rank.message_bytes)
     if mode in OTHER_MODES or least < FORM_FROM_BYTES:
-        return "", None, None
-    known = form_of(rank)
-    return next(
-        ((form.name, form.sent, form.rounds) for form in FORMS["all_reduce"] if form.name == known),
-        ("", None, None),
-    )
+        return None
+    known = (form for form in FORMS["all_reduce"] if form.name == form_of(rank))
+    return next(((form.name, form.sent, form.rounds) for form in known), None)

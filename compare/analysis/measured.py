@@ -1,23 +1,49 @@
-"""Take from a run what predictions need, or say what is missing."""
+"""Take from a run what predictions need, or say what is missing; predict one step from it."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from compare.analysis.budget import is_oversubscribed
-from compare.analysis.cost_model import Curve, Gradient, Network, Schedule, predict_call, sweep_points
+from compare.analysis.cost_model import (
+    Call,
+    Curve,
+    Gradient,
+    Network,
+    Schedule,
+    ddp_buckets,
+    expected_maximum,
+    lay_out,
+    predict_call,
+    sweep_points,
+)
 from compare.analysis.figures import LaunchFigures
 from compare.analysis.forms import FORMS, Form
 from compare.schema.arms import Arm
 from compare.schema.hosts import Link
 from compare.schema.results import Launch, RankResult, Run
 
-_FORMS = {"torch.distributed gloo": "ring", "torch.distributed nccl": "ring", "Open MPI": "Rabenseifner"}
-"""The form of each library's all-reduce of large messages, which counted bytes have shown."""
+_FORMS = {
+    "torch.distributed gloo": "ring",
+    "torch.distributed nccl": "ring",
+    "Open MPI": "Rabenseifner",
+    "Horovod": "ring",
+}
+"""The form of each library's all-reduce of large messages, which counted bytes have shown.
+
+Horovod over MPI has that of Open MPI.
+"""
+Limit: TypeAlias = Literal["computing", "bandwidth", "latency", "skew", "copies"]
+GOODPUT = {"ring": 0.94, "Rabenseifner": 0.64}
+"""Share of a link's rate that the lab's all-reduces reached, by form.
+
+If the rate of the measured link is not known, it is estimated with this share.
+"""
 
 OTHER_MODES = {"shared_memory", "ring", "reduce_broadcast", "reduce_scatter", "all_gather"}
 """Modes of ``manual`` whose calls are not the all-reduce that the sweep times."""
@@ -96,7 +122,9 @@ def _reasons(run: Run, launches: list[Launch]) -> Iterator[str]:
     if any(host.slots > 1 for host in run.hosts) and len(run.hosts) > 1:
         yield "several ranks on a host share a link, which is not modelled"
     yield from _reasons_of_calls(first)
-    if not all(LaunchFigures(launch).reference_seconds and _phases(launch.ranks[0]) for launch in launches):
+    own = [LaunchFigures(launch) for launch in launches]
+    phases = [next(iter(figures.phases("reference")), {}) for figures in own]
+    if not all(figures.reference_seconds for figures in own) or not all("forward" in its for its in phases):
         yield "its run timed no steps without synchronisation"
     if not first.gradients:
         yield "its run recorded no times of gradients, so measure it again"
@@ -125,15 +153,13 @@ def _bound_by_latency(rank: RankResult) -> bool:
 def library_of(rank: RankResult) -> str:
     """Return the name of the group's library, without its version."""
     attested = str(rank.attestation["group"].get("library", ""))
-    return next((name for name in (*_FORMS, "Horovod") if attested.startswith(name)), attested)
+    return next((name for name in _FORMS if attested.startswith(name)), attested)
 
 
 def form_of(rank: RankResult) -> str:
     """Return the name of the form of the library's large all-reduces; empty if it is not known."""
-    library = library_of(rank)
-    if library == "Horovod":
-        return "Rabenseifner" if rank.attestation["group"].get("controller") == "mpi" else "ring"
-    return _FORMS.get(library, "")
+    by_mpi = rank.attestation["group"].get("controller") == "mpi"
+    return _FORMS.get("Open MPI" if by_mpi else library_of(rank), "")
 
 
 def schedule_of(rank: RankResult) -> Schedule:
@@ -156,7 +182,10 @@ def measure(run: Run, arm: Arm) -> list[Measured]:
 
 def _measure(launch: Launch, link: Link | None) -> Measured:
     first, figures = launch.ranks[0], LaunchFigures(launch)
-    alone, shares = figures.reference_seconds or 0.0, _phase_shares(launch)
+    alone, phases = figures.reference_seconds or 0.0, figures.phases("reference")
+    medians = {name: sum(statistics.median(rank[name]) for rank in phases) for name in phases[0]}
+    shares = {name: median / sum(medians.values()) for name, median in medians.items()}
+    steps = [[sum(times) / 1e9 for times in zip(*rank.values(), strict=True)] for rank in phases]
     sizes, seconds = zip(*sweep_points(launch.ranks, min), strict=True)
     return Measured(
         arm=launch.arm,
@@ -168,41 +197,113 @@ def _measure(launch: Launch, link: Link | None) -> Measured:
         forward_seconds=alone * shares["forward"],
         backward_seconds=alone * shares["backward"],
         optimizer_seconds=alone * (1 - shares["forward"] - shares["backward"]),
-        gradients=_gradients(launch),
+        gradients=[
+            (its[0].gradient_bytes, statistics.fmean(statistics.median(one.ready_ns) for one in its) / 1e9)
+            for its in zip(*(rank.gradients for rank in launch.ranks), strict=True)
+        ],
         messages=[float(size) for size in first.message_bytes],
         # Other programs only make calls slower. No point is faster than one of a smaller message.
         points=list(zip(sizes, accumulate(seconds, max), strict=True)),
-        residuals=_residuals(launch),
+        residuals=[step - statistics.fmean(own) for own in steps for step in own],
         fusion_bytes=float(first.attestation["group"].get("fusion_bytes", 0)),
         bits_per_second=link.bits_per_second if link else None,
         latency_seconds=link.latency_seconds if link else 0.0,
     )
 
 
-def _phases(rank: RankResult) -> dict[str, list[int]]:
-    blocks = [block.phases for block in rank.blocks if block.mode == "reference" and block.phases]
-    return blocks[0] if blocks and "forward" in blocks[0] else {}
+# ---- one step elsewhere ----
 
 
-def _phase_shares(launch: Launch) -> dict[str, float]:
-    totals = {
-        name: sum(statistics.median(_phases(rank)[name]) for rank in launch.ranks)
-        for name in _phases(launch.ranks[0])
-    }
-    return {name: total / sum(totals.values()) for name, total in totals.items()}
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """The hosts, link and buckets of a prediction; None keeps what was measured."""
+
+    hosts: int
+    link: Link | None = None
+    bucket_cap_mb: float | None = None
+    """Cap of DDP's buckets in MiB."""
 
 
-def _residuals(launch: Launch) -> list[float]:
-    found = []
-    for rank in launch.ranks:
-        steps = [sum(times) / 1e9 for times in zip(*_phases(rank).values(), strict=True)]
-        found += [seconds - statistics.fmean(steps) for seconds in steps]
-    return found
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One predicted step."""
+
+    seconds: float
+    parts: dict[Limit, float]
+    """Seconds of each part.
+
+    - *computing*: the step without synchronisation
+    - *latency* and *bandwidth*: the part of all calls that does not depend on their bytes, and the rest
+    - *skew*: the expected wait for the slowest rank
+    - *copies*: the time of the measured step beyond its own timeline, as it applies to this step
+    """
+    calls: int
 
 
-def _gradients(launch: Launch) -> list[tuple[float, float]]:
-    """Return the bytes of each gradient, with the mean over ranks of the median seconds until it is ready."""
-    return [
-        (its[0].gradient_bytes, statistics.fmean(statistics.median(one.ready_ns) for one in its) / 1e9)
-        for its in zip(*(rank.gradients for rank in launch.ranks), strict=True)
-    ]
+def network_of(measured: Measured, target: Target) -> Network:
+    """Return how the target's network differs from the measured one.
+
+    Without a link, or with one that has no rate, only the number of hosts differs. If the rate of the
+    measured link is not known, it is estimated from the largest message and ``GOODPUT``.
+    """
+    if target.link is None or target.link.bits_per_second is None:
+        return Network(target.hosts)
+    rate = float(measured.bits_per_second or 0)
+    if not rate:
+        nbytes, seconds = measured.points[-1]
+        sent = 8 * nbytes * measured.all_reduce.sent(measured.ranks)
+        rate = sent / (seconds - measured.curve.latency or seconds) / GOODPUT[measured.form]
+    added = target.link.latency_seconds - measured.latency_seconds
+    return Network(target.hosts, rate / target.link.bits_per_second, added)
+
+
+def predict_step(measured: Measured, target: Target) -> Step:
+    """Predict one step of an arm from one measured launch.
+
+    The step is never shorter than its computing time.
+    """
+    own = _timeline(measured, Network(measured.ranks), measured.messages)
+    messages = measured.messages
+    if target.bucket_cap_mb is not None:
+        messages = ddp_buckets(measured.ready, target.bucket_cap_mb)
+    end, calls = _timeline(measured, network_of(measured, target), messages)
+    rest = _rest(measured, own[0], end)
+    skew = expected_maximum(measured.residuals, target.hosts)
+    grown = skew - expected_maximum(measured.residuals, measured.ranks)
+    return Step(
+        seconds=max(measured.compute_seconds, end + rest + grown),
+        parts={
+            "computing": measured.compute_seconds,
+            "bandwidth": calls.wire,
+            "latency": calls.latency,
+            "skew": skew,
+            "copies": rest,
+        },
+        calls=len(messages),
+    )
+
+
+def _rest(measured: Measured, own: float, end: float) -> float:
+    """Return the seconds that the predicted step takes beyond its timeline.
+
+    The timeline of the measured step takes ``own`` seconds, and that of the predicted step takes ``end``. The
+    rest is negative if calls took less time in the measured step than without training. A negative rest is
+    scaled down with the time that calls add to the step, and never scaled up.
+    """
+    rest, added = measured.step_seconds - own, own - measured.compute_seconds
+    return rest * min(1.0, (end - measured.compute_seconds) / added) if rest < 0 < added else rest
+
+
+def _timeline(measured: Measured, network: Network, messages: Sequence[float]) -> tuple[float, Call]:
+    """Return a step's seconds without rest and skew, and the time of all its calls together."""
+
+    def call(nbytes: float) -> Call:
+        return predict_call(measured.curve, measured.all_reduce, measured.ranks, nbytes, network)
+
+    end, calls = lay_out(
+        measured.schedule,
+        measured.ready,
+        messages,
+        measured.backward_seconds,
+        call,
+        fusion_bytes=measured.fusion_bytes,
+    )
+    return measured.forward_seconds + end + measured.optimizer_seconds, calls

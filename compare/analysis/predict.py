@@ -1,4 +1,4 @@
-"""Predict step times with other hosts, links and buckets.
+"""Predict step times with other hosts, links and buckets, and compare them with those of another run.
 
 step = forward + max(backward, end of the last call) + optimizer + rest + skew. The rest is the time that the
 measured step took beyond its own timeline: copies, and what communication takes from computing. The rest does
@@ -18,27 +18,14 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from compare.analysis.cost_model import (
-    Call,
-    Network,
-    Schedule,
-    ddp_buckets,
-    expected_maximum,
-    lay_out,
-    predict_call,
-)
+from compare.analysis.cost_model import Schedule
 from compare.analysis.estimate import Estimate
-from compare.analysis.measured import Measured, measure, why_not
+from compare.analysis.figures import Figures
+from compare.analysis.measured import Limit, Measured, Target, measure, network_of, predict_step, why_not
 from compare.errors import OutputError
 from compare.schema.hosts import Link
 from compare.schema.results import Run
 
-Limit: TypeAlias = Literal["computing", "bandwidth", "latency", "skew", "copies"]
-GOODPUT = {"ring": 0.94, "Rabenseifner": 0.64}
-"""Share of a link's rate that the lab's all-reduces reached, by form.
-
-If the rate of the measured link is not known, it is estimated with this share.
-"""
 PAYS = 0.5
 """Smallest growth of throughput that pays, as a share of the growth in hosts."""
 Regime: TypeAlias = Literal["wire", "other"]
@@ -60,30 +47,8 @@ _ERRORS: dict[tuple[str, Schedule], float] = {
     ("Horovod", "fused"): 0.49,
 }
 _LARGEST_ERROR = max(_ERRORS.values())
-
-
-class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """The hosts, link and buckets of a prediction; None keeps what was measured."""
-
-    hosts: int
-    link: Link | None = None
-    bucket_cap_mb: float | None = None
-    """Cap of DDP's buckets in MiB."""
-
-
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One predicted step."""
-
-    seconds: float
-    parts: dict[Limit, float]
-    """Seconds of each part.
-
-    - *computing*: the step without synchronisation
-    - *latency* and *bandwidth*: the part of all calls that does not depend on their bytes, and the rest
-    - *skew*: the expected wait for the slowest rank
-    - *copies*: the time of the measured step beyond its own timeline, as it applies to this step
-    """
-    calls: int
+_ALIKE = ("model", "batch_size_per_rank", "accumulate", "precision", "compile", "threads_per_rank")
+"""Settings that must be equal in both runs, because no prediction takes them into account."""
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,79 +154,6 @@ def with_measured_link(run: Run, link: Link) -> Run:
     return msgspec.structs.replace(run, network=msgspec.structs.replace(run.network, rehearsed=link))
 
 
-def predict_step(measured: Measured, target: Target) -> Step:
-    """Predict one step of an arm from one measured launch.
-
-    The step is never shorter than its computing time.
-    """
-    own = _timeline(measured, Network(measured.ranks), measured.messages)
-    messages = measured.messages
-    if target.bucket_cap_mb is not None:
-        messages = ddp_buckets(measured.ready, target.bucket_cap_mb)
-    end, calls = _timeline(measured, network_of(measured, target), messages)
-    rest = _rest(measured, own[0], end)
-    skew = expected_maximum(measured.residuals, target.hosts)
-    grown = skew - expected_maximum(measured.residuals, measured.ranks)
-    return Step(
-        seconds=max(measured.compute_seconds, end + rest + grown),
-        parts={
-            "computing": measured.compute_seconds,
-            "bandwidth": calls.wire,
-            "latency": calls.latency,
-            "skew": skew,
-            "copies": rest,
-        },
-        calls=len(messages),
-    )
-
-
-def _rest(measured: Measured, own: float, end: float) -> float:
-    """Return the seconds that the predicted step takes beyond its timeline.
-
-    The timeline of the measured step takes ``own`` seconds, and that of the predicted step takes ``end``. The
-    rest is negative if calls took less time in the measured step than without training. A negative rest is
-    scaled down with the time that calls add to the step, and never scaled up.
-    """
-    rest, added = measured.step_seconds - own, own - measured.compute_seconds
-    return rest * min(1.0, (end - measured.compute_seconds) / added) if rest < 0 < added else rest
-
-
-def network_of(measured: Measured, target: Target) -> Network:
-    """Return how the target's network differs from the measured one.
-
-    Without a link, or with one that has no rate, only the number of hosts differs.
-    """
-    if target.link is None or target.link.bits_per_second is None:
-        return Network(target.hosts)
-    rate = measured.bits_per_second or _estimated_rate(measured)
-    added = target.link.latency_seconds - measured.latency_seconds
-    return Network(target.hosts, rate / target.link.bits_per_second, added)
-
-
-def _estimated_rate(measured: Measured) -> float:
-    """Estimate the bits per second of the measured link from the largest message and ``GOODPUT``."""
-    nbytes, seconds = measured.points[-1]
-    traffic = measured.all_reduce.sent(measured.ranks)
-    return 8 * nbytes * traffic / (seconds - measured.curve.latency or seconds) / GOODPUT[measured.form]
-
-
-def _timeline(measured: Measured, network: Network, messages: Sequence[float]) -> tuple[float, Call]:
-    """Return a step's seconds without rest and skew, and the time of all its calls together."""
-
-    def call(nbytes: float) -> Call:
-        return predict_call(measured.curve, measured.all_reduce, measured.ranks, nbytes, network)
-
-    end = lay_out(
-        measured.schedule,
-        measured.ready,
-        messages,
-        measured.backward_seconds,
-        call,
-        fusion_bytes=measured.fusion_bytes,
-    )
-    return measured.forward_seconds + end.seconds + measured.optimizer_seconds, end.calls
-
-
 def _predict(name: str, launches: Sequence[Measured], target: Target, *, like_cells: bool) -> Prediction:
     first = launches[0]
     steps = sorted((predict_step(launch, target) for launch in launches), key=lambda step: step.seconds)
@@ -327,13 +219,11 @@ def _widened(estimate: Estimate, error: float) -> Estimate:
 
 def _knees(predictions: Sequence[Prediction]) -> dict[str, int | None]:
     """Find for each arm the last number of hosts before an addition that does not pay."""
-    of_arms: dict[str, list[Prediction]] = {}
-    for prediction in sorted(predictions, key=lambda prediction: prediction.hosts):
-        of_arms.setdefault(prediction.arm, []).append(prediction)
-    return {
-        arm: next((before.hosts for before, after in pairwise(own) if not _pays(before, after)), None)
-        for arm, own in of_arms.items()
-    }
+    knees: dict[str, int | None] = {}
+    for arm in dict.fromkeys(prediction.arm for prediction in predictions):
+        own = sorted((one for one in predictions if one.arm == arm), key=lambda one: one.hosts)
+        knees[arm] = next((before.hosts for before, after in pairwise(own) if not _pays(before, after)), None)
+    return knees
 
 
 def _pays(before: Prediction, after: Prediction) -> bool:
@@ -355,3 +245,89 @@ def _worth_measuring(predictions: Sequence[Prediction], measured: int) -> dict[i
     if measured == 2:  # noqa: PLR2004 -- among two, all forms send the same bytes
         worth[3] = "it shows the form of each all-reduce, which two hosts cannot"
     return worth
+
+
+# ---- against the measurements of another run ----
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The predicted and the measured step time of one arm."""
+
+    arm: str
+    hosts: int
+    predicted_seconds: Estimate
+    measured_seconds: Estimate
+    error: float
+    """Predicted time over measured time, minus one."""
+    covered: bool
+    """Whether the measured mean lies in the interval of the prediction."""
+
+
+class Against(msgspec.Struct, frozen=True, kw_only=True):
+    """Arms predicted from one run, and measured in another."""
+
+    comparisons: list[Comparison]
+    left_out: dict[str, str]
+    """Why arms are not compared, by label."""
+    same_network: bool
+    """Whether ranks and link are those of the measured run, so that little is left to predict."""
+
+
+def compare_with(run: Run, other: Run, link: Link | None = None) -> Against:
+    """Predict the step times of ``other`` from ``run``, and compare them with the measured ones.
+
+    ``link`` is the network of ``other``; the default is the link that ``other`` recorded as a rehearsal.
+
+    Raises:
+        OutputError: the settings of the runs differ, ``other`` has several ranks on a host, nothing can be
+            predicted, or no predicted arm was measured in ``other``.
+    """
+    _require_alike(run, other)
+    link = link or other.network.rehearsed
+    made = forecast(run, [other.config.ranks], link)
+    measured, predicted = Figures(other), [prediction.arm for prediction in made.predictions]
+    missing = {arm.label for arm in other.config.synchronising} - {*predicted, *made.refused}
+    found = [_compared(own, measured) for own in made.predictions if measured.of(own.arm)]
+    if not found:
+        raise OutputError(
+            "The two runs have no arm in common that can be predicted.",
+            found=f"{', '.join(predicted)} can be predicted.",
+            remedy="Measure one of them in the other run.",
+        )
+    return Against(
+        comparisons=found,
+        left_out=made.refused
+        | {arm: "the other run did not launch it" for arm in predicted if not measured.of(arm)}
+        | dict.fromkeys(sorted(missing), "this run did not launch it"),
+        same_network=other.config.ranks == run.config.ranks and link == run.network.rehearsed,
+    )
+
+
+def _compared(prediction: Prediction, measured: Figures) -> Comparison:
+    took = Estimate.geometric(measured.step_seconds(prediction.arm).values())
+    step = prediction.step_seconds
+    return Comparison(
+        arm=prediction.arm,
+        hosts=prediction.hosts,
+        predicted_seconds=step,
+        measured_seconds=took,
+        error=step.mean / took.mean - 1,
+        covered=step.low <= took.mean <= step.high,
+    )
+
+
+def _require_alike(run: Run, other: Run) -> None:
+    unlike = [
+        f"{name} {getattr(run.config, name)} and {getattr(other.config, name)}"
+        for name in _ALIKE
+        if getattr(run.config, name) != getattr(other.config, name)
+    ]
+    found = [f"They differ: {'; '.join(unlike)}."] if unlike else []
+    if any(host.slots > 1 for host in other.hosts):
+        found.append("The other run has several ranks on a host, which predictions do not model.")
+    if found:
+        raise OutputError(
+            "The two runs cannot be compared by a prediction.",
+            found=" ".join(found),
+            remedy="Measure both with the same flags, and with one rank on each host.",
+        )

@@ -46,8 +46,7 @@ def predict(
     form: Annotated[Format, output_flag("--format", help="What to print.")] = "table",
 ) -> None:
     """Predict step times with other hosts, links and bucket sizes."""
-    from compare.analysis.against import compare_with
-    from compare.analysis.predict import forecast, with_measured_link
+    from compare.analysis.predict import compare_with, forecast, with_measured_link
     from compare.report.of_prediction import document_against, document_of
     from compare.schema.hosts import parse_link
     from compare.schema.store import RESULTS_FILE, find_run, read_run

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from compare.analysis.against import Against, Comparison
-from compare.analysis.predict import PAYS, VALIDATED_HOSTS, VALIDATED_RATES, Forecast, Prediction
+from compare.analysis.predict import (
+    PAYS,
+    VALIDATED_HOSTS,
+    VALIDATED_RATES,
+    Against,
+    Comparison,
+    Forecast,
+    Prediction,
+)
 from compare.report.cells import as_record, with_interval
 from compare.report.document import Column, Document, Table
 from compare.report.pictures import SECONDS_FROM_ZERO, Picture, Point, draw_lines, of_counts

@@ -18,8 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from compare.analysis.cost_model import Schedule, predict_call
-from compare.analysis.measured import Measured, measure, why_not
-from compare.analysis.predict import Target, network_of, predict_step
+from compare.analysis.measured import Measured, Target, measure, network_of, predict_step, why_not
 from compare.schema.hosts import Link
 from compare.schema.store import read_run
 from tests.comparing import ROOT

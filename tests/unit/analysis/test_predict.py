@@ -7,7 +7,6 @@ import statistics
 import msgspec
 import pytest
 
-from compare.analysis.against import compare_with
 from compare.analysis.cost_model import (
     MIB,
     Call,
@@ -20,7 +19,8 @@ from compare.analysis.cost_model import (
     predict_call,
 )
 from compare.analysis.forms import FORMS
-from compare.analysis.predict import Target, forecast, predict_step, validated_error, with_measured_link
+from compare.analysis.measured import Target, predict_step
+from compare.analysis.predict import compare_with, forecast, validated_error, with_measured_link
 from compare.errors import OutputError
 from compare.report import FORMATS, write
 from compare.report.of_prediction import document_against, document_of
@@ -82,8 +82,8 @@ GRADIENTS = [Gradient(MIB, 30 * MS), Gradient(MIB, 20 * MS), Gradient(MIB, 10 * 
     ],
 )
 def test_timeline_ends_with_the_last_call(schedule, messages, call, end):
-    found = lay_out(schedule, GRADIENTS, messages, 30 * MS, calls_of(call * MS), fusion_bytes=64 * MIB)
-    assert found.seconds == pytest.approx(end * MS)
+    found, _ = lay_out(schedule, GRADIENTS, messages, 30 * MS, calls_of(call * MS), fusion_bytes=64 * MIB)
+    assert found == pytest.approx(end * MS)
 
 
 @pytest.mark.parametrize(("cap", "buckets"), [(25, [1, 3]), (1, [1, 1, 1, 1]), (2, [2, 2]), (3, [3, 1])])
