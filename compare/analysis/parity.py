@@ -11,6 +11,9 @@ There are five gates:
 
 The limits leave room only for rounding (``schema/parity.py``). A gate that a wrong step would pass as well
 proves nothing, and its outcome says so (``gates.py``).
+
+An arm is proven by all of its launches. One without passes that repeats another launch bit for bit shares the
+proof of that launch.
 """
 
 from __future__ import annotations
@@ -30,18 +33,15 @@ from compare.analysis.gates import (
     nothing_proven,
     pass_of,
     shortened,
+    unseen_bend,
 )
 from compare.analysis.wrong_steps import diagnose, why_incomparable
 from compare.errors import ParityError
 from compare.schema.arms import Arm
 from compare.schema.job import PASSES, Proof
 from compare.schema.parity import EPSILON, ParityPass, PassKind
-from compare.schema.results import Gate, Launch, RankResult, Run
+from compare.schema.results import Gate, Launch, Outcome, RankResult, Run
 
-IN_SHARDS = "held in shards; proven by the reference alone"
-"""Why the gate ``ranks`` does not compare the final hashes of an arm's ranks."""
-ANOTHER_TRAINING = "another training by declaration"
-"""Why an arm need not train what a single process trains."""
 AT_PERIOD_1 = "the same training at period 1"
 """What is proven of an arm that does not average in every step."""
 _LEAST_ALIKE = 2
@@ -54,6 +54,12 @@ _ROUNDED = 0.05
 
 The error of fp16 is 3e-4, and that of a sum over two ranks is 1. PowerSGD does not compress its first steps.
 """
+ROUNDING_MAKES = 1e-3
+"""Largest distance of two ends that still counts as rounding, relative to how far the arms moved.
+
+It is ten thousand times the rounding of float32, because a training makes small differences grow.
+"""
+_WORST_FIRST: tuple[Outcome, ...] = ("failed", "incomparable", "nothing")
 _AS_FAR_AS_UNTRAINED = 1.0
 """Largest error of all updates together, of an arm that rounds or compresses.
 
@@ -167,7 +173,7 @@ def _check_ranks(arm: Arm, ranks: list[RankResult]) -> Gate:
         return Gate(name="ranks", outcome="exempt")
     if arm.traits.in_shards and len(ranks) > 1:
         # Every rank gathers the same shards, so equal hashes are no evidence.
-        return Gate(name="ranks", outcome="exempt", what=IN_SHARDS)
+        return Gate(name="ranks", outcome="exempt", what="held in shards; proven by the reference alone")
     if len({r.final_hash for r in ranks}) > 1:
         return _different(arm, ranks, "final_hash")
     unmoved = ranks[0].unmoved
@@ -217,7 +223,7 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
         return failed_gate(arm, name, what, found, "every rank must take the parity steps.")
     figure = _worst(passes[0])[0]
     if arm.traits.another_training:
-        return Gate(name=name, outcome="exempt", figure=figure, what=ANOTHER_TRAINING)
+        return Gate(name=name, outcome="exempt", figure=figure, what="another training by declaration")
     same = len({taken.hash for taken in passes.values()}) == 1
     # Every first update was the mean, except for rounding.
     right_at_first = all(_is_within(taken.error_of_first_update, _ROUNDED) for taken in passes.values())
@@ -236,12 +242,13 @@ def _check_wrong_steps(arm: Arm, passes: dict[int, ParityPass], name: GateName) 
     if incomparable:
         what, remedy = incomparable
         return Gate(name=name, outcome="incomparable", figure=figure, limit=limit, what=what, remedy=remedy)
+    size = "not a number" if figure is None else f"{figure:.1e}"
     allowed = f"{limit:.0e}, for rounding" if arm.exact else f"{_ROUNDED:g} of the first update, for rounding"
     return failed_gate(
         arm,
         name,
         f"{arm.label} does not train what a single process trains on the same samples.",
-        f"Largest relative difference of rank 0 in {passes[0].steps} {name} steps: {_size(figure)}. "
+        f"Largest relative difference of rank 0 in {passes[0].steps} {name} steps: {size}. "
         f"Allowed: {allowed}. " + diagnose(passes, in_shards=arm.traits.in_shards),
         _WORTHLESS,
         figure=figure,
@@ -298,5 +305,82 @@ def _is_within(difference: float | None, limit: float) -> bool:
     return difference is not None and difference <= limit
 
 
-def _size(difference: float | None) -> str:
-    return "not a number" if difference is None else f"{difference:.1e}"
+# ---- all launches of an arm ----
+
+
+class Parity(msgspec.Struct, frozen=True, kw_only=True):
+    """What is proven of an arm: how far it trains what a single process trains."""
+
+    outcome: Outcome | Literal["none"]
+    """The worst outcome of the gates that compare the arm with a single process.
+
+    ``exempt``: the arm rounds or compresses by design, or declares another training. ``none``: a launch has
+    no pass, as in the control. A run that Ringside wrote holds no failed pass.
+    """
+    why: str = ""
+    """Why nothing is proven, with the remedy; empty if something is proven."""
+    open: list[str] = []
+    """What the proof leaves open, as phrases: parameters, a clip, the loss."""
+    at_end: bool = False
+    """Whether one more step after the training of every launch was proven as well."""
+    by_hash: int = 0
+    """Number of launches without a pass of their own, because they repeat a proven launch bit for bit."""
+    steps: int | None = None
+    """Smallest number of steps in the pass of any launch; None without a pass."""
+    difference: float | None = None
+    """Largest relative difference after the last step of any pass; None if one is not a number."""
+
+
+def parity_of(arm: Arm, launches: list[Launch]) -> Parity:
+    """Sum up the proofs of all launches of an arm."""
+    without = [launch for launch in launches if not launch.ranks[0].parity]
+    launches = [
+        msgspec.structs.replace(launch, ranks=with_passes(launch.ranks, launches)) for launch in launches
+    ]
+    passes = [taken for launch in launches if (taken := pass_of(launch.ranks[0], "float64"))]
+    if len(passes) < len(launches):
+        return Parity(outcome="none")
+    ends = [taken.differences[-1] if taken.differences else None for taken in passes]
+    numbers = [end for end in ends if end is not None]
+    gates = [gate for launch in launches for gate in check_training(arm, launch.ranks)]
+    beside = [gate for gate in gates if gate.name == "float64"]
+    after = [gate for gate in gates if gate.name == "end"]
+    judged = [*beside, *(gate for gate in after if gate.outcome == "failed")]
+    found = {gate.outcome: gate for gate in reversed(judged)}
+    worst = next((found[outcome] for outcome in _WORST_FIRST if outcome in found), None)
+    # An arm that rounds by design was judged before its result was kept.
+    exempt = not arm.exact or arm.traits.another_training
+    outcome: Outcome = "exempt" if exempt else worst.outcome if worst else "passed"
+    return Parity(
+        outcome=outcome,
+        by_hash=len(without),
+        steps=min(taken.steps for taken in passes),
+        difference=max(numbers) if len(numbers) == len(ends) else None,
+        why=f"{worst.what}. {worst.remedy}" if worst and outcome in {"incomparable", "nothing"} else "",
+        open=_left_open(launches, passes, beside) if outcome == "passed" else [],
+        at_end=len(after) == len(launches) and all(gate.outcome == "passed" for gate in after),
+    )
+
+
+def _left_open(launches: list[Launch], passes: list[ParityPass], gates: list[Gate]) -> list[str]:
+    """Return what the proofs of all launches leave open, as phrases, each once."""
+    late = [gate.what for gate in gates if gate.what.startswith(AT_THE_END)]
+    unmoved = [f"{UNMOVED}: {shortened(la.ranks[0].unmoved)}" for la in launches if la.ranks[0].unmoved]
+    late += filter(None, [unseen_bend(la.ranks[0].end) for la in launches if la.ranks[0].end])
+    return list(dict.fromkeys([*late, *(what for taken in passes for what in left_open(taken)), *unmoved]))
+
+
+def distance_of_ends(run: Run, names: Iterable[str]) -> float | None:
+    """Return how far the named arms' ends lie apart, relative to how far they moved from the start.
+
+    It is the largest distance of a launch from the first one over the largest movement, by rank 0's sketches.
+    None if a launch has no sketch, or if the arms have no launch.
+    """
+    chosen = set(names)
+    sketches = [launch.ranks[0].sketch for launch in run.launches if launch.arm in chosen]
+    if not sketches or not all(sketches):
+        return None
+    first, *others = sketches
+    moved = max(math.hypot(*sketch) for sketch in sketches)
+    apart = max((math.dist(first, other) for other in others), default=0.0)
+    return apart / moved if moved else 0.0

@@ -24,7 +24,7 @@ from compare.analysis.collectives import bus_factor
 from compare.analysis.estimate import Estimate
 from compare.analysis.figures import Figures, LaunchFigures
 from compare.analysis.noise import hides_all, would_have_seen
-from compare.analysis.proven import Parity, parity_of
+from compare.analysis.parity import Parity, parity_of
 from compare.analysis.ranking import Lead, find_lead, verdicts
 from compare.analysis.verdict import Verdict
 from compare.schema.arms import Arm

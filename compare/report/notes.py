@@ -9,7 +9,7 @@ from compare.analysis import Analysis
 from compare.analysis.budget import elapsed_seconds
 from compare.analysis.looks import ALPHA, FIRST_LOOK
 from compare.analysis.noise import POWER
-from compare.analysis.proven import Parity
+from compare.analysis.parity import Parity
 from compare.analysis.summary import WAITING_CORES_LIMIT, Summary, TurnsSummary
 from compare.report.columns import describe, size_of
 from compare.report.sentences import why_marked

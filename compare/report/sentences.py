@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from compare.analysis import Analysis
 from compare.analysis.budget import expected_seconds
 from compare.analysis.looks import FIRST_LOOK
-from compare.analysis.parity import AT_THE_END
-from compare.analysis.proven import ROUNDING_MAKES, distance_of_ends
+from compare.analysis.parity import AT_THE_END, ROUNDING_MAKES, distance_of_ends
 from compare.analysis.ranking import Lead
 from compare.analysis.summary import ArmSummary, Summary
 from compare.analysis.verdict import MARGIN

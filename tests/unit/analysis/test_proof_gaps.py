@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from compare.analysis.parity import check_gates, check_launches, fail_alike
-from compare.analysis.proven import distance_of_ends, parity_of
+from compare.analysis.parity import (
+    check_gates,
+    check_launches,
+    distance_of_ends,
+    fail_alike,
+    parity_of,
+)
 from compare.data.catalogue import DatasetSource
 from compare.errors import ParityError
 from compare.schema.arms import Arm

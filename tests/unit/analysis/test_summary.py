@@ -7,7 +7,7 @@ import pytest
 
 from compare.analysis import analyse
 from compare.analysis.estimate import Estimate
-from compare.analysis.proven import Parity
+from compare.analysis.parity import Parity
 from compare.analysis.summary import Detail, summarise_turns
 from compare.report.limits import warnings
 from compare.schema.results import Evaluation, Interleaved, Moments
