@@ -10,7 +10,7 @@ An item has one of three roles:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from compare.schema.arms import Arm
 from compare.schema.environment import readers_of
@@ -29,24 +29,19 @@ _MEANS = {
 }
 
 
-class Exemption(NamedTuple):
-    """A declaration by which an arm may differ in an item."""
-
-    declared: str
-    """How it differs, as a phrase."""
-    holds: Callable[[Arm], Any]
-    """Whether an arm makes this declaration."""
-
-
-ANOTHER_INTERPRETER = Exemption("by declaration: another interpreter", lambda arm: arm.against)
-_ONE_PROCESS = Exemption(
-    "by declaration: one process has all threads and the global batch", lambda arm: arm.traits.one_process
+Exemption: TypeAlias = tuple[Callable[[Arm], Any], str]
+"""Whether an arm declares that it may differ in an item, and how it differs, as a phrase."""
+_INTERPRETER: Exemption = (lambda arm: arm.against, "another interpreter")
+_PROCESS: Exemption = (
+    lambda arm: arm.traits.one_process,
+    "one process has all threads and the global batch",
 )
-_LAYERS = Exemption(
-    "by declaration: its ranks hold different layers and share each batch", lambda arm: arm.traits.in_layers
+_LAYERS: Exemption = (
+    lambda arm: arm.traits.in_layers,
+    "its ranks hold different layers and share each batch",
 )
-_OWN_STEP = Exemption("by declaration: its step is the user's own", lambda arm: arm.traits.own_step)
-_ANOTHER_TRAINING = Exemption("by declaration: another training", lambda arm: not arm.same_training)
+_STEP: Exemption = (lambda arm: arm.traits.own_step, "its step is the user's own")
+_TRAINING: Exemption = (lambda arm: not arm.same_training, "another training")
 
 
 class Item(NamedTuple):
@@ -182,21 +177,21 @@ _ITEMS = (
     Item("device", "controlled", _attested("device")),
     Item("GPU driver", "controlled", _attested("gpu", "driver")),
     Item("GPU power limit in watts", "controlled", _attested("gpu", "power_limit_watts")),
-    Item("host", "controlled", lambda rank: rank.host, by_rank=True, exempt=(_ONE_PROCESS,)),
-    Item("threads", "controlled", _attested("threads"), exempt=(_ONE_PROCESS,)),
+    Item("host", "controlled", lambda rank: rank.host, by_rank=True, exempt=(_PROCESS,)),
+    Item("threads", "controlled", _attested("threads"), exempt=(_PROCESS,)),
     Item("inter-op threads", "controlled", _attested("interop_threads")),
     Item("affinity", "controlled", _attested("affinity")),
     Item("nice", "controlled", _attested("nice"), by_host=_BY_LIMIT),
     Item("CPU quota in cores", "controlled", _attested("core_quota"), by_host=_BY_LIMIT),
     Item("matmul precision", "controlled", _attested("matmul_precision")),
     Item("parameter dtypes", "controlled", _attested("parameter_dtypes")),
-    Item("activation dtypes", "controlled", _attested("activation_dtypes"), exempt=(_LAYERS, _OWN_STEP)),
+    Item("activation dtypes", "controlled", _attested("activation_dtypes"), exempt=(_LAYERS, _STEP)),
     Item("compiled", "controlled", _is_compiled),
     Item("input dtype", "controlled", _attested("batch", "dtype")),
     Item("global batch size", "controlled", _global_batch),
     Item("passes per step", "controlled", _passes, optional=True),
     Item("training samples", "controlled", _attested("batch", "training_samples")),
-    Item("shard", "controlled", _attested("batch", "shard"), by_rank=True, exempt=(_ONE_PROCESS, _LAYERS)),
+    Item("shard", "controlled", _attested("batch", "shard"), by_rank=True, exempt=(_PROCESS, _LAYERS)),
     Item("optimizer", "controlled", _attested("optimizer")),
     Item("timed steps", "controlled", _trained_steps, optional=True),
     Item("gradient bytes", "controlled", lambda rank: rank.gradient_bytes),
@@ -204,7 +199,7 @@ _ITEMS = (
     Item(
         *("reduce op", "controlled", _reduce_op, "the arms compute different gradients"),
         in_control=False,
-        exempt=(_OWN_STEP, _ANOTHER_TRAINING),
+        exempt=(_STEP, _TRAINING),
     ),
     Item(
         *("compression", "controlled", _compression),
@@ -212,8 +207,8 @@ _ITEMS = (
         ("compression", "comm_hook"),
         in_control=False,
     ),
-    Item("python", "controlled", _attested("python"), exempt=(ANOTHER_INTERPRETER,)),
-    Item("torch", "controlled", _attested("torch"), exempt=(ANOTHER_INTERPRETER,)),
+    Item("python", "controlled", _attested("python"), exempt=(_INTERPRETER,)),
+    Item("torch", "controlled", _attested("torch"), exempt=(_INTERPRETER,)),
     Item(
         *("transport", "confounder", transport_of),
         "comes with the backend: it may explain part of a difference in speed",
@@ -284,7 +279,7 @@ def _versions(run: Run) -> list[Item]:
             _attested("group", "versions", name),
             in_control=False,
             optional=True,
-            exempt=(ANOTHER_INTERPRETER,),
+            exempt=(_INTERPRETER,),
         )
         for name in sorted(names)
     ]

@@ -11,15 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from compare.analysis.attested import (
-    ABSENT,
-    ANOTHER_INTERPRETER,
-    WHAT_IS_COMPARED,
-    Item,
-    Role,
-    items_of,
-    spell,
-)
+from compare.analysis.attested import ABSENT, WHAT_IS_COMPARED, Item, Role, items_of, spell
 from compare.schema.arms import Arm
 from compare.schema.results import Launch, Run
 
@@ -78,12 +70,13 @@ def _compare(arms: Sequence[tuple[Arm, list[Launch]]], item: Item) -> Condition 
     values |= {
         own.arm.label: _describe(launches, own) for own, (_, launches) in zip(seen, asked, strict=True)
     }
-    exempt = {own.arm.label: by for own in seen if (by := _exempt_by(own.arm, item))}
-    if ANOTHER_INTERPRETER in item.exempt and len(attested) == 1:
-        exempt = {}
-    kind, why = _classify([own for own in seen if own.arm.label not in exempt], item)
-    if kind == "same" and exempt:
-        kind, why = "declared", "; ".join(f"{label} differs {by}" for label, by in exempt.items())
+    kind, why = _classify(seen, item)
+    exempt = {own.arm.label: by for own in seen for holds, by in item.exempt if holds(own.arm)}
+    if kind == "different" and exempt:
+        kind, why = _classify([own for own in seen if own.arm.label not in exempt], item)
+        if kind == "same":
+            declared = (f"{label} differs by declaration: {by}" for label, by in exempt.items())
+            kind, why = "declared", "; ".join(declared)
     by_library = kind == "declared" and _is_by_library(seen, item)
     return Condition(item=item.name, role=item.role, kind=kind, values=values, why=why, by_library=by_library)
 
@@ -95,11 +88,6 @@ def _see(arm: Arm, launches: list[Launch], item: Item) -> _Seen:
     if item.by_host:
         first = list(dict(zip(hosts, rounds[0], strict=True)).values())
     return _Seen(arm, rounds, hosts, first)
-
-
-def _exempt_by(arm: Arm, item: Item) -> str:
-    """Return the first declaration by which an arm may differ in the item; empty without one."""
-    return next((exemption.declared for exemption in item.exempt if exemption.holds(arm)), "")
 
 
 def _classify(seen: Sequence[_Seen], item: Item) -> tuple[Kind, str]:
