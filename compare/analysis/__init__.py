@@ -8,7 +8,7 @@ from compare.analysis.causes import Cause, find_causes
 from compare.analysis.change import Changes, judge_gate
 from compare.analysis.conditions import Condition, compare_conditions
 from compare.analysis.figures import Figures
-from compare.analysis.load import LoadDependence, find_load_dependence
+from compare.analysis.noise import LoadDependence, find_load_dependence
 from compare.analysis.ranking import AAResult, assess
 from compare.analysis.summary import Summary, TurnsSummary, summarise, summarise_turns
 from compare.schema.results import Run

@@ -11,7 +11,7 @@ from scipy.stats import linregress
 
 from compare.analysis import analyse
 from compare.analysis.figures import Figures
-from compare.analysis.load import may_explain
+from compare.analysis.noise import may_explain
 from compare.analysis.ranking import assess, find_lead, twins, verdicts
 from compare.analysis.verdict import judge
 from compare.report.columns import describe

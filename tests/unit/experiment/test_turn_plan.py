@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from compare.analysis.spread import launch_variance, turn_spreads
+from compare.analysis.noise import launch_variance, turn_spreads
 from compare.errors import LaunchError
 from compare.experiment import rounds
 from compare.experiment.rounds import choose_interleaving
