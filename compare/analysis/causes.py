@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -51,6 +51,10 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """Figures and names that prove it: seconds, bytes, or bytes per second, as each key says."""
 
 
+_Found: TypeAlias = tuple[Key, dict[str, Any]]
+"""Key and evidence of a cause of one arm."""
+
+
 def find_causes(figures: Figures, summary: Summary) -> list[Cause]:
     """Return the causes of the sync cost of every arm, arm by arm; causes of the transport come last.
 
@@ -63,25 +67,30 @@ def find_causes(figures: Figures, summary: Summary) -> list[Cause]:
         return [Cause(key="oversubscription", arm="", evidence=evidence)]
     synchronising = {arm.label for arm in run.config.synchronising}
     arms = [own for own in summary.arms if own.arm in synchronising]
-    found = [cause for own in arms for cause in _of_arm(figures.common, own)]
+    found = [
+        Cause(key=key, arm=own.arm, evidence=evidence)
+        for own in arms
+        for key, evidence in _of_arm(figures.common, own)
+    ]
     # A run whose noise hides every difference shows no shorter step.
     explains_transports = len(run.hosts) == 1 and not summary.noise_hides_all
     return [*found, *(_transports(arms) if explains_transports else ())]
 
 
-def _of_arm(figures: Figures, own: ArmSummary) -> Iterator[Cause]:
+def _of_arm(figures: Figures, own: ArmSummary) -> Iterator[_Found]:
     if own.below_noise:
         return
-    launches = figures.of(own.arm)
+    launches, detail = figures.of(own.arm), own.detail
     if _costs(own):
         if figures.run.config.ranks > 1:
-            yield from _little_compute(launches, own)
+            yield from _little_compute(launches)
             yield from _growth(launches, own)
-        elif own.detail.exposed_seconds:
-            evidence = {"exposed_seconds": own.detail.exposed_seconds.mean}
-            yield Cause(key="lone_rank", arm=own.arm, evidence=evidence)
-    yield from _background(own)
-    yield from _straggler(launches, own)
+        elif detail.exposed_seconds:
+            yield "lone_rank", {"exposed_seconds": detail.exposed_seconds.mean}
+    tax, reference = detail.background_seconds, detail.reference_seconds
+    if tax and reference and _shows(tax, own.step_seconds.mean):
+        yield "background", {"background_seconds": tax.mean, "reference_seconds": reference.mean}
+    yield from _straggler(launches)
 
 
 def _shows(estimate: Estimate | None, whole: float) -> bool:
@@ -97,12 +106,7 @@ def _costs(own: ArmSummary) -> bool:
     return shown and not own.below_noise
 
 
-def _collectives_matter(own: ArmSummary) -> bool:
-    alone = own.detail.collective_seconds
-    return alone is not None and alone.mean >= MATTERS * own.step_seconds.mean
-
-
-def _little_compute(launches: Sequence[LaunchFigures], own: ArmSummary) -> Iterator[Cause]:
+def _little_compute(launches: Sequence[LaunchFigures]) -> Iterator[_Found]:
     """Name an arm whose collectives without training take longer than a step's computation.
 
     Not even perfect overlap could hide such collectives.
@@ -115,14 +119,11 @@ def _little_compute(launches: Sequence[LaunchFigures], own: ArmSummary) -> Itera
     if len(pairs) < FEWEST_ROUNDS:
         return
     if Estimate.geometric(alone / compute for alone, compute in pairs).low > 1:
-        evidence = {
-            "compute_seconds": statistics.geometric_mean(compute for _, compute in pairs),
-            "collective_seconds": statistics.geometric_mean(alone for alone, _ in pairs),
-        }
-        yield Cause(key="little_compute", arm=own.arm, evidence=evidence)
+        alone, compute = (statistics.geometric_mean(seconds) for seconds in zip(*pairs, strict=True))
+        yield "little_compute", {"compute_seconds": compute, "collective_seconds": alone}
 
 
-def _growth(launches: Sequence[LaunchFigures], own: ArmSummary) -> Iterator[Cause]:
+def _growth(launches: Sequence[LaunchFigures], own: ArmSummary) -> Iterator[_Found]:
     """Name latency or bandwidth, if one of them dominates the collectives' time."""
     parts = [parts for launch in launches if (parts := split_collectives(launch))]
     if len(parts) < FEWEST_ROUNDS:
@@ -145,17 +146,10 @@ def _growth(launches: Sequence[LaunchFigures], own: ArmSummary) -> Iterator[Caus
         "fixed_seconds": fixed,
         "growing_seconds": seconds - fixed,
     }
-    yield Cause(key=key, arm=own.arm, evidence=evidence)
+    yield key, evidence
 
 
-def _background(own: ArmSummary) -> Iterator[Cause]:
-    tax, reference = own.detail.background_seconds, own.detail.reference_seconds
-    if tax and reference and _shows(tax, own.step_seconds.mean):
-        evidence = {"background_seconds": tax.mean, "reference_seconds": reference.mean}
-        yield Cause(key="background", arm=own.arm, evidence=evidence)
-
-
-def _straggler(launches: Sequence[LaunchFigures], own: ArmSummary) -> Iterator[Cause]:
+def _straggler(launches: Sequence[LaunchFigures]) -> Iterator[_Found]:
     """Name the rank that computes longest in every launch.
 
     Noise can make any rank the slowest of a launch, and the largest of several times is above their mean.
@@ -176,7 +170,7 @@ def _straggler(launches: Sequence[LaunchFigures], own: ArmSummary) -> Iterator[C
             "excess_seconds": statistics.fmean(excess),
             "compute_seconds": statistics.fmean(ranks[rank] for ranks in times),
         }
-        yield Cause(key="straggler", arm=own.arm, evidence=evidence)
+        yield "straggler", evidence
 
 
 def _transports(arms: Sequence[ArmSummary]) -> Iterator[Cause]:
@@ -195,8 +189,10 @@ def _transports(arms: Sequence[ArmSummary]) -> Iterator[Cause]:
         return
     other, reached = max(sharing, key=lambda pair: pair[1].mean)
     for own, bandwidth in known:
-        slower = bandwidth.high < reached.low and own.step_seconds.mean > other.step_seconds.mean
-        if "TCP over lo" in own.transport and slower and _costs(own) and _collectives_matter(own):
+        step, alone = own.step_seconds.mean, own.detail.collective_seconds
+        slower = bandwidth.high < reached.low and step > other.step_seconds.mean
+        matters = _costs(own) and alone is not None and alone.mean >= MATTERS * step
+        if "TCP over lo" in own.transport and slower and matters:
             evidence = {
                 "transport": own.transport,
                 "algorithm_bandwidth": bandwidth.mean,

@@ -14,7 +14,7 @@ from compare.analysis.budget import is_oversubscribed
 from compare.analysis.causes import FEWEST_ROUNDS, Cause, find_causes
 from compare.analysis.estimate import Estimate
 from compare.analysis.figures import Figures
-from compare.analysis.summary import ArmSummary, Summary, summarise
+from compare.analysis.summary import ArmSummary, summarise
 from compare.schema.arms import CONTROL
 from compare.schema.scale import Scale
 
@@ -100,9 +100,8 @@ def summarise_scale(scale: Scale) -> ScaleFigures:
     figures = {count: Figures(scale.runs[count]) for count in scale.series.counts}
     labels = [arm.label for arm in scale.runs[first].config.arms]
     points = [point for arm in labels for point in _points(scale, figures, arm)]
-    summaries = {count: summarise(own) for count, own in figures.items()}
     arms = [arm for arm in labels if arm != CONTROL]
-    bends = [bend for arm in arms if (bend := _bend(scale, figures, summaries, points, arm))]
+    bends = [bend for arm in arms if (bend := _bend(scale, figures, points, arm))]
     holds: dict[str, int] = {}
     unsettled: dict[str, int] = {}
     for point in _stated(points):
@@ -149,30 +148,24 @@ def _stated(points: list[ScalePoint]) -> Iterator[ScalePoint]:
     yield from (p for p in points if not p.beyond_cores and p.efficiency.n >= FEWEST_ROUNDS)
 
 
-def _bend(
-    scale: Scale,
-    figures: Mapping[int, Figures],
-    summaries: Mapping[int, Summary],
-    points: list[ScalePoint],
-    arm: str,
-) -> Bend | None:
+def _bend(scale: Scale, figures: Mapping[int, Figures], points: list[ScalePoint], arm: str) -> Bend | None:
     """Find the first number of ranks at which an arm's whole efficiency interval is below ``HOLDS``."""
     own = [point for point in _stated(points) if point.arm == arm]
     index = next((index for index, point in enumerate(own) if point.efficiency.high < HOLDS), None)
     if index is None:
         return None
-    point = own[index]
-    control = next((p for p in points if p.arm == CONTROL and p.ranks == point.ranks), None)
-    summary = summaries[point.ranks]
-    then, now = _of_arm(summaries[own[index - 1].ranks], arm), _of_arm(summary, arm)
-    causes = find_causes(figures[point.ranks], summary)
+    counts = own[index - 1].ranks, own[index].ranks
+    summaries = [summarise(figures[count]) for count in counts]
+    then, now = (next(found for found in summary.arms if found.arm == arm) for summary in summaries)
+    causes = find_causes(figures[counts[1]], summaries[1])
+    lost = {p.arm: p.step_seconds.mean - p.ideal_seconds for p in points if p.ranks == counts[1]}
     return Bend(
         arm=arm,
-        ranks=point.ranks,
-        efficiency=point.efficiency,
-        lost_seconds=_lost(point),
-        computing_seconds=_lost(control) if control else None,
-        growth=_growth(then, now, (own[index - 1].ranks, point.ranks), strong=scale.series.mode == "strong"),
+        ranks=counts[1],
+        efficiency=own[index].efficiency,
+        lost_seconds=lost[arm],
+        computing_seconds=lost.get(CONTROL),
+        growth=_growth(then, now, counts, strong=scale.series.mode == "strong"),
         causes=[cause for cause in causes if cause.arm == arm],
     )
 
@@ -203,13 +196,5 @@ def _growth(then: ArmSummary, now: ArmSummary, counts: tuple[int, int], *, stron
     )
 
 
-def _of_arm(summary: Summary, arm: str) -> ArmSummary:
-    return next(own for own in summary.arms if own.arm == arm)
-
-
 def _mean(estimate: Estimate | None) -> float:
     return estimate.mean if estimate else 0.0
-
-
-def _lost(point: ScalePoint) -> float:
-    return point.step_seconds.mean - point.ideal_seconds

@@ -28,7 +28,7 @@ from compare.analysis.parity import Parity, parity_of
 from compare.analysis.ranking import Lead, find_lead, verdicts
 from compare.analysis.verdict import Verdict
 from compare.schema.arms import Arm
-from compare.schema.results import Launch, Mode, Run
+from compare.schema.results import Mode, Run
 
 WAITING_CORES_LIMIT = 0.02
 """Largest share of a core that all ranks of an arm may use together while it waits."""
@@ -341,10 +341,15 @@ def summarise_turns(run: Run) -> TurnsSummary | None:
     memory = Counter[int]()
     for launch in run.launches:
         memory[launch.round] += sum(rank.whole_peak_memory_bytes for rank in launch.ranks)
+    waiting = {
+        arm: [
+            sum(rank.waited_cpu_ns / rank.waited_ns for rank in launch.ranks if rank.waited_ns)
+            for launch in launches
+        ]
+        for arm, launches in of_arms.items()
+    }
     return TurnsSummary(
-        waiting_cores={
-            arm: statistics.fmean(map(_waiting_cores, launches)) for arm, launches in of_arms.items()
-        },
+        waiting_cores={arm: statistics.fmean(cores) for arm, cores in waiting.items()},
         memory_bytes=max(memory.values()),
         trained_on=[
             arm
@@ -352,7 +357,3 @@ def summarise_turns(run: Run) -> TurnsSummary | None:
             if any(launch.ranks[0].trained_steps > run.config.total_steps for launch in launches)
         ],
     )
-
-
-def _waiting_cores(launch: Launch) -> float:
-    return sum(rank.waited_cpu_ns / rank.waited_ns for rank in launch.ranks if rank.waited_ns)
