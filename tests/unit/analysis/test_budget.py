@@ -19,9 +19,8 @@ from compare.analysis.budget import (
     planned_rounds,
     seconds_left,
 )
-from compare.analysis.looks import FIRST_LOOK, Look, levels, look_rounds
+from compare.analysis.looks import FIRST_LOOK, Look, levels
 from compare.schema.hosts import Host, Link, Network
-from tests.bench.simulate import planned_looks
 from tests.unit.factories import a_launch, a_run
 
 LIMITS = st.sampled_from(["budget_seconds", "settle_seconds"])
@@ -67,14 +66,6 @@ def test_looks_are_few_and_have_alpha_left_while_there_is_time(rounds, again, se
     assert ended[-1].rounds == rounds, "the end has a look"
     assert ended[: len(found)] == found, "what was looked at stays"
     assert sum(levels(ended)) <= 0.05 + 1e-12
-
-
-def test_looks_lie_each_half_as_far_again():
-    assert list(look_rounds(60)) == [5, 8, 12, 18, 27, 41]
-    assert [look.rounds for look in planned_looks(30)] == [5, 8, 12, 18, 30]  # 27 is close to the end
-    assert [look.rounds for look in planned_looks(14)] == [5, 8, 14]
-    assert [planned_looks(5), planned_looks(6)] == [[Look(5, 5)], [Look(6, 6)]]
-    assert sum(levels(planned_looks(14))) == pytest.approx(0.05)
 
 
 @settings(deadline=None, max_examples=60)

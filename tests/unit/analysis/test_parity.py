@@ -1,19 +1,27 @@
-"""Test which launches fail parity, and which ranks an error names."""
+"""Test which launches fail parity, which ranks an error names, and what a passed proof leaves open."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from compare.analysis.parity import check_gates, check_launches
+from compare.analysis.parity import (
+    check_gates,
+    check_launches,
+    distance_of_ends,
+    fail_alike,
+    parity_of,
+)
+from compare.data.catalogue import DatasetSource
 from compare.errors import ParityError
 from compare.schema.arms import Arm
-from compare.schema.parity import WrongStep, rounding_limit
+from compare.schema.parity import EndStep, WrongStep, rounding_limit
 from compare.schema.results import Evaluation
 from tests.unit.factories import INITIAL, TRAINED, a_launch, a_pass, a_rank, a_run
 
 OTHER = "5" * 64
-DDP, CONTROL = Arm("ddp", {"bucket_cap_mb": 1.0}), Arm("none")
+DDP, CONTROL, OWN = Arm("ddp"), Arm("none"), Arm("own_torch")
+FP16 = Arm("ddp", {"comm_hook": "fp16"})
 
 
 def ranks(*hashes):
@@ -29,6 +37,13 @@ def check(arm, ranks, *earlier):
         a_run({arm.label: []}), launches=[a_launch(arm.label, ranks=its) for its in earlier]
     )
     check_launches([(arm, ranks)], run)
+
+
+def gate_of(arm=DDP, *, ranks=2, end=None, name="float64", **changes):
+    """Return a gate of ranks that all took the same pass."""
+    taken = a_pass(**{"trainable": 2, "shards": 2} | changes)
+    gates = check_gates(arm, [a_rank(rank, parity=[taken], end=end) for rank in range(ranks)])
+    return next(gate for gate in gates if gate.name == name)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -197,11 +212,7 @@ def test_samples_of_an_own_loader_are_checked(batches, whole, found):
 @pytest.mark.parametrize(("error", "outcome"), [(3e-4, "exempt"), (0.06, "failed"), (None, "failed")])
 def test_lossy_arm_with_a_wrong_first_update_fails(error, outcome):
     """The share may be right by chance, on other ranks' samples."""
-    taken = a_pass(share_of_first_update=1.0, error_of_first_update=error, differences=[1e-4, 1e-3])
-    gates = check_gates(
-        Arm("ddp", {"comm_hook": "fp16"}), [a_rank(0, parity=[taken]), a_rank(1, parity=[taken])]
-    )
-    (gate,) = (gate for gate in gates if gate.name == "float64")
+    gate = gate_of(FP16, share_of_first_update=1.0, error_of_first_update=error, differences=[1e-4, 1e-3])
     assert gate.outcome == outcome
     assert ("Allowed: 0.05 of the first update" in gate.found) == (outcome == "failed")
 
@@ -228,7 +239,7 @@ def test_lossy_arm_as_far_as_untrained_fails(error, outcome, found, kind):
 
 def test_lossy_arm_has_a_whole_update_on_rank_0_alone():
     others = a_rank(1, parity=[a_pass(differences=[1e-4], error_of_whole_update=None)])
-    gates = check_gates(Arm("ddp", {"comm_hook": "fp16"}), [a_rank(0), others])
+    gates = check_gates(FP16, [a_rank(0), others])
     assert [gate.outcome for gate in gates] == ["exempt", "passed"]
 
 
@@ -269,13 +280,8 @@ def test_launch_that_repeats_a_proven_one_has_its_proof(ranks, earlier):
     ids=["parameters", "parameters of a rank", "buffers", "start", "diverged", "buffers of other ranks"],
 )
 def test_launch_that_differs_from_the_proven_one_needs_a_proof(ranks, proven):
-    with pytest.raises(ParityError, match="has no float64 pass"):
+    with pytest.raises(ParityError, match="rank 0 on localhost has no float64 pass"):
         check(DDP, ranks, proven)
-
-
-def test_rank_without_a_pass_is_named():
-    with pytest.raises(ParityError, match="rank 1 on host1 has no float64 pass"):
-        check(DDP, [a_rank(0), a_rank(1, host="host1", parity=[])])
 
 
 def test_control_is_exempt_from_every_gate():
@@ -311,7 +317,128 @@ def test_large_model_is_diagnosed_by_its_whole_first_update(share, error, meanin
     assert meaning in failed([a_rank(rank, parity=[taken]) for rank in range(2)])
 
 
-@pytest.mark.parametrize(("arm", "whose"), [(DDP, "the strategy"), (Arm("own_torch"), "your step")])
+@pytest.mark.parametrize(("arm", "whose"), [(DDP, "the strategy"), (OWN, "your step")])
 def test_remedy_names_what_has_to_be_fixed(arm, whose):
     gates = check_gates(arm, [a_rank(0, parity=[a_pass(differences=WRONG, wrong=FIRST_STEP)])])
     assert [gate.remedy.startswith(f"Fix {whose}:") for gate in gates if gate.outcome == "failed"] == [True]
+
+
+# ---- what a passed proof leaves open ----
+
+OWN_DATA = DatasetSource(name="own", requested="own", directory="/here", workload="train.py:make")
+NAMES, BIAS = ["0.weight", "0.bias"], ["0.bias"]
+SILENT = {"alone": NAMES, "sum": NAMES, "none": NAMES}
+
+
+@pytest.mark.parametrize(
+    ("arm", "ranks", "untold", "changes", "outcome", "what"),
+    [
+        (DDP, 2, {}, {}, "passed", ""),
+        (DDP, 2, SILENT, {}, "nothing", "no parameter moves in 20 steps"),
+        (DDP, 2, {"alone": NAMES}, {}, "nothing", "own gradient is already the mean"),
+        (DDP, 1, {}, {}, "nothing", "one rank synchronises nothing"),
+        (Arm("single"), 1, {}, {}, "passed", ""),
+        (DDP, 2, {"alone": BIAS, "sum": BIAS, "none": BIAS}, {}, "passed", "are zero: 0.bias"),
+        (DDP, 2, {"alone": BIAS}, {}, "passed", "not told apart from one rank alone"),
+        (DDP, 2, {"sum": NAMES}, {}, "passed", "from a sum in place of the mean"),
+        (DDP, 2, {}, {"acted": [False, False]}, "passed", "before_step changed no gradient"),
+        (DDP, 2, {}, {"acted": [False, True]}, "passed", ""),
+        (DDP, 2, {}, {"combined": 0.1}, "passed", "0.1 of its size away from the gradient of the combined"),
+        (DDP, 2, {}, {"combined": 1e-12}, "passed", ""),
+    ],
+)
+def test_proof_says_what_it_would_not_have_shown(arm, ranks, untold, changes, outcome, what):
+    all_kinds = {"alone": [], "sum": [], "none": []} | untold
+    gate = gate_of(arm, ranks=ranks, untold=all_kinds, **changes)
+    assert gate.outcome == outcome
+    assert what in gate.what
+    assert bool(gate.what) == bool(what)
+    assert bool(gate.remedy) == (outcome == "nothing")
+
+
+def test_step_at_the_end_proves_what_the_first_steps_could_not():
+    end = EndStep(step=60, error=1e-7, limit=1e-5, alone=0.5)
+    assert gate_of(untold=SILENT, end=end).outcome == "passed"
+    assert gate_of(untold=SILENT, end=EndStep(step=60, why_not="its calls are compiled")).outcome == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "found"),
+    [
+        ({"error": 1.0, "share": 2.0}, "failed", "They are 2 times the mean"),
+        ({"error": 1.0, "share": 0.0}, "failed", "They are zero"),
+        ({"error": 0.7, "share": 0.8}, "failed", "differ from the mean by 0.7 of its size"),
+        ({"error": None}, "failed", "a gradient is not a number"),
+        ({"rate": 0.5}, "failed", "its learning rate is 0.5 times what the schedule says"),
+        ({"optimizer_steps": 2}, "failed", "it calls optimizer.step() 2 times"),
+        ({"optimizer_steps": 0}, "failed", "its parameters do not move"),
+        ({"rate": 1e9}, "failed", "its learning rate is not zero, although the schedule's is"),
+        ({"changes_outside": True}, "failed", "its parameters change outside the optimizer's step"),
+        ({"alone": 1e-6}, "exempt", ""),
+    ],
+)
+def test_wrong_step_at_the_end_fails_with_its_cause_if_gradients_tell_one(changes, outcome, found):
+    end = EndStep(**{"step": 60, "error": 1e-7, "limit": 1e-5, "alone": 0.5} | changes)
+    gate = gate_of(name="end", end=end)
+    assert gate.outcome == outcome
+    assert found in gate.found
+
+
+@pytest.mark.parametrize(
+    ("arm", "wrong", "outcome", "what"),
+    [
+        (DDP, {"uncarried": True}, "incomparable", "remembers something"),
+        (OWN, {"structure": "2 optimizers step"}, "incomparable", "not a plain step of one loss (2 opt"),
+        (OWN, {"rounded": True}, "incomparable", "except for half precision"),
+        (DDP, {"structure": "2 optimizers step"}, "failed", "on gradients of other samples"),
+        (OWN, {"structure": "2 backward passes", "shares": [2, 2], "unexplained": 0.0}, "failed", "a sum"),
+        (
+            *(OWN, {"rate": 2.0, "shares": [2, 2], "unexplained": 0.0}),
+            *("failed", "The learning rate is 2 times the right one"),
+        ),
+    ],
+)
+def test_step_without_a_measure_is_not_accused(arm, wrong, outcome, what):
+    step = WrongStep(step=1, parameter="0.weight", difference=0.1, **wrong)
+    gate = gate_of(arm, differences=[0.1], wrong=step, error_of_first_update=0.7)
+    assert gate.outcome == outcome
+    assert what in (gate.what if outcome == "incomparable" else gate.found)
+
+
+def test_workload_is_suspected_where_all_arms_fail_alike():
+    step = WrongStep(step=1, parameter="0.weight", difference=0.1)
+    ranks = [a_rank(0, parity=[a_pass(differences=[0.1], wrong=step, error_of_first_update=0.7)])]
+    own = a_run({"ddp": [], "manual": [], "none": []}, dataset=OWN_DATA)
+    pairs = [(DDP, ranks), (Arm("manual"), ranks), (Arm("none"), [a_rank(0, parity=[])])]
+    with pytest.raises(ParityError) as caught:
+        check_launches(pairs, own)
+    assert "suspect the workload and not the arms" in caught.value.remedy
+    with pytest.raises(ParityError) as caught:
+        check_launches(pairs, a_run({"ddp": [], "manual": []}))
+    assert "suspect" not in caught.value.remedy, "a built-in model remembers nothing"
+    assert not fail_alike(own, [(DDP, "float64")])
+    assert not fail_alike(a_run({"ddp": []}, dataset=OWN_DATA), [(DDP, "float64")])
+
+
+@pytest.mark.parametrize(
+    ("arms", "sketch", "distance"),
+    [
+        (["ddp", "manual"], [3.0, 4.5], pytest.approx(0.5 / 5.408, rel=1e-3)),
+        (["ddp"], [3.0, 4.5], 0),
+        (["ddp", "manual"], [], None),
+    ],
+)
+def test_distance_of_ends_is_relative_to_the_way_and_needs_all_sketches(arms, sketch, distance):
+    sketches = {"ddp": [3.0, 4.0], "manual": sketch}
+    launches = [a_launch(arm, ranks=[a_rank(0, sketch=own), a_rank(1)]) for arm, own in sketches.items()]
+    assert distance_of_ends(a_run({"ddp": [], "manual": []}, launches=launches), arms) == distance
+
+
+def test_parity_says_why_nothing_is_proven_and_what_a_proof_leaves_open():
+    empty = a_pass(trainable=2, shards=2, untold={"alone": NAMES, "sum": [], "none": []})
+    right, silent = a_launch(), a_launch(ranks=[a_rank(r, parity=[empty]) for r in (0, 1)])
+    found = parity_of(DDP, [right, silent])
+    assert found.outcome == "nothing"
+    assert "Do all ranks get the same samples" in found.why
+    unmoved = a_launch(ranks=[a_rank(rank, unmoved=["0.bias"]) for rank in (0, 1)])
+    assert any("0.bias" in line for line in parity_of(DDP, [unmoved]).open)

@@ -224,10 +224,6 @@ def test_run_that_cannot_tell_is_refused(run, reason):
     assert refused.value.remedy
 
 
-def test_run_of_one_host_is_predicted_with_a_link():
-    assert forecast(on_one_host(), [4], parse_link("1gbit")).assumed_goodput
-
-
 def test_against_another_run_shows_the_error_of_each_arm():
     against = compare_with(MEASURED, MEASURED)
     (found,) = against.comparisons
@@ -290,6 +286,7 @@ def test_prediction_that_no_cell_is_like_is_marked(hosts, link, rounds, beyond):
 
 
 def test_rate_that_is_assumed_is_not_validated():
+    assert forecast(on_one_host(), [4], parse_link("1gbit")).assumed_goodput
     assert forecast(MEASURED, [3], parse_link("1gbit")).predictions[0].beyond_validation
     known = with_measured_link(MEASURED, parse_link("1gbit"))
     assert not forecast(known, [3], parse_link("1gbit")).predictions[0].beyond_validation

@@ -194,15 +194,6 @@ def test_parts_that_were_not_measured_are_unknown():
     assert (alone.collective_seconds, alone.overlap, alone.bus_bandwidth) == (None, None, None)
 
 
-def test_parts_exclude_a_round_without_the_control():
-    launches = a_pair(1, [2, 2], [10, 10], [5, 5]) + a_pair(2, [2, 2], [20, 20], [6, 6])[1:]
-    detail = the_arm(launches, complete=False).detail
-    assert detail.exposed_seconds == only(0.005)
-    assert detail.background_seconds == only(0.003)
-    assert detail.imbalance_seconds == only(0.0)
-    assert detail.communication_seconds == only(0.008)
-
-
 # ---- phases ----
 
 
@@ -219,18 +210,6 @@ def in_phases(own, reference=None):
 
 def phases(steps=1, **milliseconds):
     return {name: [milliseconds.get(name, 0.0)] * steps for name in PHASES}
-
-
-def test_phase_changes_match_a_hand_computation():
-    launch = in_phases(
-        [phases(forward=2, backward=4, sync=3, step=1), phases(forward=2, backward=5, sync=2, step=1)],
-        [phases(forward=1, backward=3, step=1.5), phases(forward=2, backward=4, step=1.5)],
-    )
-    detail = the_arm([launch]).detail
-    assert detail.blocked_seconds == only(0.0025)  # the mean of 3 and 2; the reference's sync takes nothing
-    assert detail.forward_seconds == only(0.0005)
-    assert detail.backward_seconds == only(0.001)
-    assert detail.optimizer_seconds == only(-0.0005)
 
 
 @pytest.mark.parametrize(("steps", "dropped"), [(9, 0), (10, 1), (19, 1), (20, 2), (30, 3)])
@@ -271,28 +250,6 @@ def test_phases_missing_on_a_rank_are_unknown():
 # ---- collectives ----
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_straggler_among_many_ranks_delays_all(ranks):
-    """The slowest rank is 3 (1 - 1/W) ms above the mean."""
-
-    def measured_with(excess):
-        own = [2.0] * (ranks - 1) + [2.0 + excess]
-        pair = a_pair(1, control=own, training=[5.0 + excess] * ranks, reference=own)
-        phased = in_phases([phases()] * ranks, [phases(3, forward=time) for time in own])
-        for rank, other in zip(pair[1].ranks, phased.ranks, strict=True):
-            rank.blocks.extend(other.blocks[1::2])
-        return the_arm(pair, config={"ranks": ranks})
-
-    even, uneven = measured_with(0.0), measured_with(3.0)
-    law = pytest.approx(0.003 * (1 - 1 / ranks))
-    assert even.detail.imbalance_seconds.mean == even.detail.skew_seconds.mean == 0
-    assert uneven.detail.imbalance_seconds.mean == law
-    assert uneven.detail.skew_seconds.mean == law
-    assert uneven.sync_seconds.mean - even.sync_seconds.mean == law
-    assert uneven.detail.communication_seconds == alike(even.detail.communication_seconds)
-    assert uneven.detail.slowest_rank == ranks - 1
-
-
 @pytest.mark.parametrize(("ranks", "reduced"), [(2, 1.0), (4, 1.5)])
 def test_bandwidth_follows_nccl_tests(ranks, reduced):
     """800 kB in 0.4 ms are an algbw of 2 GB/s."""
@@ -302,13 +259,6 @@ def test_bandwidth_follows_nccl_tests(ranks, reduced):
     assert detail.collective_seconds.mean == pytest.approx(0.0004, rel=1e-5)
     assert detail.algorithm_bandwidth.mean == pytest.approx(2e9, rel=1e-5)
     assert detail.bus_bandwidth.mean == pytest.approx(reduced * 2e9, rel=1e-5)
-
-
-@pytest.mark.parametrize(("step", "hidden"), [(5.0, 1.0), (5.1, 0.75), (5.4, 0.0), (5.8, -1.0), (4.8, 1.5)])
-def test_overlap_is_signed(step, hidden):
-    """T_R is 5 ms, and T_iso 0.4 ms."""
-    launches = a_pair(1, [3, 3], [step] * 2, [5.0] * 2, collective_ns=[400_000])
-    assert the_arm(launches).detail.overlap.mean == pytest.approx(hidden)
 
 
 def test_parts_have_the_interval_of_their_paired_ratio():

@@ -1,4 +1,4 @@
-"""Test verdicts against scipy, by hand, and by invariants."""
+"""Test verdicts against scipy, by hand and by invariants, and which arm is called fastest."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from compare.analysis import analyse
+from compare.analysis.figures import Figures
 from compare.analysis.looks import ALPHA, FIRST_LOOK, Look, levels
+from compare.analysis.ranking import find_lead, log_ratios
 from compare.analysis.verdict import MARGIN, Verdict, judge
 from compare.report.columns import describe
+from tests.unit.factories import a_run
 
 untimed = settings(deadline=None, max_examples=40)
 
@@ -252,3 +256,37 @@ def test_gate_that_passed_stays_passed_while_all_rounds_are_not_slower():
     assert (found.kind, found.settled_after) == ("equivalent", 5), "faster is not slower"
     slower = [*rounds_with(0.0, 0.001, 5), *rounds_with(-0.2, 0.3, 5)]
     assert judge({"mpi": slower}, looks, one_sided=True)["mpi"].kind == "unresolved"
+
+
+# ---- the fastest arm ----
+
+
+def test_log_ratios_cover_common_rounds_and_are_positive_if_faster():
+    run = a_run({"ddp": [4.0, 8.0, 9.0], "mpi": [2.0, 16.0]})
+    assert log_ratios(Figures(run), "mpi", "ddp") == pytest.approx([math.log(2), -math.log(2)])
+
+
+CLEAR = {"none": [4] * 5, "ddp": [6.0, 6.1, 6.0, 6.2, 6.1], "mpi": [5.0, 5.1, 5.0, 5.1, 5.2]}
+FASTEST = {
+    "a clear difference": (CLEAR, "mpi"),
+    "the control is faster": ({"none": [1] * 5, "ddp": [5] * 5, "mpi": [6] * 5}, "ddp"),
+    "four rounds": ({arm: times[:4] for arm, times in CLEAR.items()}, None),
+    "ranges overlap": (
+        {"none": [4] * 5, "ddp": [5.0, 6.0, 5.2, 5.9, 5.4], "mpi": [5.5, 5.3, 7.0, 5.1, 6.4]},
+        None,
+    ),
+    "faster than one arm of two": (CLEAR | {"manual": [5.1, 5.0, 5.2, 5.1, 5.2]}, None),
+    "within the margin": (CLEAR | {"ddp": [5.05, 5.15, 5.05, 5.15, 5.25]}, None),
+    "one round": ({"none": [4], "ddp": [5.0], "mpi": [6.0]}, None),
+    "one arm": ({"none": [4] * 5, "ddp": [5.0] * 5}, None),
+    "one arm has too few": ({"none": [4] * 5, "ddp": [5.0] * 5, "mpi": [6.0, 6.1, 6.0, 6.1]}, None),
+}
+
+
+@pytest.mark.parametrize("case", FASTEST)
+def test_fastest_arm_needs_proof(case):
+    milliseconds, name = FASTEST[case]
+    run = a_run(milliseconds)
+    lead = find_lead(Figures(run))
+    assert (lead and lead.fastest) == name
+    assert [arm.arm for arm in analyse(run).summary.arms if arm.fastest] == ([name] if name else [])
