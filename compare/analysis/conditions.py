@@ -103,7 +103,10 @@ def _classify(seen: Sequence[_Seen], item: Item) -> tuple[Kind, str]:
         apart = [own.arm.label for own in seen if len(set(own.first)) > 1] if item.by_host else []
         return ("declared", f"hosts of {', '.join(apart)} differ: {item.by_host}") if apart else ("same", "")
     if item.role != "controlled":
-        return "declared", _why_compared(seen, item)
+        given = [name for name in item.options if any(name in own.arm.given for own in seen)]
+        by_options = item.role == "compared" and given and not _is_by_library(seen, item)
+        why = f"set by the option {', '.join(given)}: {WHAT_IS_COMPARED}"
+        return "declared", why if by_options else item.why
     by_option = {own.arm.label: name for own in seen if (name := _declaring(own, item))}
     # Arms without such an option must agree, and must attest their option's default.
     rest = [own for own in seen if own.arm.label not in by_option]
@@ -112,14 +115,6 @@ def _classify(seen: Sequence[_Seen], item: Item) -> tuple[Kind, str]:
         names = [name for name in item.options if name in by_option.values()]
         return "declared", f"set by the option {', '.join(names)}: {item.why}"
     return "different", item.why or "the arms did not run under the same conditions"
-
-
-def _why_compared(seen: Sequence[_Seen], item: Item) -> str:
-    """Name the options that cause a declared difference, or return the item's reason if others cause it."""
-    given = [name for name in item.options if any(name in own.arm.given for own in seen)]
-    if item.role != "compared" or not given or _is_by_library(seen, item):
-        return item.why
-    return f"set by the option {', '.join(given)}: {WHAT_IS_COMPARED}"
 
 
 def _is_by_library(seen: Sequence[_Seen], item: Item) -> bool:

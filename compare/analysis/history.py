@@ -5,7 +5,6 @@ Step times of unlike runs cannot be compared. So runs are grouped by what they t
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -39,7 +38,7 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
     noise_hides_all: bool = False
     """Whether noise hides every difference between arms."""
     step_seconds: dict[str, float]
-    """Step time by label of the arm: the geometric mean over its launches."""
+    """Step time by label of the arm, as the tables of the run have it."""
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,29 +64,18 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
 def enter(name: str, run: Run) -> RunEntry:
     """Return the entry of one run in a history."""
-    figures = Figures(run)
-    summary = summarise(figures)
+    summary = summarise(Figures(run))
+    state = "complete" if run.complete else run.failure.kind if run.failure else "unfinished"
     return RunEntry(
         name=name,
         started_at=run.started_at,
         group=_group(run),
         rounds=rounds_done(run),
-        state=_state(run),
+        state="interrupted" if state == KeyboardInterrupt.__name__ else state,
         noisy_rounds=len(summary.noisy_rounds),
         noise_hides_all=summary.noise_hides_all,
-        step_seconds={
-            arm: statistics.geometric_mean(figures.step_seconds(arm).values())
-            for arm, launches in figures.by_arm.items()
-            if launches
-        },
+        step_seconds={arm.arm: arm.step_seconds.mean for arm in summary.arms},
     )
-
-
-def _state(run: Run) -> str:
-    if run.complete:
-        return "complete"
-    kind = run.failure.kind if run.failure else "unfinished"
-    return "interrupted" if kind == KeyboardInterrupt.__name__ else kind
 
 
 def follow_runs(entries: Iterable[RunEntry], unread: dict[str, str]) -> History:
@@ -114,11 +102,12 @@ def _group(run: Run) -> str:
     """Return the name of a run's group, which leaves out most settings that have their default."""
     config = run.config
     hosts = f"{len(run.hosts)} hosts of {_each(slots_of(run), 'rank')}" if len(run.hosts) > 1 else ""
+    attested = {str(rank.attestation.get("device")) for launch in run.launches for rank in launch.ranks}
     parts = [
         f"{config.model} on {run.dataset.name}",
         f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}",
         hosts,
-        _device(run),
+        ", ".join(sorted(attested - {"None"})) or config.device,
         _each(cores_of(run), "core"),
         f"batch {config.batch_size_per_rank}",
         *_unusual(run),
@@ -134,12 +123,6 @@ def _unusual(run: Run) -> Iterator[str]:
         value = getattr(run.config, field.name)
         if field.name not in FREE_SETTINGS | _NAMED and value != field.default:
             yield f"{field.name} {value}"
-
-
-def _device(run: Run) -> str:
-    """Return the names of the devices that the ranks attest, joined, or else the configured device."""
-    names = {str(rank.attestation.get("device")) for launch in run.launches for rank in launch.ranks}
-    return ", ".join(sorted(names - {"None"})) or run.config.device
 
 
 def _each(numbers: Sequence[int], noun: str) -> str:

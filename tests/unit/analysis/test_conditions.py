@@ -377,25 +377,16 @@ def test_conditions_setting_for_which_one_library_pays_differs(name, value, apar
     assert different(run) == ([name] if apart else [])
 
 
+OF_OTHERS = """
+TORCH_API_KEY AWS_SECRET_ACCESS_KEY OMPI_MCA_orte_hnp_uri OMPI_MCA_orte_precondition_transports
+HOROVOD_GLOO_RENDEZVOUS_ADDR HOME NVIDIA_REQUIRE_CUDA NVIDIA_PRODUCT_NAME NVIDIA_VISIBLE_DEVICES
+NV_CUDA_LIB_VERSION CUDA_VERSION NCCL_VERSION TORCH_CUDA_ARCH_LIST
+"""
+
+
 def test_library_settings_hold_no_secret_address_or_name_of_an_image():
-    kept = {"NCCL_ALGO": "Ring", "OMPI_MCA_btl": "tcp,self"}
-    kept |= {"CUDA_LAUNCH_BLOCKING": "1", "NVIDIA_TF32_OVERRIDE": "0"}
-    dropped = {
-        "TORCH_API_KEY": "hunter2",
-        "AWS_SECRET_ACCESS_KEY": "hunter2",
-        "OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:4",
-        "OMPI_MCA_orte_precondition_transports": "f1c6-4a6e",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
-        "HOME": "/root",
-        "NVIDIA_REQUIRE_CUDA": "cuda>=13.0 brand=unknown",
-        "NVIDIA_PRODUCT_NAME": "CUDA",
-        "NVIDIA_VISIBLE_DEVICES": "0",
-        "NV_CUDA_LIB_VERSION": "13.0.2-1",
-        "CUDA_VERSION": "13.0.2",
-        "NCCL_VERSION": "2.28.3-1",
-        "TORCH_CUDA_ARCH_LIST": "9.0a",
-    }
-    assert library_settings(kept | dropped) == kept
+    kept = {"CUDA_LAUNCH_BLOCKING": "1", "NCCL_ALGO": "Ring", "NVIDIA_TF32_OVERRIDE": "0", "OMPI_MCA_btl": "tcp"}
+    assert library_settings(kept | dict.fromkeys(OF_OTHERS.split(), "13.0")) == kept
 
 
 # ---- in reports ----

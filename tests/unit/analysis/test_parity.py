@@ -122,13 +122,6 @@ def test_pass_beyond_the_limit_fails_with_its_figure():
     assert "differ at the end" in failed(passes(([1e-16], None, TRAINED), ([1e-16], None, OTHER)))
 
 
-def test_limit_grows_with_the_update_and_the_shards():
-    limits = [rounding_limit("float64", *each) for each in [(0.0, 2), (0.1, 2), (0.1, 4), (1.0, 4)]]
-    assert limits == sorted(set(limits))
-    assert limits[-1] < 1e-12
-    assert rounding_limit("float32", 0.1, 2) == rounding_limit("float64", 0.1, 2) * 2**29
-
-
 WRONG = [0.1, 0.2]
 FIRST_STEP = WrongStep(step=1, parameter="0.weight", difference=0.1)
 TWO = {"unexplained": 1e-12}
