@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from compare.analysis.figures import LaunchFigures
-from compare.analysis.forms import Form
+from compare.analysis.collectives import Form
 from compare.schema.results import Launch, RankResult
 
 Schedule: TypeAlias = Literal["after", "overlap", "fused"]

@@ -23,7 +23,7 @@ from compare.analysis.cost_model import (
     sweep_points,
 )
 from compare.analysis.figures import LaunchFigures
-from compare.analysis.forms import FORMS, Form
+from compare.analysis.collectives import FORMS, Form
 from compare.schema.arms import Arm
 from compare.schema.hosts import Link
 from compare.schema.results import Launch, RankResult, Run

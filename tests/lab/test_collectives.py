@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from compare.analysis.forms import FORMS
+from compare.analysis.collectives import FORMS
 from tests.comparing import compare
 from tests.lab.hosts import why_no_rate_limit
 

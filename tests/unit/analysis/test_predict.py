@@ -18,7 +18,7 @@ from compare.analysis.cost_model import (
     lay_out,
     predict_call,
 )
-from compare.analysis.forms import FORMS
+from compare.analysis.collectives import FORMS
 from compare.analysis.measured import Target, predict_step
 from compare.analysis.predict import compare_with, forecast, validated_error, with_measured_link
 from compare.errors import OutputError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compare.analysis.forms import FORMS
+from compare.analysis.collectives import FORMS
 from compare.errors import UsageError
 from compare.schema.collectives import COLLECTIVES, Exchange, read_bytes, read_collective
 from compare.schema.job import Job, SweepJob, read_job
