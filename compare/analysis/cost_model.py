@@ -7,7 +7,6 @@ the last call ended.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
@@ -111,16 +110,11 @@ class Curve(NamedTuple):
         Between two measured sizes, the time is interpolated on log scales. Below the smallest size it is that
         of the smallest, and beyond the largest it grows by `seconds_per_byte`.
         """
-        size, seconds = self.points[0]
-        if nbytes <= size:
-            return seconds
-        size, seconds = self.points[-1]
-        if nbytes >= size:
-            return seconds + (nbytes - size) * self.seconds_per_byte
-        i = next(index for index, point in enumerate(self.points) if point[0] >= nbytes)
-        (low, before), (high, after) = self.points[i - 1], self.points[i]
-        share = math.log(nbytes / low) / math.log(high / low)
-        return math.exp(math.log(before) * (1 - share) + math.log(after) * share)
+        import numpy as np
+
+        sizes, times = np.array(self.points).T
+        within = np.interp(np.log(max(nbytes, sizes[0])), np.log(sizes), np.log(times))
+        return float(np.exp(within) + max(0.0, nbytes - sizes[-1]) * self.seconds_per_byte)
 
 
 class Network(NamedTuple):
