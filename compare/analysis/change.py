@@ -18,8 +18,8 @@ from compare.analysis.attested import ABSENT, spell, transport_of
 from compare.analysis.budget import is_oversubscribed, looks, rounds_done
 from compare.analysis.estimate import Estimate
 from compare.analysis.figures import Figures
-from compare.analysis.noise import withhold
 from compare.analysis.looks import ALPHA, FIRST_LOOK
+from compare.analysis.noise import withhold
 from compare.analysis.ranking import log_ratios
 from compare.analysis.verdict import Sample, Settled, Verdict, decide, judge, ratio_of, ratios_of
 from compare.errors import ConditionsError
