@@ -2,11 +2,8 @@
 
 Machines change between two runs, so milliseconds say little. The cost of an arm is its step time over that of
 the control in the same round: T_S / T_0. Without a control in both runs, the baseline takes its place. One
-round gives one value. The runs are independent, so `judge_between` compares their means.
-
-``diff`` describes changes and decides nothing. Two runs differ by more than what changed, and no interval
-covers the state of the machine. A slower computation slows the control as well, so a ratio does not show it.
-``gate`` has neither flaw.
+round gives one value. The runs are independent, so `judge_between` compares their means. That describes
+changes and decides nothing, because no interval covers the state of the machine between two runs.
 """
 
 from __future__ import annotations

@@ -4,14 +4,8 @@ The method is that of Lan & DeMets, "Discrete sequential boundaries for clinical
 (1983). The share of alpha that is spent by a look is t^2, where t is its share of the planned rounds (the
 power family of Kim & DeMets, Biometrika 74, 1987). The level of a look is what it may spend (Bonferroni over
 looks), so the sum of levels holds for any dependence between looks. The plan may change during a run if time
-changes it and never the figures.
-Boundaries that use the dependence end a run 3 to 20 % earlier. But they need a z statistic, while few rounds
-give t with few degrees of freedom.
-
-Few looks are better than many. Each one needs a share of alpha, and Student's t makes a small share costly
-while there are few rounds. A large difference shows at the first look even with a small share, and a small
-one needs the rounds at the end. So most of alpha is kept for the end. With ten planned rounds, the interval
-at the end is 18 % narrower than with Pocock's function ln(1 + (e - 1) t), and at round five it is 32 % wider.
+changes it and never the figures. ``docs/method.md`` tells why looks are few, and why most of alpha is kept for
+the end.
 """
 
 from __future__ import annotations
@@ -26,8 +20,7 @@ ALPHA = 0.05
 FIRST_LOOK = 5
 """Number of rounds at the first of several looks.
 
-If launches are either quick or slow, a few rounds may all fall the same way with hardly any spread. Runs of
-four arms and 12 rounds were simulated. First looks at 3, 4 and 5 rounds gave 10, 3 and 1 % false differences.
+If launches are either quick or slow, a few rounds may all fall the same way with hardly any spread.
 """
 _CLOSE = 1.25
 """A look is left out if the planned rounds are fewer than so many times its own rounds."""

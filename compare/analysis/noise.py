@@ -1,30 +1,20 @@
 """Judge what load does to ratios, what noise hides, and how turns and launches spread.
 
-An arm that polls may lead on a quiet machine and fall behind on a busy one. One mean ratio hides that. If
-arms take turns, the control shows the load of each pass. Where other programs take the control's cores, its
-wall time grows and its CPU time does not. So the ratio of every pass is regressed on the control's wall time
-over its CPU time, both on the log scale. The control's step time would show the load less well, because it
-also changes with the speed of the machine.
+An arm that polls may lead on a quiet machine and fall behind on a busy one, and one mean ratio hides that. So
+the ratio of every pass is regressed on the control's wall time over its CPU time, both on the log scale. The
+control's step time would show the load less well, because it also changes with the speed of the machine.
 
-Another program may run while one arm trains, and rest while its rival does. No timing can tell that from a
-slower arm. But the kernel counts the busy time of the CPUs in the turns of every arm. So each round gives a
-difference of other load between two arms. It is counted in cores, because a busy core delays the ranks of 64
-CPUs as it delays those of two.
-
-A load that comes and goes by chance widens a verdict's own interval. What misleads is a load that keeps step
-with one arm. If such a load alone makes a ratio differ, the loads differ at least as clearly. So a verdict is
-withheld only if the t interval of the difference in load excludes zero. The far end of that interval shows
-how much the load may explain. Each end is wrong in 5 of 100 cases. So few rounds, whose intervals are wide,
-withhold no more verdicts than many.
+Another program may also run while one arm trains, and rest while its rival does. No timing can tell that from
+a slower arm, but the kernel counts the busy time of the CPUs in the turns of every arm. It is compared in
+cores, because a busy core delays the ranks of 64 CPUs as it delays those of two. A verdict is withheld if the
+t interval of the difference excludes zero, because the far end of that interval shows how much the load may
+explain. ``docs/method.md`` has the reasons, and what was measured and simulated.
 
 Power is the probability that a true difference is found. Its usual value is 0.8 (J. Cohen, "Statistical
 power analysis for the behavioral sciences", 2nd ed., 1988). The t statistic of n paired rounds follows the
 noncentral t distribution. Its noncentrality is difference * sqrt(n) / spread (N. L. Johnson and B. L. Welch,
 "Applications of the non-central t-distribution", Biometrika 31, 1940). At one noncentrality, t exceeds its
 critical value with a probability of 0.8. The difference is this noncentrality times spread / sqrt(n).
-
-The sum of two central quantiles, t(1 - a / 2) + t(0.8), approximates the noncentrality. At five rounds and
-a = 0.0125 it is 5 % too small.
 """
 
 from __future__ import annotations
@@ -61,8 +51,7 @@ On a quiet machine the difference is smaller, because it is only the kernel's wo
 SLOWDOWN = 3.0
 """Number of step times that one busy core is assumed to add to a step.
 
-All ranks wait for the rank that shares its core. The value is more than was measured. On two cores, in four
-tries, busy loops added 1.2 to 2.3 step times to a step of two spinning ranks, and 0.4 to one of ``ddp``.
+All ranks wait for the rank that shares its core. The value is more than was measured.
 """
 ONE_SIDED = 0.05
 """Probability that one end of the load's interval is wrong."""
