@@ -4,7 +4,12 @@
 the other interpreter, round by round. So a gate shows a slower computation as well as slower synchronising.
 An arm passes if a one-sided test shows that it is not slower by the limit. It fails if its two-sided interval
 excludes no change and its estimate exceeds the limit. An arm that does neither is unresolved, and never
-passes. ``diff`` describes how two runs differ, and has no limit.
+passes.
+
+``diff`` compares two runs. Machines change between them, so milliseconds say little. The cost of an arm is its
+step time over that of the control in the same round: T_S / T_0. Without a control in both runs, the baseline
+takes its place. That describes changes and decides nothing, because no interval covers the state of the machine
+between two runs.
 """
 
 from __future__ import annotations
@@ -15,18 +20,24 @@ from typing import Any, Literal
 import msgspec
 
 from compare.analysis.attested import ABSENT, spell, transport_of
-from compare.analysis.budget import is_oversubscribed, looks, rounds_done
+from compare.analysis.budget import cores_of, is_oversubscribed, looks, rounds_done, slots_of
 from compare.analysis.estimate import Estimate
 from compare.analysis.figures import Figures
 from compare.analysis.looks import ALPHA, FIRST_LOOK
 from compare.analysis.noise import withhold
 from compare.analysis.ranking import log_ratios
 from compare.analysis.verdict import Sample, Settled, Verdict, decide, judge, ratio_of, ratios_of
-from compare.errors import ConditionsError
-from compare.schema.arms import Arm, Interpreter
+from compare.errors import ConditionsError, OutputError
+from compare.schema.arms import CONTROL, Arm, Interpreter
+from compare.schema.environment import library_settings
 from compare.schema.results import RankResult, Run
 
 Outcome = Literal["slower", "too noisy", "passed"]
+FREE_SETTINGS = {
+    *("arms", "baseline", "rounds", "interleave", "budget_seconds", "settle_seconds", "comparisons"),
+    *("max_reruns", "seed", "launch_timeout_seconds", "stall_seconds", "against", "slower_limit"),
+}
+"""Settings that may differ between the runs, because they do not influence a step time."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,31 +255,8 @@ def judge_gate(figures: Figures) -> Changes | None:
         changed=differing(
             (versions_of(new, first[twin[new]], *more), versions_of(new, first[new], *more)) for new in ratios
         ),
-        notes=list(_notes(figures, uneven=any(verdict.uneven_load for verdict in found.values()))),
+        notes=list(_notes_of_gate(figures, uneven=any(verdict.uneven_load for verdict in found.values()))),
     )
-
-
-def check_interpreter(run: Run, arm: Arm, ranks: Sequence[RankResult], *, here: str) -> None:
-    """Require that the ranks of a gate ran in the environment of their arm; other runs pass.
-
-    ``here`` is the ``sys.prefix`` of this process.
-
-    Raises:
-        ConditionsError: a rank attests another environment or other sources than its arm asks for.
-    """
-    if run.config.slower_limit is None:
-        return
-    other = arm.against
-    asked_of = {"prefix": other.prefix, "sources": other.sources} if other else {"prefix": here}
-    for rank in ranks:
-        for name, asked in asked_of.items():
-            found = rank.attestation.get(name)
-            if found != asked:
-                raise ConditionsError(
-                    f"{arm.label}: rank {rank.rank} did not run in its arm's environment.",
-                    found=f"Its {name} is {found}, but the arm asks for {asked}.",
-                    remedy="Install torch and its launchers in that environment itself.",
-                )
 
 
 def pairs_of(arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm]]:
@@ -279,7 +267,7 @@ def pairs_of(arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm]]:
             yield new, twin
 
 
-def _notes(figures: Figures, *, uneven: bool) -> Iterator[str]:
+def _notes_of_gate(figures: Figures, *, uneven: bool) -> Iterator[str]:
     run = figures.run
     if uneven:
         yield (
@@ -289,3 +277,124 @@ def _notes(figures: Figures, *, uneven: bool) -> Iterator[str]:
     yield from (f"{phrase[0].upper()}{phrase[1:]}." for phrase in weaknesses(figures))
     if not is_oversubscribed(run) and rounds_done(run) < FIRST_LOOK:
         yield f"Nothing is judged before round {FIRST_LOOK}."
+
+
+# ---- two runs ----
+
+
+def diff(old: Run, new: Run, names: tuple[str, str], *, force: bool = False) -> Changes:
+    """Compare what synchronising costs in two runs; ``names`` are those of the old and the new run.
+
+    With ``force``, unlike runs are compared too, and the result lists in which settings they differ. Every
+    change is unresolved if threads outnumber the cores in either run.
+
+    Raises:
+        ConditionsError: the runs are unlike, and ``force`` is not set.
+        OutputError: the runs share no arm to compare, or neither the control nor the baseline.
+    """
+    figures = Figures(old), Figures(new)
+    reference, arms = _in_common(*figures)
+    both = [reference, *arms]
+    unlike = differing(zip(_conditions(old, both), _conditions(new, both), strict=True))
+    if unlike and not force:
+        raise ConditionsError(
+            "The two runs are unlike, so their difference would mean nothing.",
+            found="\n".join(
+                f"{one.what}: {one.old} in {names[0]}, {one.new} in {names[1]}" for one in unlike
+            ),
+            remedy="Repeat one of them with the settings of the other. With --force they are compared "
+            "anyway, and every output states it.",
+        )
+    costs = [{arm.label: _costs(side, arm, reference) for arm in arms} for side in figures]
+    ranked = not is_oversubscribed(old) and not is_oversubscribed(new)
+    changes = [
+        msgspec.structs.replace(
+            change,
+            kind=change.kind if ranked else "unresolved",
+            old=Estimate.of(costs[0][arm]).exponential(),
+            new=Estimate.of(costs[1][arm]).exponential(),
+        )
+        for arm, change in judge_between(*costs).items()
+    ]
+    return Changes(
+        command="diff",
+        old=names[0],
+        new=names[1],
+        reference=reference.label,
+        changes=changes,
+        unlike=unlike,
+        changed=differing(zip(_versions(old, both), _versions(new, both), strict=True)),
+        notes=list(_notes(*figures, names, changes)),
+    )
+
+
+def _costs(figures: Figures, arm: Arm, reference: Arm) -> list[float]:
+    """Return ln(the arm's step time / the reference arm's) of every round that both have."""
+    return [-ratio for ratio in log_ratios(figures, arm.label, reference.label)]
+
+
+def _in_common(old: Figures, new: Figures) -> tuple[Arm, list[Arm]]:
+    """Return the reference arm, whose step times divide the others', and the arms to compare.
+
+    Raises:
+        OutputError: both runs do not share a reference arm and another arm that synchronises.
+    """
+    there = {arm.label: arm for arm in old.run.config.arms if old.run.of(arm) and new.run.of(arm)}
+    baseline = old.run.config.baseline if old.run.config.baseline == new.run.config.baseline else ""
+    reference = there.get(CONTROL) or there.get(baseline)
+    arms = [
+        arm
+        for arm in there.values()
+        if reference
+        and arm != reference
+        and arm.traits.synchronises
+        and all(_costs(side, arm, reference) for side in (old, new))
+    ]
+    if reference is None or not arms:
+        finished = (", ".join(arm for arm, own in side.by_arm.items() if own) for side in (old, new))
+        one, other = (labels or "no finished launch" for labels in finished)
+        raise OutputError(
+            "The two runs have no arm in common that can be compared.",
+            found=f"{one} in one, {other} in the other.",
+            remedy="Run the same arm in both, together with the control `none` or the same baseline.",
+        )
+    return reference, arms
+
+
+def _conditions(run: Run, arms: Sequence[Arm]) -> Iterator[dict[str, Any]]:
+    """Yield what must be equal in both runs: settings and hosts, then what rank 0 of each arm attests.
+
+    A rank attests its device and the settings of its libraries, with those of the allocator.
+    """
+    settings = {name: getattr(run.config, name) for name in run.config.__struct_fields__}
+    yield {name: value for name, value in settings.items() if name not in FREE_SETTINGS} | {
+        "data set": run.dataset.name,
+        "ranks of each host": slots_of(run),
+        "cores of each host": cores_of(run),
+        "rehearsed link": run.network.rehearsed,
+        "interleaved": run.interleaved.mode,
+    }
+    for arm in arms:
+        found = run.of(arm)[0].ranks[0].attestation
+        variables = {**(found.get("malloc") or {}), **(found.get("environment") or {})}
+        yield {"name of the device": found.get("device")} | library_settings(variables)
+
+
+def _versions(run: Run, arms: Sequence[Arm]) -> Iterator[dict[str, Any]]:
+    """Yield the version and the sources of a run, then what rank 0 of each arm attests of its software."""
+    yield {"ringside": run.ringside_version, "sources of the workload": run.dataset.sha256}
+    for arm in arms:
+        yield versions_of(arm.label, run.of(arm)[0].ranks[0])
+
+
+def _notes(old: Figures, new: Figures, names: tuple[str, str], changes: list[Change]) -> Iterator[str]:
+    """Yield one sentence for each fact that weakens the comparison."""
+    for side, name in ((old, names[0]), (new, names[1])):
+        yield from (f"{name}: {phrase}." for phrase in weaknesses(side))
+    few = [change.arm for change in changes if min(change.rounds) < FIRST_LOOK]
+    if few:
+        yield f"No change is named before {FIRST_LOOK} rounds in both runs: {', '.join(few)}."
+    for run, other, name in ((old.run, new.run, names[0]), (new.run, old.run, names[1])):
+        only = [arm.label for arm in run.config.arms if run.of(arm) and not other.of(arm)]
+        if only:
+            yield f"Only in {name}: {', '.join(only)}."

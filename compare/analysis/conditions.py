@@ -12,8 +12,9 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from compare.analysis.attested import ABSENT, WHAT_IS_COMPARED, Item, Role, items_of, spell
+from compare.errors import ConditionsError
 from compare.schema.arms import Arm
-from compare.schema.results import Launch, Run
+from compare.schema.results import Launch, RankResult, Run
 
 Kind: TypeAlias = Literal["same", "declared", "different"]
 """Result of comparing one item; ``declared``: it differs, and an option or the backend says so."""
@@ -167,3 +168,26 @@ def _describe_ranks(ranks: list[str]) -> str:
     if len(set(ranks)) == 1:
         return ranks[0]
     return ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(ranks))
+
+
+def check_interpreter(run: Run, arm: Arm, ranks: Sequence[RankResult], *, here: str) -> None:
+    """Require that the ranks of a gate ran in the environment of their arm; other runs pass.
+
+    ``here`` is the ``sys.prefix`` of this process.
+
+    Raises:
+        ConditionsError: a rank attests another environment or other sources than its arm asks for.
+    """
+    if run.config.slower_limit is None:
+        return
+    other = arm.against
+    asked_of = {"prefix": other.prefix, "sources": other.sources} if other else {"prefix": here}
+    for rank in ranks:
+        for name, asked in asked_of.items():
+            found = rank.attestation.get(name)
+            if found != asked:
+                raise ConditionsError(
+                    f"{arm.label}: rank {rank.rank} did not run in its arm's environment.",
+                    found=f"Its {name} is {found}, but the arm asks for {asked}.",
+                    remedy="Install torch and its launchers in that environment itself.",
+                )

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from compare.analysis.budget import cores_of, rounds_done
-from compare.analysis.diff import FREE_SETTINGS, slots_of
+from compare.analysis.budget import cores_of, rounds_done, slots_of
+from compare.analysis.change import FREE_SETTINGS
 from compare.analysis.figures import Figures
 from compare.analysis.summary import summarise
 from compare.schema.results import Run

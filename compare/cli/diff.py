@@ -28,7 +28,7 @@ def diff(
     It describes two runs and decides nothing: `compare gate` decides, in one run. A
     slower computation slows both sides of a ratio, so only a gate sees that.
     """
-    from compare.analysis.diff import diff as compare_runs
+    from compare.analysis.change import diff as compare_runs
     from compare.report.changes import document_of
     from compare.schema.store import RESULTS_FILE, find_run, read_run
 

@@ -9,15 +9,8 @@ import pytest
 import scipy.stats
 
 from compare.analysis import analyse
-from compare.analysis.change import (
-    Change,
-    check_interpreter,
-    doubled,
-    from_verdict,
-    judge_between,
-    outcome_of,
-)
-from compare.analysis.diff import diff
+from compare.analysis.change import Change, diff, doubled, from_verdict, judge_between, outcome_of
+from compare.analysis.conditions import check_interpreter
 from compare.analysis.verdict import Sample, judge
 from compare.errors import ConditionsError, OutputError
 from compare.experiment.schedule import is_settled
