@@ -33,10 +33,7 @@ from compare.analysis.verdict import LARGEST_LOG, Verdict
 from compare.schema.results import Launch, Run
 
 LEVEL = 0.001
-"""Level of the test, for all arms together.
-
-The test takes passes as independent. Passes of one cohort are alike, so the true level is weaker.
-"""
+"""Level of the test for all arms together, if passes are independent; those of one cohort are alike."""
 CHANGES = 0.25
 """Smallest relative change of the ratio between quiet and busy passes that is reported."""
 LOAD_CHANGES = 0.1

@@ -287,6 +287,8 @@ def _detail(launches: list[LaunchFigures], paid: list[tuple[LaunchFigures, Launc
     """
     last, ranks = launches[-1].ranks[0], len(launches[-1].ranks)
     referred = [(own, reference) for own in launches if (reference := own.reference_seconds)]
+    mode: Mode = "reference" if len(referred) == len(launches) else "training"
+    of_ranks = list(zip(*(own.rank_seconds(mode) for own in launches), strict=True))
     alone = [(own, seconds) for own in launches if ranks > 1 and (seconds := own.collective_seconds)]
     exposed = _difference((own.step_seconds, reference) for own, reference in referred)
     collective = _geometric(seconds for _, seconds in alone)
@@ -320,14 +322,8 @@ def _detail(launches: list[LaunchFigures], paid: list[tuple[LaunchFigures, Launc
         message_bytes=last.message_bytes,
         cores_per_rank=Estimate.of(own.cores_per_rank for own in launches),
         whole_peak_memory_bytes=max(r.whole_peak_memory_bytes for la in launches for r in la.ranks) or None,
-        slowest_rank=_slowest_rank(launches),
+        slowest_rank=max(range(ranks), key=lambda rank: statistics.fmean(of_ranks[rank])),
     )
-
-
-def _slowest_rank(launches: list[LaunchFigures]) -> int:
-    mode: Mode = "reference" if all(own.reference_seconds for own in launches) else "training"
-    of_ranks = list(zip(*(own.rank_seconds(mode) for own in launches), strict=True))
-    return max(range(len(of_ranks)), key=lambda rank: statistics.fmean(of_ranks[rank]))
 
 
 # ---- its turns ----

@@ -63,11 +63,15 @@ def diagnose(passes: Mapping[int, ParityPass], *, in_shards: bool = False) -> st
         return _without_a_wrong_step(passes)
     rank, step = first
     agree = len({taken.hash for taken in passes.values()}) == 1 and not in_shards
-    others_right = step.step == 1 and any(taken.wrong is None for taken in passes.values())
     cause = _cause(_with_shares(step, passes[rank]), agree=agree)
-    if not cause and in_shards and step.step == 1:
+    if not cause and step.step > 1:
+        cause = "Something is left over from the step before, or a rank leaves out a part."
+    elif not cause and in_shards:
         cause = _WRONG_SHARD
-    cause = cause or _unexplained(step, agree=agree, others_right=others_right)
+    elif not cause and any(taken.wrong is None for taken in passes.values()):
+        cause = "Other ranks' first steps are right: gradients do not reach every rank in full."
+    elif not cause:
+        cause = _OTHER_SAMPLES if agree else "Gradients are not averaged over the ranks."
     return f"{_where(*first)} {cause}"
 
 
@@ -186,14 +190,6 @@ def _evenly(share: float, wrong: WrongStep) -> str:
     )
     scaled = f"It is {share:.3g} times the right one: gradients or the learning rate are scaled or clipped."
     return next((meaning for holds, meaning in meanings if holds), scaled)
-
-
-def _unexplained(wrong: WrongStep, *, agree: bool, others_right: bool) -> str:
-    if wrong.step > 1:
-        return "Something is left over from the step before, or a rank leaves out a part."
-    if others_right:
-        return "Other ranks' first steps are right: gradients do not reach every rank in full."
-    return _OTHER_SAMPLES if agree else "Gradients are not averaged over the ranks."
 
 
 def _are(shares: Sequence[float], value: float) -> bool:
