@@ -10,20 +10,11 @@ from compare.schema.results import Failure
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 
 
-@pytest.mark.parametrize(
-    ("collective", "factors"),
-    [
-        ("all_reduce", [0.0, 1.0, 1.5, 1.75]),
-        ("all_gather", [0.0, 0.5, 0.75, 0.875]),
-        ("reduce_scatter", [0.0, 0.5, 0.75, 0.875]),
-        ("all_to_all", [0.0, 0.5, 0.75, 0.875]),
-        ("broadcast", [1.0] * 4),
-        ("reduce", [1.0] * 4),
-        ("send_recv", [1.0] * 4),
-    ],
-)
-def test_bus_factor_is_that_of_nccl_tests(collective, factors):
-    assert [bus_factor(collective, ranks) for ranks in (1, 2, 4, 8)] == factors
+def test_bus_factor_is_that_of_nccl_tests():
+    of_a_share = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), [0.0, 0.5, 0.75, 0.875])
+    whole = dict.fromkeys(("broadcast", "reduce", "send_recv"), [1.0] * 4)
+    for collective, factors in {"all_reduce": [0.0, 1.0, 1.5, 1.75], **of_a_share, **whole}.items():
+        assert [bus_factor(collective, ranks) for ranks in (1, 2, 4, 8)] == factors
 
 
 def test_summarise_takes_the_slowest_rank_and_the_median():

@@ -177,7 +177,6 @@ none ddp ddp:comm_hook=fp16 ; ddp:comm_hook=fp16 replica/comm_hook="fp16" ;
 mpi ddp ddp:comm_hook=fp16 ; ddp:comm_hook=fp16 replica/comm_hook="fp16" \
 & ddp replica/comm_hook="fp16" ; compression
 ddp horovod:compression=none ; horovod:compression=none replica/compression="fp16" ; compression
-ddp horovod:compression=none ; ddp replica/compression="fp16" ; compression
 ddp ddp:comm_hook=powersgd ; ddp:comm_hook=powersgd replica/compression="fp16" ; compression
 ddp:comm_hook=powersgd horovod:compression=none ; ddp:comm_hook=powersgd replica/compression="powersgd" \
 & horovod:compression=none replica/compression="fp16" ; compression
@@ -187,7 +186,6 @@ ddp ddp:env.GLOO_SOCKET_MODE=1 ; ddp:env.GLOO_SOCKET_MODE=1 environment/GLOO_SOC
 none ddp ddp:env.MALLOC_ARENA_MAX=1 ; ddp:env.MALLOC_ARENA_MAX=1 environment/MALLOC_ARENA_MAX="1" \
 & ddp:env.MALLOC_ARENA_MAX=1 malloc={"MALLOC_ARENA_MAX": "1", "MALLOC_TOP_PAD_": "1"} ; malloc settings
 * ; * replica/passes_per_step=1 & none replica/passes_per_step=2 ; passes per step
-* ; * replica/passes_per_step=1 & mpi replica/passes_per_step=2 ; passes per step
 * ; * replica/passes_per_step=1 & horovod replica/backward_passes_per_step=2 ; passes per step
 * ; horovod replica/backward_passes_per_step=1 ;
 """

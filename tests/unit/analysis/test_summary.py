@@ -369,7 +369,6 @@ def test_steps_beyond_the_training_are_named():
 def test_memory_of_a_cohort_is_that_of_all_its_ranks():
     run = a_cohort("ddp", "mpi", whole_peak_memory_bytes=300 << 20)
     assert summarise_turns(run).memory_bytes == 600 << 20
-
-
-def test_launches_one_after_another_have_no_turns():
     assert summarise_turns(a_cohort("ddp", mode="launches")) is None
+
+
