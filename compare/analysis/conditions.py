@@ -39,10 +39,10 @@ class _Seen(NamedTuple):
     """What the ranks of one arm attest of one item, as text."""
 
     arm: Arm
-    rounds: list[list[str]]
-    """The value of every rank, round by round."""
-    hosts: list[str]
-    """The host of every rank."""
+    text: str
+    """All values on one line; ranks or rounds are listed where they differ."""
+    is_uneven: bool
+    """Whether rounds differ, or ranks that must agree."""
     first: list[str]
     """One value of the first round for each group of ranks that must agree.
 
@@ -61,16 +61,12 @@ def compare_conditions(run: Run) -> list[Condition]:
 def _compare(arms: Sequence[tuple[Arm, list[Launch]]], item: Item) -> Condition | None:
     asked = [pair for pair in arms if item.in_control or pair[0].traits.communicates]
     seen = [_see(arm, launches, item) for arm, launches in asked]
-    values = {arm.label: ABSENT for arm, _ in arms}
-    attested = {value for own in seen for ranks in own.rounds for value in ranks}
-    if attested <= {ABSENT}:
+    values = {arm.label: ABSENT for arm, _ in arms} | {own.arm.label: own.text for own in seen}
+    if all(own.text == ABSENT for own in seen):
         if not item.from_shell:
             return None
         why = "no arm of this run reads it"
         return Condition(item=item.name, role=item.role, kind="same", values=values, why=why)
-    values |= {
-        own.arm.label: _describe(launches, own) for own, (_, launches) in zip(seen, asked, strict=True)
-    }
     kind, why = _classify(seen, item)
     exempt = {own.arm.label: by for own in seen for holds, by in item.exempt if holds(own.arm)}
     if kind == "different" and exempt:
@@ -84,15 +80,19 @@ def _compare(arms: Sequence[tuple[Arm, list[Launch]]], item: Item) -> Condition 
 
 def _see(arm: Arm, launches: list[Launch], item: Item) -> _Seen:
     rounds = [[spell(item.read(rank)) for rank in launch.ranks] for launch in launches]
-    hosts = [rank.host for rank in launches[0].ranks]
-    first = rounds[0] if item.by_rank else rounds[0][:1]
-    if item.by_host:
-        first = list(dict(zip(hosts, rounds[0], strict=True)).values())
-    return _Seen(arm, rounds, hosts, first)
+    values, ranks = rounds[0], launches[0].ranks
+    groups = [rank.host if item.by_host else rank.rank if item.by_rank else "" for rank in ranks]
+    first = dict(zip(groups, values, strict=True))
+    text, is_uneven = _spell_ranks(values), [first[group] for group in groups] != values
+    if any(own != values for own in rounds):
+        pairs = zip(launches, rounds, strict=True)
+        text = "; ".join(f"round {launch.round}: {_spell_ranks(own)}" for launch, own in pairs)
+        is_uneven = True
+    return _Seen(arm, text, is_uneven, list(first.values()))
 
 
 def _classify(seen: Sequence[_Seen], item: Item) -> tuple[Kind, str]:
-    uneven = [own.arm.label for own in seen if _differs_within(own, item)]
+    uneven = [own.arm.label for own in seen if own.is_uneven]
     if uneven:
         return "different", f"ranks or rounds of {', '.join(uneven)} differ"
     if item.by_host:
@@ -147,24 +147,7 @@ def _contradicts(seen: _Seen, item: Item) -> bool:
     return bool(asked) and set(seen.first) != set(asked)
 
 
-def _differs_within(seen: _Seen, item: Item) -> bool:
-    first = seen.rounds[0]
-    if any(ranks != first for ranks in seen.rounds):
-        return True
-    if item.by_host:
-        return len(set(zip(seen.hosts, first, strict=True))) > len(set(seen.hosts))
-    return not item.by_rank and len(set(first)) > 1
-
-
-def _describe(launches: list[Launch], seen: _Seen) -> str:
-    """Write the values of one arm on one line, round by round if its rounds differ."""
-    if all(ranks == seen.rounds[0] for ranks in seen.rounds):
-        return _describe_ranks(seen.rounds[0])
-    pairs = zip(launches, seen.rounds, strict=True)
-    return "; ".join(f"round {launch.round}: {_describe_ranks(ranks)}" for launch, ranks in pairs)
-
-
-def _describe_ranks(ranks: list[str]) -> str:
+def _spell_ranks(ranks: list[str]) -> str:
     if len(set(ranks)) == 1:
         return ranks[0]
     return ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(ranks))
