@@ -104,11 +104,6 @@ def cores_of(run: Run) -> list[int]:
     return run.cores_by_host or [run.cores] * len(run.hosts)
 
 
-def slots_of(run: Run) -> list[int]:
-    """Return the number of ranks on each host, in the run's order of hosts."""
-    return [host.slots for host in run.hosts]
-
-
 def is_oversubscribed(run: Run) -> bool:
     """Return whether a host has more threads than cores."""
     ranks, cores = fullest_host(run)

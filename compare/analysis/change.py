@@ -20,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 
 from compare.analysis.attested import ABSENT, spell, transport_of
-from compare.analysis.budget import cores_of, is_oversubscribed, looks, rounds_done, slots_of
+from compare.analysis.budget import cores_of, is_oversubscribed, looks, rounds_done
 from compare.analysis.estimate import Estimate
 from compare.analysis.figures import Figures
 from compare.analysis.looks import ALPHA, FIRST_LOOK
@@ -369,7 +369,7 @@ def _conditions(run: Run, arms: Sequence[Arm]) -> Iterator[dict[str, Any]]:
     settings = {name: getattr(run.config, name) for name in run.config.__struct_fields__}
     yield {name: value for name, value in settings.items() if name not in FREE_SETTINGS} | {
         "data set": run.dataset.name,
-        "ranks of each host": slots_of(run),
+        "ranks of each host": [host.slots for host in run.hosts],
         "cores of each host": cores_of(run),
         "rehearsed link": run.network.rehearsed,
         "interleaved": run.interleaved.mode,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Literal, NamedTuple, TypeAlias
 
 from compare.analysis.figures import LaunchFigures
@@ -62,11 +63,9 @@ def split_collectives(launch: LaunchFigures) -> Call | None:
 
 def seconds_by_size(launches: Sequence[Launch]) -> list[tuple[int, float]]:
     """Return the sweep's sizes in bytes, rising, with the geometric mean over launches of the seconds."""
-    times: dict[int, list[float]] = {}
-    for launch in launches:
-        for size, seconds in sweep_points(launch.ranks):
-            times.setdefault(int(size), []).append(seconds)
-    return [(size, statistics.geometric_mean(seconds)) for size, seconds in sorted(times.items())]
+    points = sorted(point for launch in launches for point in sweep_points(launch.ranks))
+    by_size = groupby(points, key=lambda point: point[0])
+    return [(int(size), statistics.geometric_mean(seconds for _, seconds in own)) for size, own in by_size]
 
 
 def sweep_points(

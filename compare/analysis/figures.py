@@ -200,11 +200,6 @@ class Figures:
         for launch in sorted(run.launches, key=lambda launch: launch.round):
             self.by_arm[launch.arm][launch.round] = LaunchFigures(launch)
 
-    @property
-    def launches(self) -> Iterator[LaunchFigures]:
-        """Return the figures of all launches, arm by arm."""
-        return (launch for own in self.by_arm.values() for launch in own.values())
-
     def of(self, arm: str) -> list[LaunchFigures]:
         """Return the figures of each launch of an arm, in the order of rounds."""
         return list(self.by_arm[arm].values())
@@ -243,7 +238,8 @@ class Figures:
     @cached_property
     def noisy_rounds(self) -> list[int]:
         """Return the rounds that count although one of their launches is noisy, in order."""
-        return sorted({own.launch.round for own in self.launches if own.is_noisy})
+        found = (round_ for arm in self.by_arm.values() for round_, own in arm.items() if own.is_noisy)
+        return sorted(set(found))
 
 
 def _seconds(blocks: Sequence[Block]) -> float:

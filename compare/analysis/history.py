@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from compare.analysis.budget import cores_of, rounds_done, slots_of
+from compare.analysis.budget import cores_of, rounds_done
 from compare.analysis.change import FREE_SETTINGS
 from compare.analysis.figures import Figures
 from compare.analysis.summary import summarise
@@ -101,12 +101,12 @@ def follow_runs(entries: Iterable[RunEntry], unread: dict[str, str]) -> History:
 def _group(run: Run) -> str:
     """Return the name of a run's group, which leaves out most settings that have their default."""
     config = run.config
-    hosts = f"{len(run.hosts)} hosts of {_each(slots_of(run), 'rank')}" if len(run.hosts) > 1 else ""
+    slots = [host.slots for host in run.hosts]
     attested = {str(rank.attestation.get("device")) for launch in run.launches for rank in launch.ranks}
     parts = [
         f"{config.model} on {run.dataset.name}",
         f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}",
-        hosts,
+        f"{len(slots)} hosts of {_each(slots, 'rank')}" if len(slots) > 1 else "",
         ", ".join(sorted(attested - {"None"})) or config.device,
         _each(cores_of(run), "core"),
         f"batch {config.batch_size_per_rank}",

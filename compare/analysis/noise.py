@@ -206,15 +206,12 @@ def hides_all(figures: Figures, verdicts: Sequence[Verdict]) -> bool:
     rounds = len({launch.round for launch in run.launches})
     if rounds < _FEWEST_ROUNDS:
         return len(figures.noisy_rounds) == rounds > 0
-    open_and_wide = bool(verdicts) and all(map(_is_open_and_wide, verdicts))
-    return open_and_wide and not find_load_dependence(figures)
-
-
-def _is_open_and_wide(verdict: Verdict) -> bool:
-    if verdict.kind != "unresolved" or verdict.n < FIRST_LOOK:
-        return False
-    low, high = verdict.low, verdict.high
-    return low is None or high is None or (low <= 1 <= high and half_width(low, high) > 1 + NOISE_LIMIT)
+    are_open = all(verdict.kind == "unresolved" and verdict.n >= FIRST_LOOK for verdict in verdicts)
+    are_wide = all(
+        low is None or high is None or (low <= 1 <= high and half_width(low, high) > 1 + NOISE_LIMIT)
+        for low, high in ((verdict.low, verdict.high) for verdict in verdicts)
+    )
+    return bool(verdicts) and are_open and are_wide and not find_load_dependence(figures)
 
 
 def half_width(low: float, high: float) -> float:

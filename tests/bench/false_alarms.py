@@ -17,7 +17,7 @@ from pathlib import Path
 
 from compare.analysis.change import judge_gate
 from compare.analysis.estimate import binomial_interval
-from compare.analysis.figures import Figures
+from compare.analysis.figures import Figures, LaunchFigures
 from compare.analysis.looks import FIRST_LOOK, Look
 from compare.errors import SlowerError, TooNoisyError
 from compare.schema.store import read_run
@@ -110,7 +110,7 @@ def _gate_once(given, data_dir):
         "ratio": change.ratio,
         "low": change.low,
         "high": change.high,
-        "other_cpu_load": max(launch.other_cpu_load for launch in figures.launches),
+        "other_cpu_load": max(LaunchFigures(launch).other_cpu_load for launch in figures.run.launches),
         "step_seconds": [[launch.step_seconds for launch in pair] for pair in figures.pairs(new, old)],
     }
 

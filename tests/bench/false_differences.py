@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from compare.analysis.estimate import binomial_interval
-from compare.analysis.figures import Figures
+from compare.analysis.figures import Figures, LaunchFigures
 from compare.analysis.looks import FIRST_LOOK, Look
 from compare.analysis.ranking import log_ratios
 from compare.schema.store import read_run
@@ -96,7 +96,7 @@ def _compare_once(given, data_dir):
         "ratio": verdict["speed_ratio"],
         "low": verdict["low"],
         "high": verdict["high"],
-        "other_cpu_load": max(launch.other_cpu_load for launch in figures.launches),
+        "other_cpu_load": max(LaunchFigures(launch).other_cpu_load for launch in figures.run.launches),
         "step_seconds": pairs,
     }
 
