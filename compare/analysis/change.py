@@ -3,13 +3,12 @@
 ``gate`` compares two interpreters within one run, and has a limit. Every arm is compared with its twin under
 the other interpreter, round by round. So a gate shows a slower computation as well as slower synchronising.
 An arm passes if a one-sided test shows that it is not slower by the limit. It fails if its two-sided interval
-excludes no change and its estimate exceeds the limit. An arm that does neither is unresolved, and never
-passes.
+excludes no change and its estimate exceeds the limit. An arm that does neither is open, and never passes.
 
-``diff`` compares two runs. Machines change between them, so milliseconds say little. The cost of an arm is its
-step time over that of the control in the same round: T_S / T_0. Without a control in both runs, the baseline
-takes its place. That describes changes and decides nothing, because no interval covers the state of the machine
-between two runs.
+``diff`` compares two runs. Machines change between them, so milliseconds say little. The cost of an arm is
+its step time over that of the control in the same round: T_S / T_0. Without a control in both runs, the
+baseline takes its place. That describes changes and decides nothing, because no interval covers the state of
+the machine between two runs.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The method is that of Lan & DeMets, "Discrete sequential boundaries for clinical
 (1983). The share of alpha that is spent by a look is t^2, where t is its share of the planned rounds (the
 power family of Kim & DeMets, Biometrika 74, 1987). The level of a look is what it may spend (Bonferroni over
 looks), so the sum of levels holds for any dependence between looks. The plan may change during a run if time
-changes it and never the figures. ``docs/method.md`` tells why looks are few, and why most of alpha is kept for
-the end.
+changes it and never the figures. ``docs/method.md`` tells why looks are few, and why most of alpha is kept
+for the end.
 """
 
 from __future__ import annotations

@@ -335,9 +335,9 @@ def decide(
     testing and acceptance sampling", Technometrics 24 (1982). No arm is both equivalent and slower, because
     the estimate of an equivalent arm is within the margin.
 
-    Holm and the intervals agree. The interval of an arm that Holm rejects at step k of K has the level of that
-    step, 1 - alpha / (K - k + 1), so it excludes 1. All others have the level 1 - alpha / (K - d), with d arms
-    called different. Holm rejects at least d arms, so no interval excludes 1 without a rejection.
+    Holm and the intervals agree. The interval of an arm that Holm rejects at step k of K has the level of
+    that step, 1 - alpha / (K - k + 1), so it excludes 1. All others have the level 1 - alpha / (K - d), with
+    d arms called different. Holm rejects at least d arms, so no interval excludes 1 without a rejection.
 
     An arm that an earlier look called different stays rejected. Holm's proof allows that, because with m
     equal arms at most K - m right rejections come before the first wrong one.

@@ -106,15 +106,15 @@ NAMED = {
         LATENCY | {"manual": {}},
         {},
         [("latency", "ddp")],
-        "latency of each call: ddp's 4 calls of 0.0025 MB on average take 2.01 ms, 2.00 ms of it independent "
+        "latency of each call: ddp's 4 calls of 0.0025 MB on average take 2.01 ms, 2.01 ms of it independent "
         "of size. Fewer, larger messages would help.",
     ),
     "bandwidth": (
         {"ddp": CAUSES["bandwidth"], "manual": {}},
         {},
         [("bandwidth", "ddp")],
-        "bandwidth: ddp's 1 call of 0.81 MB takes 2.01 ms, 2.00 ms of it proportional to size. Fewer bytes or "
-        "a faster transport would help.",
+        "bandwidth: ddp's 1 call of 0.81 MB takes 2.01 ms, 2.00 ms of it proportional to size. Fewer bytes "
+        "or a faster transport would help.",
     ),
     "straggler": (
         {"ddp": CAUSES["straggler"], "manual": {}},

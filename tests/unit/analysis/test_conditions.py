@@ -383,7 +383,7 @@ NV_CUDA_LIB_VERSION CUDA_VERSION NCCL_VERSION TORCH_CUDA_ARCH_LIST
 
 
 def test_library_settings_hold_no_secret_address_or_name_of_an_image():
-    kept = {"CUDA_LAUNCH_BLOCKING": "1", "NCCL_ALGO": "Ring", "NVIDIA_TF32_OVERRIDE": "0", "OMPI_MCA_btl": "tcp"}
+    kept = dict.fromkeys(["CUDA_LAUNCH_BLOCKING", "NCCL_ALGO", "NVIDIA_TF32_OVERRIDE", "OMPI_MCA_btl"], "1")
     assert library_settings(kept | dict.fromkeys(OF_OTHERS.split(), "13.0")) == kept
 
 

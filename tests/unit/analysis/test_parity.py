@@ -78,7 +78,7 @@ def test_ranks_that_start_apart_or_end_apart_or_never_train_fail(arm, hashes, wh
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize(("changes", "remedy"), [({}, "--lr"), ({"parity": []}, "Fix the strategy")])
+@pytest.mark.parametrize(("changes", "remedy"), [({}, "larger one"), ({"parity": []}, "Fix the strategy")])
 def test_learning_rate_too_small_for_float32_is_no_fault_of_the_arm(changes, remedy):
     (gate,) = (g for g in check_gates(DDP, [a_rank(0, final_hash=INITIAL, **changes)]) if g.name == "ranks")
     assert remedy in gate.remedy
