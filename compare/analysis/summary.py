@@ -226,7 +226,7 @@ def _summarise_arm(figures: Figures, arm: Arm, verdict: Verdict | None, *, faste
     )
     # An arm of one process exchanges nothing, and ranks with different layers share the work of a batch.
     paid = controlled if arm.traits.has_sync_cost else []
-    efficiency = _ratio((control.step_seconds, own.step_seconds) for own, control in controlled)
+    efficiency = _geometric(control.step_seconds / own.step_seconds for own, control in controlled)
     return ArmSummary(
         arm=arm.label,
         launcher=launches[-1].launcher,
@@ -237,8 +237,8 @@ def _summarise_arm(figures: Figures, arm: Arm, verdict: Verdict | None, *, faste
         sync_seconds=_difference((own.step_seconds, control.step_seconds) for own, control in paid),
         sync_share=efficiency.rest() if efficiency and paid else None,
         efficiency=efficiency,
-        speed_against_baseline=_ratio(
-            (other.step_seconds, own.step_seconds) for own, other in common.pairs(arm.label, config.baseline)
+        speed_against_baseline=_geometric(
+            other.step_seconds / own.step_seconds for own, other in common.pairs(arm.label, config.baseline)
         ),
         verdict=verdict,
         would_have_seen=would_have_seen(verdict) if verdict else None,
@@ -263,17 +263,13 @@ def _geometric(values: Iterable[float]) -> Estimate | None:
     return Estimate.geometric(values) if values else None
 
 
-def _ratio(pairs: Iterable[tuple[float, float]]) -> Estimate | None:
-    return _geometric(first / second for first, second in pairs)
-
-
 def _difference(pairs: Iterable[tuple[float, float]]) -> Estimate | None:
     """Estimate by how much the first time of each pair is longer than the second; None without pairs.
 
     The mean is the difference of the geometric means. The interval is that of the paired ratio.
     """
     pairs = list(pairs)
-    whole, ratio = _geometric(first for first, _ in pairs), _ratio((second, first) for first, second in pairs)
+    whole, ratio = _geometric(pair[0] for pair in pairs), _geometric(pair[1] / pair[0] for pair in pairs)
     return ratio.rest().scaled(whole.mean) if whole and ratio else None
 
 
