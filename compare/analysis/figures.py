@@ -238,8 +238,7 @@ class Figures:
     @cached_property
     def noisy_rounds(self) -> list[int]:
         """Return the rounds that count although one of their launches is noisy, in order."""
-        found = (round_ for arm in self.by_arm.values() for round_, own in arm.items() if own.is_noisy)
-        return sorted(set(found))
+        return sorted({round_ for arm in self.by_arm.values() for round_, own in arm.items() if own.is_noisy})
 
 
 def _seconds(blocks: Sequence[Block]) -> float:

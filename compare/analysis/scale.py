@@ -183,18 +183,15 @@ def _growth(then: ArmSummary, now: ArmSummary, counts: tuple[int, int], *, stron
     expected = then.step_seconds.mean - computed + share
     step = now.step_seconds.mean - expected
     computing = now.detail.reference_seconds.mean - share
-    waiting = _mean(now.detail.skew_seconds) - _mean(then.detail.skew_seconds)
+    skews = [own.detail.skew_seconds for own in (then, now)]
+    waited, waits = (skew.mean if skew else 0.0 for skew in skews)
     alone, earlier = now.detail.collective_seconds, then.detail.collective_seconds
     return Growth(
         since_ranks=counts[0],
         share_seconds=expected if strong else None,
         step_seconds=step,
         computing_seconds=computing,
-        waiting_seconds=waiting,
-        synchronising_seconds=step - computing - waiting,
+        waiting_seconds=waits - waited,
+        synchronising_seconds=step - computing - (waits - waited),
         collective_seconds=alone.mean - earlier.mean if alone and earlier else None,
     )
-
-
-def _mean(estimate: Estimate | None) -> float:
-    return estimate.mean if estimate else 0.0
