@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple, TypeAlias
 
-from compare.analysis.figures import LaunchFigures
 from compare.analysis.collectives import Form
+from compare.analysis.figures import LaunchFigures
 from compare.schema.results import Launch, RankResult
 
 Schedule: TypeAlias = Literal["after", "overlap", "fused"]

@@ -6,9 +6,9 @@ import statistics
 
 import msgspec
 
+from compare.analysis.collectives import FORM_FROM_BYTES, FORMS, OfRanks, others
 from compare.analysis.cost_model import Schedule, split_collectives
 from compare.analysis.figures import LaunchFigures
-from compare.analysis.collectives import FORM_FROM_BYTES, FORMS, OfRanks, others
 from compare.analysis.measured import OTHER_MODES, form_of, library_of, schedule_of
 from compare.analysis.summary import ArmSummary, Summary
 from compare.schema.arms import CONTROL, Arm

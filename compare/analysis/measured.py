@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from compare.analysis.budget import is_oversubscribed
+from compare.analysis.collectives import FORMS, Form
 from compare.analysis.cost_model import (
     Call,
     Curve,
@@ -23,7 +24,6 @@ from compare.analysis.cost_model import (
     sweep_points,
 )
 from compare.analysis.figures import LaunchFigures
-from compare.analysis.collectives import FORMS, Form
 from compare.schema.arms import Arm
 from compare.schema.hosts import Link
 from compare.schema.results import Launch, RankResult, Run

@@ -30,8 +30,8 @@ from compare.analysis.budget import (
 from compare.analysis.change import judge_gate, pairs_of
 from compare.analysis.figures import Figures, LaunchFigures
 from compare.analysis.looks import FIRST_LOOK
-from compare.analysis.ranking import verdicts
 from compare.analysis.noise import cohorts, launch_variance, turn_spreads
+from compare.analysis.ranking import verdicts
 from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
 from compare.schema.job import Planned

@@ -25,8 +25,8 @@ import numpy as np
 from compare.analysis.budget import elapsed_seconds
 from compare.analysis.estimate import binomial_interval
 from compare.analysis.figures import Figures, LaunchFigures
-from compare.analysis.ranking import verdicts
 from compare.analysis.noise import cohorts, launch_variance, turn_spreads
+from compare.analysis.ranking import verdicts
 from compare.experiment import schedule
 from compare.experiment.schedule import LEAD_SECONDS, TURN_SECONDS, next_launches, plan_turns
 from compare.schema.results import Interleaved

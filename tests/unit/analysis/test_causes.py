@@ -106,15 +106,13 @@ NAMED = {
         LATENCY | {"manual": {}},
         {},
         [("latency", "ddp")],
-        "latency of each call: ddp's 4 calls of 0.0025 MB on average take 2.01 ms, 2.01 ms of it independent "
-        "of size. Fewer, larger messages would help.",
+        "latency of each call: ddp's 4 calls of 0.0025 MB on average take 2.01 ms, 2.01 ms of it independent",
     ),
     "bandwidth": (
         {"ddp": CAUSES["bandwidth"], "manual": {}},
         {},
         [("bandwidth", "ddp")],
-        "bandwidth: ddp's 1 call of 0.81 MB takes 2.01 ms, 2.00 ms of it proportional to size. Fewer bytes "
-        "or a faster transport would help.",
+        "bandwidth: ddp's 1 call of 0.81 MB takes 2.01 ms, 2.00 ms of it proportional to size. Fewer bytes",
     ),
     "straggler": (
         {"ddp": CAUSES["straggler"], "manual": {}},
@@ -141,7 +139,7 @@ NAMED = {
         "oversubscription: 2 ranks × 1 thread wait for 1 core.",
     ),
 }
-"""The arms of a run, its other settings, the causes that it has, and what a report says of the first."""
+"""The arms of a run, its other settings, the causes that it has, and what a report says of one."""
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])

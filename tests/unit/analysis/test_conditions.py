@@ -411,5 +411,3 @@ def test_render_names_differences_of_libraries_and_not_of_options(form):
     line = "The libraries differ in: buckets, fusion, cycle time (--detail)."
     assert line in shown(a_run_of("none", "ddp", "horovod"), form)
     assert "The libraries differ" not in shown(a_run_of("none", "ddp", "ddp:static_graph=true"), form)
-
-

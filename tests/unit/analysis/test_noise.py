@@ -317,6 +317,7 @@ def test_stalls_are_named_beyond_5_percent(stall, named):
 
 # ---- the differences that a verdict would have found ----
 
+
 def smallest(spread, rounds, arms, margin=MARGIN):
     """Return the smallest difference that is found for one of some arms whose log ratios have a spread."""
     values = np.arange(rounds) - (rounds - 1) / 2

@@ -360,7 +360,7 @@ def test_step_at_the_end_proves_what_the_first_steps_could_not():
     [
         ({"error": 1.0, "share": 2.0}, "failed", "They are 2 times the mean"),
         ({"error": 1.0, "share": 0.0}, "failed", "They are zero"),
-        ({"error": 0.7, "share": 0.8}, "failed", "differ from the mean by 0.7 of its size"),
+        ({"error": 0.7, "share": 0.8}, "failed", "differ from the mean by 0.7 of the mean's size"),
         ({"error": None}, "failed", "a gradient is not a number"),
         ({"rate": 0.5}, "failed", "its learning rate is 0.5 times what the schedule says"),
         ({"optimizer_steps": 2}, "failed", "it calls optimizer.step() 2 times"),

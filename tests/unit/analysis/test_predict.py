@@ -7,6 +7,7 @@ import statistics
 import msgspec
 import pytest
 
+from compare.analysis.collectives import FORMS
 from compare.analysis.cost_model import (
     MIB,
     Call,
@@ -18,7 +19,6 @@ from compare.analysis.cost_model import (
     lay_out,
     predict_call,
 )
-from compare.analysis.collectives import FORMS
 from compare.analysis.measured import Target, predict_step
 from compare.analysis.predict import compare_with, forecast, validated_error, with_measured_link
 from compare.errors import OutputError

@@ -370,5 +370,3 @@ def test_memory_of_a_cohort_is_that_of_all_its_ranks():
     run = a_cohort("ddp", "mpi", whole_peak_memory_bytes=300 << 20)
     assert summarise_turns(run).memory_bytes == 600 << 20
     assert summarise_turns(a_cohort("ddp", mode="launches")) is None
-
-
