@@ -1,26 +1,34 @@
-"""Train a workload of the user's own."""
+"""Train a workload of the user's own: its task, the batches of a shard, and batches of any structure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Self
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sized
+from itertools import chain, count
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Subset, default_collate
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
-from compare.worker.own_batches import LoaderBatches, SampleBatches, in_dtype, move, sized
-from compare.worker.task import Task
-from compare.worker.user_file import Factory, MakeWorkload, load_workload
+from compare.worker.randomness import same_randomness
+from compare.worker.task import ShardOrder, Task
+from compare.worker.user_file import Factory, MakeWorkload
 from compare.workload import WorkloadError
 
 if TYPE_CHECKING:
     from backends.base import Batch, Facts
-    from compare.data import DatasetSource
     from compare.schema.config import RunConfig
 
 _TESTED = 1000
 """Training samples that are tested where there is no test set."""
+_CPU = torch.device("cpu")
+KNOWN = (
+    "tensors in tuples, lists, dictionaries, data classes, other objects with attributes, or packed sequences"
+)
+"""What a batch may consist of, for messages."""
+_Leaf: TypeAlias = torch.Tensor | PackedSequence
 
 
 class OwnTask(Task):
@@ -46,15 +54,6 @@ class OwnTask(Task):
                 f"the workload has {samples} training samples, but a step of all ranks takes {needed}. "
                 "Choose a smaller --batch-size."
             )
-
-    @classmethod
-    def load(cls, config: RunConfig, source: DatasetSource, device: torch.device) -> OwnTask:
-        """Call the user's factory with the run's seed, and return the task of its workload.
-
-        Raises:
-            WorkloadError: the user's folder has changed, or the workload cannot be trained.
-        """
-        return cls(config, load_workload(source, config.seed), device)
 
     def attest(self) -> Facts:
         return {"function_called_once": self._make.is_slow}
@@ -115,3 +114,235 @@ def _cast(model: nn.Module, dtype: torch.dtype) -> None:
 
 def _number(figure: float | torch.Tensor) -> float:
     return float(figure.detach() if isinstance(figure, torch.Tensor) else figure)
+
+
+# ---- the batches of a shard ----
+
+
+class SampleBatches:
+    """Endless batches of one shard, collated from the samples of the workload's data."""
+
+    def __init__(self, task: Task, shard: tuple[int, int]) -> None:
+        self._task = task
+        self._data = task.workload.data
+        self._collate = task.workload.collate or default_collate
+        self._order = ShardOrder(shard, task.config, len(sized(self._data)))
+
+    def attest(self) -> Facts:
+        """Return samples, dtypes and shard of a batch, and the number of training samples."""
+        with same_randomness(_CPU):
+            batch = self._collate([self._data[0]])
+        return _facts_of(batch, self._order.size, self._order.shard, self._data)
+
+    def __iter__(self) -> Iterator[Batch]:
+        loader = DataLoader(
+            self._data,  # type: ignore[arg-type]  # it needs only len() and an index
+            batch_sampler=self._indices(),
+            collate_fn=self._collate,
+            generator=torch.Generator(),
+        )  # type: ignore[arg-type]
+        for batch in loader:
+            yield move(batch, self._task.device, self._task.gate_dtype)
+
+    def _indices(self) -> Iterator[list[int]]:
+        """Yield the indices of each batch, without end."""
+        for epoch in count():
+            yield from self._order.of_epoch(epoch).tolist()
+
+
+class LoaderBatches:
+    """Endless batches of one shard, from the user's own loader.
+
+    Batches of another size than the loader was asked for, such as a smaller last one, are left out.
+    """
+
+    def __init__(self, task: Task, shard: tuple[int, int]) -> None:
+        assert task.workload.loader  # noqa: S101 -- the task chose this class by it
+        self._task, self._shard = task, shard
+        self._size = task.config.ranks * task.config.batch_size_per_rank // shard[1]
+        with same_randomness(_CPU, task.config.seed):
+            self._loader = task.workload.loader(*shard, self._size)
+        self._place: tuple[int, int] | None = None
+
+    def attest(self) -> Facts:
+        """Return the facts of a batch, the samples of an epoch, and the loader's number of workers.
+
+        The samples of an epoch are None if the loader has no length.
+        """
+        batch = self._first(0)[0]
+        try:
+            whole = len(self._loader) * self._size  # type: ignore[arg-type]
+        except TypeError:  # a stream has no length, and its DataLoader raises
+            whole = None
+        return _facts_of(batch, self._size, self._shard, self._task.workload.data) | {
+            "samples_of_an_epoch": whole,
+            "loader_workers": getattr(self._loader, "num_workers", 0),
+        }
+
+    def __iter__(self) -> Iterator[Batch]:
+        for epoch in count():
+            first, rest = self._first(epoch)
+            for batch in chain([first], rest):
+                if self._is_whole(batch):
+                    yield move(batch, self._task.device, self._task.gate_dtype)
+
+    def _first(self, epoch: int) -> tuple[Batch, Iterator[Batch]]:
+        """Seed and begin an epoch, and return its first batch and an iterator over the others.
+
+        Raises:
+            WorkloadError: the loader does not begin with a batch of the size that it was asked for.
+        """
+        sampler = getattr(self._loader, "sampler", None)
+        if sampler is not None and hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        with same_randomness(_CPU, self._task.config.seed * 1_000_003 + epoch):
+            batches = iter(self._loader)
+            first = next(batches, None)
+        if first is None or not self._is_whole(first):
+            raise WorkloadError(
+                f"the loader of shard {self._shard} does not begin with {self._size} samples. "
+                "Yield batches of that size, its third argument, and begin each epoch anew."
+            )
+        return first, batches
+
+    def _is_whole(self, batch: Batch) -> bool:
+        """Return whether a batch has as many samples as the loader was asked for.
+
+        A batch without tensors counts as whole.
+        """
+        shapes = shapes_of(batch)
+        self._place = self._place or place_of_samples(shapes, self._size)
+        if not shapes or self._place is None:
+            return not shapes
+        index, dimension = self._place
+        return index < len(shapes) and shapes[index][dimension : dimension + 1] == (self._size,)
+
+
+def _facts_of(batch: Batch, size: int, shard: tuple[int, int], data: Any) -> Facts:
+    return {
+        "samples": size,
+        "dtype": ", ".join(sorted({str(tensor.dtype) for tensor in tensors_of(batch)})),
+        "shard": list(shard),
+        "training_samples": len(sized(data)),
+    }
+
+
+def sized(data: Any) -> Sized:
+    """Return ``data`` unchanged, after checking that it has a length and an index.
+
+    Raises:
+        WorkloadError: it lacks one of them, or it is a stream.
+    """
+    if isinstance(data, IterableDataset):  # it inherits an index, and may have a length
+        raise WorkloadError(
+            f"the workload's data is a stream ({type(data).__name__}), which no rank can take its shard of.\n"
+            "Hand over a map-style data set. A stream may come from loader, beside it."
+        )
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise WorkloadError("the workload's data has no len() or no index: hand over a map-style data set")
+    return data  # type: ignore[no-any-return]
+
+
+# ---- batches of any structure ----
+
+
+def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
+    """Yield all tensors of a batch, including those of packed sequences."""
+    for leaf in _leaves(batch):
+        if isinstance(leaf, PackedSequence):
+            yield from (tensor for tensor in leaf if tensor is not None)
+        else:
+            yield leaf
+
+
+def in_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Return a tensor in a precision; tensors of whole numbers stay as they are.
+
+    Complex numbers get that precision in both parts. None as ``dtype`` changes nothing.
+    """
+    if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor
+    return tensor.to(dtype.to_complex() if tensor.is_complex() else dtype)
+
+
+def move(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """Return a batch of the same structure on a device, with its floating-point numbers in ``dtype``.
+
+    Complex numbers get that precision in both parts. None as ``dtype`` keeps all dtypes.
+    """
+
+    def moved(leaf: _Leaf) -> Any:
+        if isinstance(leaf, PackedSequence):  # its batch sizes stay on the CPU
+            there = leaf.to(device=device)  # type: ignore[call-arg]  # torch hints at fewer forms
+            return there._replace(data=moved(leaf.data))
+        return in_dtype(leaf.to(device), dtype)
+
+    return _changed(batch, moved, {})
+
+
+def shapes_of(batch: Batch) -> list[tuple[int, ...]]:
+    """Return the shapes of a batch's tensors, except scalars.
+
+    A packed sequence has the shape (number of sequences,).
+    """
+    shapes = (
+        (int(leaf.batch_sizes[0]),) if isinstance(leaf, PackedSequence) else tuple(leaf.shape)
+        for leaf in _leaves(batch)
+    )
+    return [shape for shape in shapes if shape]
+
+
+def place_of_samples(shapes: list[tuple[int, ...]], size: int) -> tuple[int, int] | None:
+    """Return the index of a tensor, and of its dimension, that counts the samples; None if none does.
+
+    It is the first dimension of a tensor. If time comes first in all tensors, it is the second dimension.
+    """
+    for index, shape in enumerate(shapes):
+        if shape[0] == size:
+            return index, 0
+    second = bool(shapes) and all(shape[1:2] == (size,) for shape in shapes)
+    return (0, 1) if second else None
+
+
+def _leaves(batch: Batch) -> list[_Leaf]:
+    found: list[_Leaf] = []
+
+    def take(leaf: _Leaf) -> _Leaf:
+        found.append(leaf)
+        return leaf
+
+    _changed(batch, take, {})
+    return found
+
+
+def _changed(batch: Any, change: Callable[[_Leaf], Any], holders: Mapping[int, Any]) -> Any:
+    """Return a batch with its leaves changed.
+
+    ``holders`` maps the id of each object around the batch to its copy, because an object may hold itself.
+    """
+    if id(batch) in holders:
+        return holders[id(batch)]
+    if isinstance(batch, (torch.Tensor, PackedSequence)):
+        return change(batch)
+    if isinstance(batch, (tuple, list)):
+        parts = [_changed(part, change, {**holders, id(batch): batch}) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    if isinstance(batch, Mapping) and not isinstance(batch, MutableMapping):
+        return type(batch)({name: _changed(part, change, holders) for name, part in batch.items()})  # type: ignore[call-arg]
+    return _copied(batch, change, holders)
+
+
+def _copied(batch: Any, change: Callable[[_Leaf], Any], holders: Mapping[int, Any]) -> Any:
+    """Return a copy of a dictionary or an object with its content changed; any other value as it is."""
+    attributes = [*getattr(batch, "__dataclass_fields__", ()), *getattr(batch, "__dict__", ())]
+    is_mapping = isinstance(batch, MutableMapping)
+    if not is_mapping and (not attributes or isinstance(batch, type) or callable(batch)):
+        return batch
+    copied = copy.copy(batch)  # a default dictionary keeps its factory
+    inner = {**holders, id(batch): copied}
+    for name in list(batch) if is_mapping else dict.fromkeys(attributes):
+        if is_mapping:
+            copied[name] = _changed(batch[name], change, inner)
+        elif hasattr(batch, name):
+            object.__setattr__(copied, name, _changed(getattr(batch, name), change, inner))
+    return copied

@@ -43,7 +43,7 @@ from compare.schema.parity import Fingerprint, ParityPass, PassKind, WrongStep, 
 from compare.worker.blocks import make_side
 from compare.worker.compilation import compiled_for_proof
 from compare.worker.difference import Update
-from compare.worker.own_batches import tensors_of
+from compare.worker.own import tensors_of
 from compare.worker.randomness import same_randomness
 from compare.worker.reference import Reference
 from compare.worker.reference_step import StepReference

@@ -25,8 +25,7 @@ from compare.worker.alone import alone, pretended_group
 from compare.worker.messages import place_of, text_of
 from compare.worker.meters import reset_peak_memory
 from compare.worker.observed import graph_nodes
-from compare.worker.own import OwnTask
-from compare.worker.own_batches import KNOWN, tensors_of
+from compare.worker.own import KNOWN, OwnTask, tensors_of
 from compare.worker.randomness import same_randomness, seed_generators
 from compare.worker.user_file import require_threads
 from compare.workload import WorkloadError

@@ -47,11 +47,14 @@ from compare.worker.meters import (
 )
 from compare.worker.mnist import EVALUATION_BATCH, MnistTask
 from compare.worker.observed import take_first_step, time_gradients
+from compare.worker.own import OwnTask
 from compare.worker.parity import prove_steps, repeats_proven
+from compare.worker.preflight import preflight
 from compare.worker.randomness import seed_generators
 from compare.worker.shards import hash_tensors
 from compare.worker.task import Task
 from compare.worker.turn_pipes import TurnPipes
+from compare.worker.user_file import load_workload
 from compare.worker.watchdog import Pace, Watchdog
 
 _WARM_UP_PIECE = 10
@@ -124,9 +127,7 @@ def _prepare_device(job: LaunchJob, placement: Placement) -> torch.device:
 
 def _load_task(job: Job, device: torch.device) -> Task:
     if job.dataset.name == "own":
-        from compare.worker.own import OwnTask
-
-        return OwnTask.load(job.config, job.dataset, device)
+        return OwnTask(job.config, load_workload(job.dataset, job.config.seed), device)
     return MnistTask.load(job.config, job.dataset, device)
 
 
@@ -153,7 +154,9 @@ class _Rank:
         self._peak_bytes = peak_memory_bytes()
         """Largest resident set before the workload was tried."""
         with self._start_up.left_out():
-            self._try_out(strategy)
+            if isinstance(self._task, OwnTask):
+                shard = (placement.rank, placement.world_size)
+                preflight(job, self._task, strategy, shard, partial(watchdog.note, "data"))
 
         watchdog.note("join")
         self._group = make_group.join(placement, device, job.arm.options, config.launch_timeout_seconds)
@@ -165,21 +168,6 @@ class _Rank:
         self._trained: Trained
         self._steps, self._step_seconds = 0, 0.0
         """Steps taken, including the warm-up; the mean time of a step in the slowest training block."""
-
-    def _try_out(self, strategy: type[Replica]) -> None:
-        """Try a user's own workload, before the ranks form a group; do nothing for a built-in model.
-
-        Raises:
-            WorkloadError: this arm, or any arm, cannot train the workload.
-        """
-        if not self._task.is_own:
-            return
-        from compare.worker.own import OwnTask
-        from compare.worker.preflight import preflight
-
-        assert isinstance(self._task, OwnTask)  # noqa: S101 -- the one that is the user's own
-        shard = (self._placement.rank, self._placement.world_size)
-        preflight(self._job, self._task, strategy, shard, partial(self._watchdog.note, "data"))
 
     def run(self) -> RankResult:
         """Prove, train, test, measure and attest, and leave the group."""
@@ -203,7 +191,7 @@ class _Rank:
         self._start_up.mark("first_step_done")
         measured = self._time(own, first.seconds, proof) | self._measure(own)
         ended = Fingerprint(initial_hash, self._trained.final_hash, self._trained.buffer_hash)
-        if not parity and job.arm.traits.synchronises and not repeats_proven(job, ended, group):
+        if job.proven and job.arm.traits.synchronises and not repeats_proven(job, ended, group):
             parity = prove_steps(job, self._make, task, group, watchdog)
         attested = attest(group, replica, batches, job, first.gradient_bytes, was_reset=was_reset)
         result = RankResult(

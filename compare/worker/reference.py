@@ -25,7 +25,7 @@ from compare.worker.difference import (
     largest,
     relative,
 )
-from compare.worker.own_batches import tensors_of
+from compare.worker.own import tensors_of
 from compare.worker.randomness import states_of_generators
 from compare.worker.shards import (
     Gradients,

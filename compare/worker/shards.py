@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from backends.base import Batch
 from compare.schema.config import RunConfig
-from compare.worker.own_batches import tensors_of
+from compare.worker.own import tensors_of
 from compare.worker.randomness import seed_generators
 from compare.worker.task import Task
 

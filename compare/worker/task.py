@@ -16,6 +16,7 @@ import msgspec
 import torch
 from torch import nn
 
+from backends.base import BackendError
 from compare.schema.results import Evaluation
 from compare.worker.compilation import compile_in_place
 from compare.workload import Workload, WorkloadError
@@ -55,6 +56,44 @@ class Batches(Protocol):
 
     def attest(self) -> Facts:
         """Return samples, dtype and shard of a batch, and the number of training samples."""
+
+
+class ShardOrder:
+    """The order in which one shard's samples are trained.
+
+    Each epoch permutes all samples anew, with the same seed on every rank. Shard i of n takes the i-th of n
+    equal parts of every global batch, so all shards together are the batches of a single process. If a step
+    has several passes, a shard's part is split into consecutive passes.
+
+    Raises:
+        BackendError: the shards do not divide a global batch.
+    """
+
+    def __init__(self, shard: tuple[int, int], config: RunConfig, samples: int) -> None:
+        self.shard = shard
+        """Index of the shard, and number of shards."""
+        # Ranks that share a shard train on one larger part, so this may be more than a rank's batch.
+        self.size, rest = divmod(config.ranks * config.batch_size_per_rank, shard[1])
+        """Samples of this shard in one pass."""
+        if rest:
+            raise BackendError(
+                f"{shard[1]} shards do not divide a global batch of {config.ranks} × "
+                f"{config.batch_size_per_rank} samples: choose another --batch-size"
+            )
+        self._passes, self._seed, self._samples = config.accumulate, config.seed, samples
+
+    def of_epoch(self, epoch: int) -> torch.Tensor:
+        """Return the indices of this shard's samples, shape (passes of the epoch, samples of a pass).
+
+        Samples beyond the last whole step are left out.
+        """
+        index, count = self.shard
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+        order = torch.randperm(self._samples, generator=generator)
+        part = self._passes * self.size
+        steps = len(order) // (part * count)
+        cut = order[: steps * count * part].view(steps, count, part)
+        return cut[:, index].contiguous().view(steps * self._passes, self.size)
 
 
 class Task(ABC):

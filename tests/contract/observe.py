@@ -23,9 +23,8 @@ from backends.base import BackendError
 from compare.data.models import CLASSES, PIXELS
 from compare.schema.arms import Arm, parse_arm
 from compare.schema.config import RunConfig
-from compare.worker.batches import PixelBatches
 from compare.worker.loop import train
-from compare.worker.mnist import classify, optimizer_maker
+from compare.worker.mnist import PixelBatches, classify, optimizer_maker
 from tests.contract.records import GroupRecord, Lap, ReplicaRecord, Training
 
 if TYPE_CHECKING:

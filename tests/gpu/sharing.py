@@ -11,9 +11,8 @@ import backends
 from backends.launchers import torchrun
 from compare.schema.arms import parse_arm
 from compare.schema.config import RunConfig
-from compare.worker.batches import PixelBatches
 from compare.worker.loop import train
-from compare.worker.mnist import build_model, classify, optimizer_maker
+from compare.worker.mnist import PixelBatches, build_model, classify, optimizer_maker
 
 STEPS = 50
 JOIN_SECONDS = 60.0

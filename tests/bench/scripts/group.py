@@ -10,8 +10,7 @@ import backends
 from backends.launchers import LAUNCHERS
 from compare.schema.arms import parse_arm
 from compare.schema.config import RunConfig
-from compare.worker.batches import PixelBatches, as_tensors
-from compare.worker.mnist import build_model, optimizer_maker
+from compare.worker.mnist import PixelBatches, as_tensors, build_model, optimizer_maker
 from tests.bench.scripts import published
 
 CPU = torch.device("cpu")

@@ -11,9 +11,8 @@ import torch
 
 from backends.strategies.local import LocalReplica
 from compare.schema.config import RunConfig
-from compare.worker.batches import PixelBatches, as_tensors
 from compare.worker.loop import train
-from compare.worker.mnist import build_model, classify, optimizer_maker
+from compare.worker.mnist import PixelBatches, as_tensors, build_model, classify, optimizer_maker
 from tests.bench.scripts import palindrome, published
 
 ALONE = SimpleNamespace(rank=0, world_size=1)

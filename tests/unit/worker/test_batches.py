@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backends.base import BackendError
 from compare.data.models import PIXELS
-from compare.worker.batches import PixelBatches, as_tensors, normalise
+from compare.worker.mnist import PixelBatches, as_tensors, normalise
 from tests.unit.factories import a_config
 
 untimed = settings(deadline=None, max_examples=30)

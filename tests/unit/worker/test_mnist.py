@@ -10,9 +10,15 @@ from torch import nn
 from backends.base import BackendError, Replica
 from compare.data.models import PIXELS
 from compare.worker import mnist
-from compare.worker.batches import normalise
 from compare.worker.loop import train
-from compare.worker.mnist import MnistTask, build_model, classify, loss_function, optimizer_maker
+from compare.worker.mnist import (
+    MnistTask,
+    build_model,
+    classify,
+    loss_function,
+    normalise,
+    optimizer_maker,
+)
 from tests.unit.factories import a_config
 
 

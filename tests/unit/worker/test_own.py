@@ -16,7 +16,7 @@ from torch import nn
 from backends.base import BackendError
 from backends.strategies.local import LocalReplica
 from compare import data
-from compare.worker.batches import PixelBatches
+from compare.worker.mnist import PixelBatches
 from compare.worker.own import OwnTask, load_workload
 from compare.worker.parity import prove
 from compare.worker.reference import Reference

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from compare.worker.own_batches import move, place_of_samples, shapes_of, tensors_of
+from compare.worker.own import move, place_of_samples, shapes_of, tensors_of
 
 CPU = torch.device("cpu")
 
