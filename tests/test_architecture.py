@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # What each room may import of ours. "backends" is the registry alone, "backends.*" all of it.
 MAY_IMPORT = {
     "backends": (),
-    "data": ("errors", "text"),
+    "data": ("backends.cache", "errors", "text"),
     "system": ("errors", "text"),
     "schema": ("backends", "backends.launchers.request", "data.catalogue", "data.models", "errors", "text"),
     "worker": ("schema", "data", "backends.*", "workload", "errors", "text"),

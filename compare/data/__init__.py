@@ -3,7 +3,7 @@
 from compare.data.catalogue import DatasetChoice, DatasetName, DatasetSource
 from compare.data.files import FileStatus, files_in, holds, load_split, status
 from compare.data.mnist import fetch_mnist
-from compare.data.own import MOST_BYTES, changed_files, code_digest, own_source, size_bytes
+from compare.data.own import MOST_BYTES, code_digest, own_source, size_bytes
 from compare.data.source import default_root, expect, files_of, is_copied, is_in, key_of, resolve
 
 __all__ = [
@@ -12,7 +12,6 @@ __all__ = [
     "DatasetName",
     "DatasetSource",
     "FileStatus",
-    "changed_files",
     "code_digest",
     "default_root",
     "expect",

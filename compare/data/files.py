@@ -40,7 +40,6 @@ LOCK_SECONDS: Final = 900.0
 
 _NO_FLOCK_ERRNOS: Final = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
-_CHUNK_BYTES: Final = 1 << 20
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _UINT8: Final = 0x08
 
@@ -142,33 +141,26 @@ def _why_unseen(path: Path) -> str:
     return ""
 
 
-def read_content(dataset: DatasetName, name: str, path: Path) -> memoryview:
+def read_content(dataset: DatasetName, name: str, path: Path) -> bytes:
     """Read a file, plain or compressed, and return its uncompressed content after verifying it.
 
     Raises:
         DataError: the file cannot be read, or its content is wrong.
     """
-    digest, size_bytes = hashlib.sha256(), 0
-    content = memoryview(bytearray(CONTENT_BYTES[name] + 1))
+    most_bytes = CONTENT_BYTES[name] + 1  # because a small compressed file may expand without end
     try:
         with path.open("rb") as file:
             compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
             file.seek(0)
-            stream = gzip.GzipFile(fileobj=file) if compressed else file
-            # Chunks are small enough for the processor's cache. All together are limited, because a small
-            # compressed file may expand without end.
-            while chunk := stream.read(min(_CHUNK_BYTES, len(content) - size_bytes)):
-                digest.update(chunk)
-                content[size_bytes : size_bytes + len(chunk)] = chunk
-                size_bytes += len(chunk)
+            content = gzip.GzipFile(fileobj=file).read(most_bytes) if compressed else file.read(most_bytes)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _unusable(path, f"Its gzip stream is truncated or damaged: {error}.") from error
     except OSError as error:
         raise _unusable(path, f"It cannot be read: {system_reason(error)}.") from error
-    expected, found = catalogue.SHA256[dataset][name], digest.hexdigest()
+    expected, found = catalogue.SHA256[dataset][name], hashlib.sha256(content).hexdigest()
     if found != expected:
         raise _unusable(path, f"Its content has SHA-256 {found}; for {dataset} it must be {expected}.")
-    return content[:size_bytes]
+    return content
 
 
 def load_split(source: DatasetSource, split: Split) -> tuple[Bytes, Bytes]:
@@ -199,7 +191,8 @@ def _load(source: DatasetSource, name: str) -> Bytes:
     content = read_content(source.name, name, path)
     dimensions = content[3]
     shape = struct.unpack_from(f">{dimensions}I", content, 4)
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+    # A copy, because an array over bytes cannot be written.
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
 
 
 def encode(array: Bytes) -> bytes:

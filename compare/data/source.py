@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+from backends.cache import cache_folder
 from compare.data.catalogue import SHA256, DatasetChoice, DatasetName, DatasetSource
 from compare.data.digits import prepare_digits
 from compare.data.files import files_in, folder_of, holds
@@ -20,20 +20,8 @@ _BY_CODE = "code-"
 
 
 def default_root() -> Path:
-    """Return the user's data folder: ``ringside/data`` below ``XDG_CACHE_HOME``, or else below ``~/.cache``.
-
-    Raises:
-        OutputError: ``XDG_CACHE_HOME`` is not an absolute path, and the user has no home directory.
-    """
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if cache.is_absolute():  # the XDG specification ignores relative paths
-        return cache / "ringside" / "data"
-    try:
-        return Path.home() / ".cache" / "ringside" / "data"
-    except RuntimeError as error:
-        raise OutputError(
-            "There is no folder to keep data in.", found=str(error), remedy="Name one with --data-dir."
-        ) from error
+    """Return the folder for data unless the user names another one."""
+    return cache_folder() / "data"
 
 
 def resolve(
@@ -49,7 +37,7 @@ def resolve(
 
     Raises:
         DataError: the data is damaged, or the user chose ``mnist`` and it is not available.
-        OutputError: ``root`` cannot be written; with ``auto``, nor can the default root.
+        OutputError: ``root`` cannot be written.
     """
     if dataset == "digits":
         return DatasetSource(name="digits", requested=dataset, directory=str(prepare_digits(root)))
@@ -62,7 +50,7 @@ def resolve(
         return DatasetSource(
             name="digits",
             requested=dataset,
-            directory=str(_prepare_digits_somewhere(root)),
+            directory=str(prepare_digits(root)),
             note=f"MNIST is not available ({reason}): scikit-learn's digits instead",
         )
     return DatasetSource(name="mnist", requested=dataset, directory=str(directory))
@@ -83,21 +71,6 @@ def expect(dataset: DatasetChoice, root: Path) -> DatasetSource:
             first_step = "Run the same command once without --dry-run, which makes it."
         note = f"The data is not in {root} yet. {first_step}"
     return DatasetSource(name=name, requested=dataset, directory=str(folder_of(name, root)), note=note)
-
-
-def _prepare_digits_somewhere(root: Path) -> Path:
-    """Make the digits under ``root``, or under the default root if ``root`` cannot be written.
-
-    Raises:
-        DataError: the digits in the folder are damaged, or scikit-learn yields others than expected.
-        OutputError: neither folder can be written.
-    """
-    try:
-        return prepare_digits(root)
-    except OutputError:
-        if root == default_root():
-            raise
-        return prepare_digits(default_root())
 
 
 def key_of(source: DatasetSource) -> str:

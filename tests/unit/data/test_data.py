@@ -141,7 +141,7 @@ def loopback_only(monkeypatch, tmp_path):
     for variable in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(mnist, "RETRIES", 0)  # pooch waits a second before each
+    monkeypatch.setattr(mnist, "RETRIES", 0)  # a second passes before each
     use_mirrors(monkeypatch, f"http://127.0.0.1:{free_port()}/")
 
 
@@ -228,8 +228,8 @@ def test_load_split_reads_only_its_own_plain_files(small, tmp_path):
         assert catalogue.SHA256[name][TEST_IMAGES] in caught.value.found
 
 
-@pytest.mark.parametrize("content", [b"", idx_file(np.full(10, 10, np.uint8))])
-def test_load_split_names_the_bad_file_and_the_remedy(small, tmp_path, content):
+def test_load_split_names_the_bad_file_and_the_remedy(small, tmp_path):
+    content = idx_file(np.full(10, 10, np.uint8))
     directory = put(tmp_path, small | {TEST_LABELS: content})
     with pytest.raises(DataError) as caught:
         data.load_split(source(directory), "test")
@@ -342,14 +342,13 @@ def redirect(mirror):
     [
         (break_off, "the connection broke off"),
         (drip, "not complete after 1 s"),
-        (serve_instead(lambda right: right[:-20]), "truncated"),
         (serve_instead(lambda _: b"<html>Please log in</html>"), "SHA-256"),
         (serve_instead(lambda _: None), "HTTP status 404"),
         (redirect, "InvalidSchema"),
         (serve_instead(lambda _: gzip.compress(bytes(60_000_000))), "SHA-256"),
         (serve_instead(lambda _: bytes(60_000_000)), "more bytes than MNIST"),
     ],
-    ids=["broken off", "drip", "cut short", "captive portal", "not found", "redirect", "bomb", "flood"],
+    ids=["broken off", "drip", "captive portal", "not found", "redirect", "bomb", "flood"],
 )
 def test_fetch_that_fails_leaves_no_file(tmp_path, mirror, monkeypatch, fault, reason):
     fault(mirror)
@@ -364,19 +363,13 @@ def test_fetch_that_fails_leaves_no_file(tmp_path, mirror, monkeypatch, fault, r
     assert visible(tmp_path / "MNIST" / "raw") == []
 
 
-SPOIL = serve_instead(lambda right: gzip.compress(gzip.decompress(right)[:-1] + b"\xff"))
-
-
-@pytest.mark.parametrize(("fault", "reason"), [(SPOIL, "SHA-256"), (drip, "not complete after 3 s")])
-def test_fetch_leaves_a_bad_mirror_for_the_next(small, tmp_path, serve, monkeypatch, fault, reason):
-    """A drip renews the timeout of each read; only a deadline helps."""
+def test_fetch_leaves_a_bad_mirror_for_the_next(small, tmp_path, serve, monkeypatch):
     bad, good, lines = serve(small), serve(small), []
-    fault(bad)
+    serve_instead(lambda right: gzip.compress(gzip.decompress(right)[:-1] + b"\xff"))(bad)
     monkeypatch.setattr(mnist, "RETRIES", 1)  # only after a network error
-    monkeypatch.setattr(mnist, "FILE_SECONDS", 3.0)
     directory = data.fetch_mnist(tmp_path, progress=lines.append)
     assert (len(bad.gets), len(good.gets)) == (1, len(FILES))
-    assert any(reason in line for line in lines)
+    assert any("SHA-256" in line for line in lines)
     assert visible(directory) == sorted(FILES)
 
 
@@ -437,14 +430,6 @@ def test_fetch_works_with_a_peculiar_server_or_file_system(mirror, tmp_path, mon
     assert data.holds("mnist", data.fetch_mnist(tmp_path))
 
 
-def test_fetch_offline_fails_within_seconds(tmp_path):
-    started = time.monotonic()
-    with pytest.raises(DataError, match="offline") as caught:
-        data.fetch_mnist(tmp_path)
-    assert time.monotonic() - started < 6
-    assert "Connection refused" in caught.value.found
-
-
 @pytest.mark.timed
 @pytest.mark.parametrize("hangs", ["name server", "server"])
 def test_fetch_does_not_wait_for_a_server_that_hangs(tmp_path, monkeypatch, hangs):
@@ -486,12 +471,6 @@ def test_fetch_shows_no_password(tmp_path, monkeypatch, serve):
 # ---- resolving -------------------------------------------------------------------------------------------
 
 
-def unwritable(tmp_path):
-    """Return a data folder that even the superuser cannot write."""
-    (tmp_path / "file").write_text("not a folder")
-    return tmp_path / "file" / "data"
-
-
 def test_default_root_follows_xdg(monkeypatch, tmp_path):
     assert data.default_root() == tmp_path / "cache" / "ringside" / "data"
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -519,23 +498,14 @@ def test_resolve_auto_falls_back_with_a_note(digits_root):
     assert data.holds("digits", Path(found.directory))
 
 
-def test_resolve_auto_falls_back_to_the_default_root(digits_root, tmp_path, monkeypatch):
-    """The user's root cannot be written, so the digits go elsewhere."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (tmp_path / "ringside").mkdir()
-    (tmp_path / "ringside" / "data").symlink_to(digits_root)
-    found = data.resolve("auto", unwritable(tmp_path))
-    assert found.name == "digits"
-    assert "cannot be written" in found.note
-    assert found.directory.startswith(str(data.default_root()))
-
-
 def test_resolve_never_substitutes_a_named_data_set(tmp_path, digits_root):
-    with pytest.raises(DataError, match="offline"):
+    with pytest.raises(DataError, match="offline") as caught:
         data.resolve("mnist", tmp_path)
-    for name in ("mnist", "digits"):
+    assert "Connection refused" in caught.value.found
+    (tmp_path / "file").write_text("not a folder")  # not even the superuser can write into it
+    for name in ("auto", "mnist", "digits"):
         with pytest.raises(OutputError, match="cannot be written") as caught:
-            data.resolve(name, unwritable(tmp_path))
+            data.resolve(name, tmp_path / "file" / "data")
         assert "--data-dir" in caught.value.remedy
     found = data.resolve("digits", digits_root)
     assert (found.name, found.requested, found.note) == ("digits", "digits", "")
@@ -617,16 +587,6 @@ def test_real_mnist_is_found_without_writing_and_has_its_published_figures():
     assert images.std() / 255 == pytest.approx(0.3081, abs=1e-4)
     images, labels = data.load_split(found, "test")
     assert (images.shape, labels.shape) == ((10_000, 28, 28), (10_000,))
-
-
-@needs_real_mnist
-def test_real_mnist_is_fetched_from_a_recompressing_mirror(tmp_path, serve, monkeypatch):
-    mirror = serve({})
-    mirror.bodies = {f"{name}.gz": (REAL_RAW / f"{name}.gz").read_bytes() for name in FILES}
-    use_mirrors(monkeypatch, f"http://127.0.0.1:{free_port()}/", mirror.url)
-    lines = []
-    assert data.holds("mnist", data.fetch_mnist(tmp_path, progress=lines.append))
-    assert any(f"{TRAIN_IMAGES}: 4 MB from 127.0.0.1" in line for line in lines)
 
 
 def test_expected_data_that_is_missing_has_a_remedy(tmp_path):
