@@ -104,12 +104,11 @@ def survey(wanted: Iterable[str] = ()) -> Survey:
         for choice, runtime in option.runtimes.items()
     }
     arms = {backend.name: (backend, backend.runtime({})) for backend in backends} | choices
-    loaded = load(
+    libraries = load(
         ["torch", *sorted({library for _, runtime in arms.values() for library in runtime.libraries})]
     )
-    remedies = _remedies(loaded)
-    libraries = {name: _explained(name, library) for name, library in loaded.items()}
-    judged = {arm: _judge(arm, *needed, libraries, remedies) for arm, needed in arms.items()}
+    faults = _faults(libraries)
+    judged = {arm: _judge(arm, *needed, libraries, faults) for arm, needed in arms.items()}
     return Survey(
         {backend.name: judged[backend.name] for backend in backends},
         libraries,
@@ -117,21 +116,23 @@ def survey(wanted: Iterable[str] = ()) -> Survey:
     )
 
 
-def _explained(name: str, library: Library) -> Library:
-    if not (library.missing or library.problem):
-        return library
-    problem = "is not installed" if library.missing else f"does not load: {library.problem}"
-    return Library(problem=f"{name} {problem}", missing=library.missing)
+def _faults(libraries: Mapping[str, Library]) -> dict[str, tuple[str, str]]:
+    """Return for each library that cannot be used the reason and a remedy, by its name.
 
-
-def _remedies(libraries: Mapping[str, Library]) -> dict[str, str]:
-    """Return a remedy for each library that does not load, by its name; empty if no variable is the cause."""
-    broken = [name for name, library in libraries.items() if library.problem]
-    # What keeps torch from loading keeps the others, too.
-    return {
-        name: unset(name, find_suspects(partial(_loads, name), os.environ), os.environ)
-        for name in (["torch"] if "torch" in broken else broken)
-    }
+    The remedy is empty if the library is to be installed, which is done differently for each arm.
+    """
+    faults = {}
+    for name, library in libraries.items():
+        if library.missing:
+            faults[name] = f"{name} is not installed", "pip install torch" if name == "torch" else ""
+        elif library.problem:
+            # What keeps torch from loading keeps the others, too.
+            to_be_tried = name == "torch" or not libraries["torch"].problem
+            suspects = find_suspects(partial(_loads, name), os.environ) if to_be_tried else []
+            shown = f"{shlex.join([sys.executable, '-c', 'import torch'])}, which shows the whole error"
+            remedy = unset(name, suspects, os.environ) or (shown if name == "torch" else "")
+            faults[name] = f"{name} does not load: {library.problem}", remedy
+    return faults
 
 
 def _loads(name: str, environ: Mapping[str, str]) -> bool:
@@ -162,28 +163,22 @@ def _judge(
     backend: Backend,
     runtime: Runtime,
     libraries: Mapping[str, Library],
-    remedies: Mapping[str, str],
+    faults: Mapping[str, tuple[str, str]],
 ) -> Availability:
     needed = ("torch", *runtime.libraries)
     facts = libraries[needed[-1]].facts
-    broken = next((name for name in needed if libraries[name].problem), "")
-    problem = libraries[broken].problem if broken else ""
-    fix = remedies.get(broken, "")
-    if broken and not fix:
-        fix = runtime.install
-        if broken == "torch":
-            shown = f"{shlex.join([sys.executable, '-c', 'import torch'])}, which shows the whole error"
-            fix = "pip install torch" if libraries["torch"].missing else shown
-    if not problem and find_launcher(runtime.launcher) is None:
-        problem = where_it_is_not(runtime.launcher)
-        fix = LAUNCHERS[runtime.launcher].REMEDY
+    problem, remedy = next((faults[name] for name in needed if name in faults), ("", ""))
+    if problem:
+        remedy = remedy or runtime.install
+    elif find_launcher(runtime.launcher) is None:
+        problem, remedy = where_it_is_not(runtime.launcher), LAUNCHERS[runtime.launcher].REMEDY
     return Availability(
         backend=arm,
         version=facts.get("version", ""),
         transport=facts.get("transport", "") if backend.communicates else "none",
         launcher=runtime.launcher,
         problem=problem,
-        remedy=fix,
+        remedy=remedy,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+
 from backends import BACKENDS, UNREADABLE, Backend, Option
 from compare.doctor.availability import Availability, Survey
 from compare.report.document import Column, Document, Row, Table
@@ -32,12 +34,18 @@ _NEVER = (
 class _Arm(NamedTuple):
     """An arm with what was found of it."""
 
-    name: str
     backend: Backend
     found: Availability
     summary: str
-    problem: str
-    by_default: bool
+    lacks_gpus: bool = False
+    by_default: bool = False
+
+    @property
+    def problem(self) -> str:
+        """Return why the arm cannot run, with the command that helps; empty if it can."""
+        remedy = f"; run: {self.found.remedy}" if self.found.remedy else ""
+        lacking = self.backend.not_on_cpus if self.lacks_gpus else ""
+        return f"{self.found.problem}{remedy}" if self.found.problem else lacking
 
     @property
     def group(self) -> str:
@@ -52,7 +60,26 @@ class _Arm(NamedTuple):
         claims = ", ".join(self.backend.claims)
         facts = (self.found.launcher, self.found.version, self.found.transport, claims)
         about = f"{self.problem or self.summary}\n{' · '.join(filter(None, facts))}"
-        return Row((self.name, "no" if self.problem else "yes", about), "doubtful" if self.problem else "")
+        cells = (self.found.backend, "no" if self.problem else "yes", about)
+        return Row(cells, "doubtful" if self.problem else "")
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Return the same facts for programs."""
+        return {
+            "arm": self.found.backend,
+            "available": not self.problem,
+            "problem": self.problem,
+            "summary": self.summary,
+            "version": self.found.version,
+            "transport": self.found.transport,
+            "launcher": self.found.launcher,
+            "training": self.backend.training,
+            "shards": self.backend.shards,
+            "claims": self.backend.claims,
+            "by_default": self.group == DEFAULT,
+            "options": {option.name: option.default for option in self.backend.options},
+        }
 
 
 def document_of(survey: Survey) -> Document:
@@ -67,56 +94,26 @@ def document_of(survey: Survey) -> Document:
             _table("Not to be had", [*map(Row, _unavailable(survey))], "", ""),
             _table("Options, written backend:option=value:option=value", [*map(Row, _options())], "", ""),
         ],
-        content=lambda: [*map(_record, arms)],
+        content=lambda: [arm.record for arm in arms],
     )
-
-
-def _record(arm: _Arm) -> dict[str, Any]:
-    """Return the same facts for programs."""
-    return {
-        "arm": arm.name,
-        "available": not arm.problem,
-        "problem": arm.problem,
-        "summary": arm.summary,
-        "version": arm.found.version,
-        "transport": arm.found.transport,
-        "launcher": arm.found.launcher,
-        "training": arm.backend.training,
-        "shards": arm.backend.shards,
-        "claims": arm.backend.claims,
-        "by_default": arm.group == DEFAULT,
-        "options": {option.name: option.default for option in arm.backend.options},
-    }
 
 
 def _arms(survey: Survey) -> Iterator[_Arm]:
     """Yield each backend, its second default arm, and its other libraries."""
+    lacks_gpus = survey.gpus < _FEWEST_GPUS
     for name, backend in BACKENDS.items():
         found, plain = survey.backends[name], not backend.only_named
-        yield _arm(name, backend, found, survey.gpus, by_default=plain)
+        yield _Arm(backend, found, backend.summary, lacks_gpus, plain)
         if backend.on_one_host:
-            problem = found.problem or survey.shared_memory_problem
-            arm = Arm(name, dict(backend.on_one_host)).label
-            here = Availability(backend=arm, launcher=found.launcher, problem=problem)
-            yield _arm(arm, backend, here, survey.gpus, by_default=plain, summary=_ON_ONE_HOST)
+            second = msgspec.structs.replace(
+                found,
+                backend=Arm(name, dict(backend.on_one_host)).label,
+                problem=found.problem or survey.shared_memory_problem,
+            )
+            yield _Arm(backend, second, _ON_ONE_HOST, lacks_gpus, plain)
         for arm, other in survey.choices.items():
             if arm.partition(":")[0] == name:
-                yield _arm(arm, backend, other, survey.gpus)
-
-
-def _arm(
-    name: str,
-    backend: Backend,
-    found: Availability,
-    gpus: int,
-    *,
-    by_default: bool = False,
-    summary: str = "",
-) -> _Arm:
-    remedy = f"; run: {found.remedy}" if found.remedy else ""
-    lacks_gpus = backend.not_on_cpus if gpus < _FEWEST_GPUS else ""
-    problem = f"{found.problem}{remedy}" if found.problem else lacks_gpus
-    return _Arm(name, backend, found, summary or backend.summary, problem, by_default)
+                yield _Arm(backend, other, backend.summary, lacks_gpus)
 
 
 def _table(title: str, rows: list[Row], *headings: str) -> Table:

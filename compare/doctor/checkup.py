@@ -1,7 +1,7 @@
 """Collect the facts about a host, on that host; ``rules`` judges them.
 
 A host's Python reads this program from its standard input, because Ringside may be missing on the host. So
-the program needs only Python 3.8, and imports Ringside only if it is there. It prints one line: ``PREFIX``
+the program needs only Python 3.8, and imports Ringside and psutil only if they are there. It prints one line: ``PREFIX``
 and the facts as JSON, where unknown facts are empty. Every wait has a limit, and no file is written.
 
     python -                                    all facts
@@ -14,7 +14,6 @@ and the facts as JSON, where unknown facts are empty. Every wait has a limit, an
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.util
 import ipaddress
@@ -24,11 +23,11 @@ import platform
 import resource
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -42,8 +41,6 @@ PROBE_SECONDS = 40.0
 """Maximum time for all libraries to load, from their start."""
 
 _TOOL_SECONDS, _NAMES_SECONDS, _READ_SECONDS = 10.0, 5.0, 0.5
-_SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFNETMASK, _SIOCGIFMTU = 0x8913, 0x8915, 0x891B, 0x8921
-_IFF_RUNNING, _LINK_LOCAL = 0x40, "20"
 _RETRY_SECONDS = 0.1
 
 
@@ -141,53 +138,31 @@ def _is_own(address: str) -> bool:
 def interfaces() -> list[dict[str, Any]]:
     """Return name, state, addresses (as ``10.0.0.1/24``) and MTU of this host's network interfaces.
 
-    The kernel is asked, because /sys may show the network of the process that mounted it.
+    Link-local addresses are left out. Without psutil, which is installed with Ringside, the list is empty.
     """
-    six = _ipv6_addresses()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        return [
-            {
-                "name": name,
-                "up": bool(_number(asked, _SIOCGIFFLAGS, name) & _IFF_RUNNING),
-                "addresses": _ipv4_addresses(asked, name) + six.get(name, []),
-                "mtu": _number(asked, _SIOCGIFMTU, name),
-            }
-            for _, name in socket.if_nameindex()
-        ]
-
-
-def _ask_kernel(asked: socket.socket, request: int, name: str) -> bytes:
-    """Return the kernel's answer about an interface: what follows the name in ``ifreq``, netdevice(7)."""
-    return fcntl.ioctl(asked.fileno(), request, struct.pack("256s", name.encode()[:15]))[16:]
-
-
-def _number(asked: socket.socket, request: int, name: str) -> int:
     try:
-        content = _ask_kernel(asked, request, name)
-    except OSError:  # the interface disappeared
-        return 0
-    return struct.unpack_from("h" if request == _SIOCGIFFLAGS else "i", content)[0]
-
-
-def _ipv4_addresses(asked: socket.socket, name: str) -> list[str]:
-    try:
-        address, mask = (
-            socket.inet_ntoa(_ask_kernel(asked, request, name)[4:8])
-            for request in (_SIOCGIFADDR, _SIOCGIFNETMASK)
-        )
-    except OSError:  # it has no address
+        import psutil
+    except ImportError:
         return []
-    return [ipaddress.ip_interface(f"{address}/{mask}").with_prefixlen]
+    found = psutil.net_if_addrs()
+    return [
+        {
+            "name": name,
+            "up": state.isup,
+            "addresses": [_with_prefix(each) for each in found.get(name, ()) if _is_network_address(each)],
+            "mtu": state.mtu,
+        }
+        for name, state in psutil.net_if_stats().items()
+    ]
 
 
-def _ipv6_addresses() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for row in _text("/proc/net/if_inet6").splitlines():
-        address, _, prefix, scope, _, name = row.split()
-        if scope != _LINK_LOCAL:
-            written = ipaddress.ip_address(bytes.fromhex(address))
-            found.setdefault(name, []).append(f"{written}/{int(prefix, 16)}")
-    return found
+def _is_network_address(found: Any) -> bool:
+    return found.family in {socket.AF_INET, socket.AF_INET6} and found.netmask and "%" not in found.address
+
+
+def _with_prefix(found: Any) -> str:
+    bits = bin(int(ipaddress.ip_address(found.netmask)))  # int.bit_count needs Python 3.10
+    return f"{found.address}/{bits.count('1')}"
 
 
 def _default_interface() -> str:
@@ -209,11 +184,11 @@ def _core_quota() -> float | None:
 
 def _memory_reads_refused(root: str) -> str:
     program = f"{root}/backends/single_copy.py"  # which prints why, and nothing else that looks like it
-    return _output([sys.executable, "-I", program]).partition("refused: ")[2].strip()
+    return (printed([sys.executable, "-I", program]) or "").partition("refused: ")[2].strip()
 
 
 def _gpus() -> list[str]:
-    listing = _output(["nvidia-smi", "-L"])
+    listing = printed(["nvidia-smi", "-L"]) or ""
     return [line.partition(" (UUID")[0] for line in listing.splitlines() if line.startswith("GPU ")]
 
 
@@ -251,7 +226,7 @@ def _mpirun() -> dict[str, str] | None:
     """Return path and ``--version`` of the mpirun next to this Python or on PATH; None without one."""
     search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     path = shutil.which("mpirun", path=search)
-    return {"path": path, "output": _output([path, "--version"])[:2000]} if path else None
+    return {"path": path, "output": (printed([path, "--version"]) or "")[:2000]} if path else None
 
 
 class Probe:
@@ -303,8 +278,8 @@ class Probe:
             self._alive.close()
 
 
-def _output(argv: list[str]) -> str:
-    """Return what a command prints; empty if it cannot start or takes more than ten seconds."""
+def printed(argv: Sequence[str | Path]) -> str | None:
+    """Return what a command prints; None if it cannot start or takes more than ten seconds."""
     try:
         return subprocess.run(
             argv,
@@ -316,7 +291,7 @@ def _output(argv: list[str]) -> str:
             check=False,
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return ""
+        return None
 
 
 def _last_line(text: str) -> str:

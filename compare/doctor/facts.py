@@ -83,6 +83,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     peers: dict[str, list[str]] = {}
     """The addresses to which the host resolves the names of other hosts, by these names."""
     interfaces: list[Interface] = []
+    """Empty if they are unknown: every host has a loopback interface."""
     default_interface: str = ""
     cores: int
     core_quota: float | None = None

@@ -10,12 +10,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import filelock
 from rich.console import Console
 
 from backends.launchers import find_launcher, hydra
 from compare.doctor import availability
-from compare.doctor.horovod.command import Commands, pip, writing_to_cache
+from compare.doctor.horovod.command import Commands, installing, pip
 from compare.errors import UnavailableError
 
 _SHA256 = (
@@ -35,29 +34,24 @@ def install_mpich(*, force: bool = False, console: Console | None = None) -> Non
     """
     console = console or Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"MPICH {hydra.VERSION} in {hydra.prefix()}")
-    with writing_to_cache("MPICH", "100 MB"):
-        hydra.prefix().parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(hydra.prefix().with_name("mpich.lock")):
-            if force or not (find_launcher(hydra.EXECUTABLE) and hydra.library().exists()):
-                _install(console)
-                console.print("  installed")
-            else:
-                console.print("  already installed")
+    with installing("MPICH", hydra.prefix(), console) as commands:
+        if force or not (find_launcher(hydra.EXECUTABLE) and hydra.library().exists()):
+            _install(commands)
+            console.print("  installed")
+        else:
+            console.print("  already installed")
     _verify(console)
 
 
-def _install(console: Console) -> None:
+def _install(commands: Commands) -> None:
     """Install the wheel, and move it to the prefix in one step."""
-    with (
-        hydra.prefix().with_name("mpich.log").open("w", encoding="utf-8") as log,
-        tempfile.TemporaryDirectory(prefix=".mpich-", dir=hydra.prefix().parent) as name,
-    ):
+    with tempfile.TemporaryDirectory(prefix=".mpich-", dir=hydra.prefix().parent) as name:
         requirement, new = Path(name) / "mpich.txt", Path(name) / "mpich"
         hashes = " ".join(f"--hash=sha256:{digest}" for digest in _SHA256)
         requirement.write_text(f"mpich=={hydra.VERSION} {hashes}\n", encoding="utf-8")
         asked = ("--no-deps", "--ignore-installed", "--only-binary=:all:", "--no-compile", "--require-hashes")
         command = pip("install", *asked, f"--prefix={new}", f"--requirement={requirement}")
-        Commands("MPICH", console, log).run("installing the wheel", command)
+        commands.run("installing the wheel", command)
         shutil.rmtree(hydra.prefix(), ignore_errors=True)
         new.rename(hydra.prefix())
 

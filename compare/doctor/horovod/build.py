@@ -7,7 +7,6 @@ install its wheel.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import re
@@ -17,20 +16,18 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import filelock
 import psutil
 from rich.console import Console
 
-from backends.cache import cache_folder
 from backends.launchers import find_launcher
 from compare.doctor import availability
 from compare.doctor.horovod import recipe as recipes
-from compare.doctor.horovod.command import Commands, minutes, pip, writing_to_cache
+from compare.doctor.horovod.command import Commands, installing, pip
 from compare.doctor.horovod.recipe import HOROVOD_SDIST_SHA256, HOROVOD_VERSION, TOOLCHAIN, Gpu, Recipe
 from compare.errors import UnavailableError, UsageError
+from compare.text import duration
 
 # setup.py imports setuptools and packaging. pip would fetch its setup_requires (cffi and the rest) without
 # our constraints. From Python 3.12 on setuptools also provides the distutils that horovodrun imports.
@@ -82,52 +79,35 @@ def install_horovod(
         _verify(recipe)
         console.print("  already installed, and it loads: nothing to do")
         return
-    with writing_to_cache("Horovod", "2 GB"):
-        _install(recipe, gpu, constraints, console, force=force)
+    with installing("Horovod", recipe.folder, console) as commands:
+        _install(recipe, gpu, constraints, commands, force=force)
     console.print(f"  installed, and it loads; built with {', '.join(_verify(recipe))}")
 
 
 def _install(
-    recipe: Recipe, gpu: Gpu | None, constraints: Path | None, console: Console, *, force: bool
+    recipe: Recipe, gpu: Gpu | None, constraints: Path | None, commands: Commands, *, force: bool
 ) -> None:
-    folder = recipe.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(folder.with_name(f"{recipe.key}.lock"))
-    # The lock protects the log as well: a process that waits for a build must not write into its log.
-    with _held(lock, console), (folder / "build.log").open("a", encoding="utf-8") as log:
-        commands = Commands("Horovod", console, log)
-        wheel = None if force else recipes.wheel_in(folder)
-        if not wheel:
-            check_tools()
-        constrained = [] if constraints is None else [f"--constraint={constraints}"]
-        requirements = pip("install", *constrained, *BUILD_REQUIREMENTS)
-        commands.run("installing the requirements of Horovod", requirements)
-        if wheel:
-            console.print(f"  reusing {wheel}")
-        else:
-            console.print(f"  building it (less than two minutes on two cores); log: {log.name}")
-            started = time.monotonic()
-            wheel = _build(recipe, gpu, commands)
-            console.print(f"  built in {minutes(time.monotonic() - started)}: {wheel}")
-        commands.run("installing the wheel", pip("install", "--no-deps", "--force-reinstall", str(wheel)))
+    recipe.folder.mkdir(exist_ok=True)
+    wheel = None if force else recipes.wheel_in(recipe.folder)
+    if not wheel:
+        require_tools(recipe.folder.parent)
+    constrained = [] if constraints is None else [f"--constraint={constraints}"]
+    requirements = pip("install", *constrained, *BUILD_REQUIREMENTS)
+    commands.run("installing the requirements of Horovod", requirements)
+    if wheel:
+        commands.console.print(f"  reusing {wheel}")
+    else:
+        commands.console.print(f"  building it (less than two minutes on two cores); log: {commands.log.name}")
+        started = time.monotonic()
+        wheel = _build(recipe, gpu, commands)
+        commands.console.print(f"  built in {duration(time.monotonic() - started)}: {wheel}")
+    commands.run("installing the wheel", pip("install", "--no-deps", "--force-reinstall", str(wheel)))
 
 
-@contextlib.contextmanager
-def _held(lock: filelock.BaseFileLock, console: Console) -> Iterator[None]:
-    """Hold a wheel's lock during the block; before a wait for another process, print a line."""
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        console.print("  another process is building the same wheel; waiting for it")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+def require_tools(wheels: Path) -> None:
+    """Require what a build below the folder ``wheels`` needs, before it starts.
 
-
-def check_tools() -> None:
-    """Require a C++ compiler, make, Python's headers and pip, before a build starts.
+    That is a C++ compiler, make, Python's headers, pip, and a path of letters, digits and ``/ _ . -``.
 
     Raises:
         UnavailableError: something is missing; names all of it, with the commands that install it.
@@ -143,6 +123,13 @@ def check_tools() -> None:
         (shutil.which("make") or shutil.which("gmake"), "make", "apt-get install make"),
         (header.is_file(), f"Python's headers ({header})", "apt-get install python3-dev"),
         (importlib.util.find_spec("pip"), f"pip for {sys.executable}", f"{sys.executable} -m ensurepip"),
+        (
+            # Horovod's CMake files use their own path as a regular expression. With a + in it, the library
+            # would land in the wrong place of the wheel.
+            re.fullmatch(r"[\w/.-]+", str(wheels.resolve())),
+            f"a cache whose path has only letters, digits and _ . - ({wheels})",
+            "export XDG_CACHE_HOME=/folder/with/a/plain/name",
+        ),
     )
     missing = [(what, command) for present, what, command in needs if not present]
     if missing:
@@ -176,31 +163,9 @@ def build_environment(recipe: Recipe, gpu: Gpu | None, scratch: Path) -> dict[st
     return kept
 
 
-def scratch_parent() -> Path:
-    """Return the folder to compile under: one in the cache, or else the folder for temporary files.
-
-    Its path consists of letters, digits, ``/``, ``_``, ``.`` and ``-``, because Horovod's CMake files use
-    their own path as a regular expression. A path with a ``+`` would not match itself, and the library would
-    land in the wrong place of the wheel.
-
-    Raises:
-        UnavailableError: the paths of both folders have other characters.
-    """
-    candidates = []
-    for choose in (lambda: cache_folder() / "wheels", lambda: Path(tempfile.gettempdir())):
-        candidates.append(choose())
-        if re.fullmatch(r"[\w/.-]+", str(candidates[-1].resolve())):
-            return candidates[-1]
-    raise UnavailableError(
-        "Horovod can only be compiled under a path of letters, digits, underscores, dots and dashes.",
-        found=" and ".join(map(str, candidates)),
-        remedy="Set XDG_CACHE_HOME or TMPDIR to a folder with a plain name, then run this command again.",
-    )
-
-
 def _build(recipe: Recipe, gpu: Gpu | None, commands: Commands) -> Path:
     """Compile Horovod, move the finished wheel into the recipe's folder in one step, and return its path."""
-    with tempfile.TemporaryDirectory(prefix="building-", dir=scratch_parent()) as name:
+    with tempfile.TemporaryDirectory(prefix="building-", dir=recipe.folder.parent) as name:
         scratch = Path(name)
         requirement, out = scratch / "horovod.txt", scratch / "out"
         requirement.write_text(
@@ -225,10 +190,7 @@ def _build(recipe: Recipe, gpu: Gpu | None, commands: Commands) -> Path:
                 found=f"{out} has no horovod-{HOROVOD_VERSION}-*.whl.",
                 remedy=f"Read {commands.log.name}, then run this command again.",
             )
-        # A move from another file system is a copy, so it gets a second name first.
-        partial = recipe.folder / f".{built.name}.{os.getpid()}"
-        shutil.move(built, partial)
-    return partial.replace(recipe.folder / built.name)
+        return built.replace(recipe.folder / built.name)
 
 
 def _verify(recipe: Recipe) -> list[str]:

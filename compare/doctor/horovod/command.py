@@ -12,12 +12,15 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TextIO
 
+import filelock
 from rich.console import Console
 
 from backends.cache import cache_folder
 from compare.errors import UnavailableError
+from compare.text import duration
 
 _SHOWN_LINES = 6
 _LONGEST_ERROR_LINE = 300
@@ -73,7 +76,7 @@ class Commands:
                     found = _PERCENT.match(line)
                     if found and int(found[1]) // 10 > percent // 10:
                         percent = int(found[1])
-                        self.console.print(f"  {title}: {percent:3d}%  {minutes(time.monotonic() - started)}")
+                        self.console.print(f"  {title}: {percent:3d}%  {duration(time.monotonic() - started)}")
                 status = process.wait()
             except BaseException:  # above all an interrupt
                 with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
@@ -90,20 +93,33 @@ class Commands:
 
 
 @contextlib.contextmanager
-def writing_to_cache(subject: str, size: str) -> Iterator[None]:
-    """Turn an ``OSError`` of the block into an ``UnavailableError`` that names the cache.
+def installing(subject: str, folder: Path, console: Console) -> Iterator[Commands]:
+    """Hold the lock of a folder in the cache during the block, and yield what runs the commands that fill it.
 
-    ``subject`` is what the block installs, and ``size`` the space that it needs, such as ``2 GB``.
+    The lock protects the log as well, which lies beside the folder. If another process holds it, the wait for
+    it is announced.
+
+    Raises:
+        UnavailableError: the block raised an ``OSError``, above all because the cache cannot be written.
     """
+    lock = filelock.FileLock(folder.with_name(f"{folder.name}.lock"))
     try:
-        yield
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            console.print("  another process is installing the same; waiting for it")
+            lock.acquire()
+        with folder.with_name(f"{folder.name}.log").open("a", encoding="utf-8") as log:
+            yield Commands(subject, console, log)
     except OSError as error:
         raise UnavailableError(
             f"{subject} was not installed.",
             found=f"{type(error).__name__}: {error}",
-            remedy=f"Make {cache_folder()} writable, with {size} free, or set XDG_CACHE_HOME to another "
-            "folder.",
+            remedy=f"Make {cache_folder()} writable, with some space, or set XDG_CACHE_HOME to another folder.",
         ) from error
+    finally:
+        lock.release()
 
 
 def error_lines(output: Iterable[str]) -> list[str]:
@@ -121,9 +137,3 @@ def error_lines(output: Iterable[str]) -> list[str]:
 def pip(*arguments: str) -> list[str]:
     """Return the command line that runs this environment's pip with ``arguments``."""
     return [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", *arguments]
-
-
-def minutes(seconds: float) -> str:
-    """Return a duration as minutes and seconds, such as ``2:05``."""
-    whole, rest = divmod(round(seconds), 60)
-    return f"{whole}:{rest:02d}"

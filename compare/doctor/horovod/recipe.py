@@ -14,16 +14,16 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from backends.cache import cache_folder
 from compare.doctor import availability
+from compare.doctor.checkup import printed
 from compare.errors import UnavailableError
 
 HOROVOD_VERSION = "0.28.1"
@@ -32,7 +32,6 @@ HOROVOD_SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e2
 TOOLCHAIN = Path(__file__).with_name("horovod.cmake")
 LOAD_SECONDS = 300.0
 """Maximum time for loading torch or Horovod from a slow disk."""
-_VERSION_SECONDS = 20.0
 
 # Settings of the user that change the machine code.
 _COMPILER_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CUDAFLAGS")
@@ -124,25 +123,9 @@ def find_mpi() -> Mpi | None:
     if found is None:
         return None
     # "mpirun (Open MPI) 4.1.4"; MPICH prints "HYDRA build details: Version: 4.0.2".
-    version = re.search(r"\d+(\.\d+)+", _printed([Path(found).with_name("mpirun"), "--version"]) or "")
+    version = re.search(r"\d+(\.\d+)+", printed([Path(found).with_name("mpirun"), "--version"]) or "")
     place = hashlib.sha256(str(Path(found).resolve()).encode()).hexdigest()[:6]
     return Mpi(f"mpi-{version.group() if version else 'unknown'}-at-{place}", from_wheel=False)
-
-
-def _printed(command: Sequence[str | Path]) -> str | None:
-    """Return what a command prints; None if it cannot start or does not end."""
-    try:
-        return subprocess.run(
-            command,
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=_VERSION_SECONDS,
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return None
 
 
 def find_gpu(facts: Mapping[str, Any]) -> Gpu | None:
@@ -177,10 +160,10 @@ def _toolkit(home: Path) -> Path | None:
 
     The ``nvcc`` in ``home`` may be a script that starts the ``nvcc`` of another folder.
     """
-    printed = _printed([home / "bin" / "nvcc", "--dryrun", "-E", "-x", "cu", os.devnull])
-    if printed is None:
+    dry_run = printed([home / "bin" / "nvcc", "--dryrun", "-E", "-x", "cu", os.devnull])
+    if dry_run is None:
         return None
-    top = re.search(r"^#\$ TOP=(.+)$", printed, re.MULTILINE)
+    top = re.search(r"^#\$ TOP=(.+)$", dry_run, re.MULTILINE)
     places = [home, *([Path(top[1]).resolve()] if top else [])]
     return next((place for place in places if _has_headers(place)), None)
 

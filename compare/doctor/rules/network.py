@@ -95,7 +95,7 @@ def loopback(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     """Find hosts whose loopback interface is not up: processes of one host connect over it."""
     for each, facts in with_facts(hosts):
         own = [interface for interface in facts.interfaces if any(map(_of_loopback, interface.addresses))]
-        if not any(interface.up for interface in own):
+        if facts.interfaces and not any(interface.up for interface in own):
             found = "Ranks of one host, and the launchers there, connect over it."
             fix = f"ip link set {LOOPBACK} up"
             yield each.problem("network", "The loopback interface is not up.", found, fix)
@@ -106,7 +106,7 @@ def network(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
     An interface differs if its name or its MTU is not the most frequent one.
     """
-    known = with_facts(hosts)
+    known = _with_interfaces(hosts)
     if len(known) == 1:
         return
     cut_off = [each for each, facts in known if not _own_addresses(facts)]
@@ -178,10 +178,10 @@ def ports(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 def shared_network(hosts: Sequence[ExaminedHost]) -> SharedNetwork | None:
     """Return the network in which every host has an address of its own; None without one.
 
-    Hosts without facts are left out. Of several networks, the one of the first host's default route comes
+    Hosts whose interfaces are unknown are left out. Of several networks, the one of the first host's default route comes
     first, then the order is that of the first host's interfaces.
     """
-    facts = [facts for _, facts in with_facts(hosts)]
+    facts = [facts for _, facts in _with_interfaces(hosts)]
     if not facts:
         return None
     networks = [_networks(each) for each in facts]
@@ -192,6 +192,10 @@ def shared_network(hosts: Sequence[ExaminedHost]) -> SharedNetwork | None:
         if len(set(addresses)) == len(facts):
             return SharedNetwork(name, [i.name for i, _ in found], addresses, [str(i.mtu) for i, _ in found])
     return None
+
+
+def _with_interfaces(hosts: Sequence[ExaminedHost]) -> list[tuple[ExaminedHost, Facts]]:
+    return [(each, facts) for each, facts in with_facts(hosts) if facts.interfaces]
 
 
 def _networks(facts: Facts) -> dict[str, tuple[Interface, str]]:

@@ -269,6 +269,7 @@ GROUPS = {
         ALL_WITH_DOCKER,
         "warning network n1, warning network n2, warning network n3",
     ),
+    "a host whose interfaces are unknown": (group(interfaces=[]), ""),
     "different networks": (group(resolved=["10.9.0.3"], **FAR), "warning network n1"),
     "more slots than GPUs": (both(**GPU), "warning slots n1, warning slots n2"),
     "the worst comes first": (

@@ -1,12 +1,9 @@
-"""Install Horovod without the real build.
-
-`make setup` tests the real build, which takes minutes.
-"""
+"""Install Horovod without the real build, and look at what the real build of `make setup` has installed."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import importlib.util
 import io
 import json
 import os
@@ -16,8 +13,6 @@ import subprocess
 import sys
 import sysconfig
 import time
-import venv
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,11 +20,11 @@ import psutil
 import pytest
 from rich.console import Console
 
+from compare.doctor import checkup
+from compare.doctor.facts import Library
 from compare.doctor.horovod import build, command
 from compare.doctor.horovod import recipe as recipes
 from compare.errors import UnavailableError, UsageError
-
-REPOSITORY = Path(__file__).resolve().parents[3]
 
 RECIPE = recipes.Recipe(
     torch="2.13.0+cpu",
@@ -202,17 +197,11 @@ NVCC, HEADER = "bin/nvcc", "include/cuda_runtime.h"
 
 @pytest.mark.parametrize(
     "present",
-    [
-        {},
-        {HEADER: ""},
-        {NVCC: "#!/bin/sh\n"},
-        {NVCC: "#!/bin/sh\nexec sleep 60\n", HEADER: ""},
-        {NVCC: "no program", HEADER: ""},
-    ],
-    ids=["nothing", "no nvcc", "no header", "nvcc hangs", "nvcc is no program"],
+    [{HEADER: ""}, {NVCC: "#!/bin/sh\n"}, {NVCC: "#!/bin/sh\nexec sleep 60\n", HEADER: ""}],
+    ids=["no nvcc", "no header", "nvcc hangs"],
 )
 def test_find_gpu_incomplete_toolkit_is_refused(tmp_path, monkeypatch, present):
-    monkeypatch.setattr(recipes, "_VERSION_SECONDS", 0.2)
+    monkeypatch.setattr(checkup, "_TOOL_SECONDS", 0.2)
     for name, text in present.items():
         executable(tmp_path / name, text)
     with pytest.raises(UnavailableError, match="cannot be compiled for this CUDA build") as caught:
@@ -256,7 +245,7 @@ def test_install_without_tools_starts_nothing(
     assert not list(cache.rglob("*.whl"))
 
 
-def test_check_tools_accepts_other_names_and_wants_headers(tmp_path, monkeypatch):
+def test_tools_may_have_other_names_and_need_headers_and_a_plain_path(tmp_path, monkeypatch):
     include = tmp_path / "include"
     executable(include / "Python.h")
     monkeypatch.setattr(recipes.sysconfig, "get_path", lambda _: str(include))
@@ -264,12 +253,13 @@ def test_check_tools_accepts_other_names_and_wants_headers(tmp_path, monkeypatch
     monkeypatch.setenv("CXX", "ccache-g++ -m64")
     executable(tmp_path / "bin" / "ccache-g++")
     executable(tmp_path / "bin" / "gmake")
-    build.check_tools()
+    build.require_tools(tmp_path)
     (include / "Python.h").unlink()
     with pytest.raises(UnavailableError) as caught:
-        build.check_tools()
+        build.require_tools(tmp_path / "c++")  # Horovod's CMake files would take it for a regular expression
     assert "Python's headers" in caught.value.found
-    assert "python3-dev" in caught.value.remedy
+    assert f"only letters, digits and _ . - ({tmp_path / 'c++'})" in caught.value.found
+    assert "python3-dev && export XDG_CACHE_HOME=" in caught.value.remedy
 
 
 def test_torch_facts_of_a_broken_torch_show_its_error(tmp_path, monkeypatch):
@@ -289,31 +279,6 @@ def test_install_with_unfit_files_is_an_error(tmp_path, monkeypatch, console, cp
     with pytest.raises(UnavailableError) as caught:
         build.install_horovod(console=console)
     assert "XDG_CACHE_HOME" in caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("cache_home", "temporary", "expected"),
-    [
-        ("plain", "(x86)", "plain/ringside/wheels"),
-        ("c++", "plain", "plain"),
-        ("c++", "(x86)", None),
-    ],
-)
-def test_scratch_parent_avoids_regular_expressions(tmp_path, monkeypatch, cache_home, temporary, expected):
-    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path / temporary))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache_home))
-    if expected:
-        assert build.scratch_parent() == tmp_path / expected
-    else:
-        with pytest.raises(UnavailableError, match=r"c\+\+"):
-            build.scratch_parent()
-
-
-def test_cache_folder_ignores_a_relative_path(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for value in ("", "relative/folder"):
-        monkeypatch.setenv("XDG_CACHE_HOME", value)
-        assert recipes.cache_folder() == tmp_path / ".cache" / "ringside"
 
 
 # ---- running commands ----
@@ -414,190 +379,85 @@ def test_installed_key_is_read_from_the_record_of_pip(tmp_path, monkeypatch, rec
     assert recipes.installed_key() == key
 
 
-# ---- the toolchain file, with a real CMake ----
-
-
-def cmake_or_skip() -> str:
-    cmake = shutil.which("cmake", path=recipes.search_path())
-    if cmake is None:
-        pytest.skip("no cmake here: pip install cmake")
-    if not shutil.which("c++") or not shutil.which("make"):
-        pytest.skip("no C++ compiler or no make here")
-    return cmake
-
-
-def configure(folder: Path, name: str, lines: str = "") -> tuple[str, str]:
-    """Build a project; return its compiler command and the output of CMake."""
-    cmake = cmake_or_skip()
-    folder.mkdir()
-    (folder / "CMakeLists.txt").write_text(
-        f"cmake_minimum_required(VERSION 3.13)\nproject({name} CXX)\n"
-        "set(CMAKE_CXX_STANDARD 14)\nset(CMAKE_CXX_STANDARD_REQUIRED ON)\nset(CMAKE_CXX_EXTENSIONS OFF)\n"
-        'set(CMAKE_EXPORT_COMPILE_COMMANDS ON)\nmessage(STATUS "suffixes: ${CMAKE_FIND_LIBRARY_SUFFIXES}")\n'
-        f"{lines}\nadd_library(probe SHARED probe.cc)\n"
-    )
-    (folder / "probe.cc").write_text("long standard() { return __cplusplus; }\n")
-    environment = {k: v for k, v in os.environ.items() if k not in {"CXXFLAGS", "MAKEFLAGS", "MAKELEVEL"}}
-    environment |= {"CMAKE_TOOLCHAIN_FILE": str(recipes.TOOLCHAIN), "CMAKE_GENERATOR": "Unix Makefiles"}
-    output = ""
-    for argv in ([cmake, "-S", ".", "-B", "build"], [cmake, "--build", "build"]):
-        done = subprocess.run(argv, cwd=folder, env=environment, check=False, capture_output=True, text=True)
-        output += done.stdout + done.stderr
-        assert done.returncode == 0, output
-    commands = json.loads((folder / "build" / "compile_commands.json").read_text())
-    (compiler,) = [entry["command"] for entry in commands if "probe.dir" in entry["command"]]
-    return compiler, output
-
-
-@pytest.mark.parametrize("project", ["horovod", "CheckLanguage"])
-def test_toolchain_compiles_horovod_alone_as_cxx20(tmp_path, project):
-    (tmp_path / "needs20.cc").write_text(
-        # Uses uint32_t and std::runtime_error without including them, and C++20.
-        'static_assert(__cplusplus >= 202002L, "C++20");\n'
-        'uint32_t f() { throw std::runtime_error(std::string("x")); }\n'
-    )
-    more, own = f"add_library(more STATIC {tmp_path}/needs20.cc)\n", project == "horovod"
-    old = tmp_path / "gloo"  # with the old policies of Gloo
-    old.mkdir()
-    (old / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 2.8)\nproject(gloo C CXX)\n")
-    more += f"add_subdirectory({old} gloo)\n"
-    compiler, output = configure(tmp_path / "project", project, more if own else "")
-    assert ("-std=c++20" in compiler, "-std=c++14" in compiler) == (own, not own)
-    assert ("-include cstdint" in compiler, "-include" in compiler) == (own, own)
-    assert (".so.2" in output.split("suffixes: ")[1].splitlines()[0].split(";")) is own
-
-
-@pytest.mark.parametrize(("gpu", "compiled"), [(None, 3), ("NCCL", 4)])
-def test_toolchain_compiles_small_sources_as_one_for_cpus(tmp_path, monkeypatch, gpu, compiled):
-    if gpu:
-        monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", gpu)
-    sources = [tmp_path / name for name in ("one.cc", "two.cc", "gloo_operations.cc", "gaussian_process.cc")]
-    for source in sources:
-        source.write_text(f"int {source.stem}() {{ return 1; }}\n")
-    ops, optim = (f"${{CMAKE_SOURCE_DIR}}/horovod/common/{name}" for name in ("ops", "optim"))
-    lines = (
-        f"file(COPY {sources[2]} DESTINATION {ops})\nfile(COPY {sources[3]} DESTINATION {optim})\n"
-        f"set(CMAKE_BUILD_TYPE RelWithDebInfo)\nadd_library(pytorch SHARED {sources[0]} {sources[1]} "
-        f"{ops}/{sources[2].name} {optim}/{sources[3].name})"
-    )
-    compiler, output = configure(tmp_path / "project", "horovod", lines)
-    assert output.count("Building CXX object CMakeFiles/pytorch.dir") == compiled
-    assert "-O2" in compiler
-    assert "-g" not in compiler.split()
-
-
-def test_toolchain_sets_paths_relative_to_the_library(tmp_path):
+def test_installed_horovod_is_that_of_the_recipe(requires_backend):
+    """`make setup` has built it. It finds torch and MPI relative to itself, and nothing of the build tree."""
+    requires_backend("horovod")
+    facts = recipes.torch_facts()
+    recipe = recipes.make_recipe(facts["version"], recipes.find_mpi(), recipes.find_gpu(facts))
+    assert recipes.installed_key() == recipe.key
     readelf = shutil.which("readelf")
     if readelf is None:
         pytest.skip("no readelf here: apt-get install binutils")
-    lines = f"add_library(neighbour SHARED {tmp_path}/neighbour.cc)\nlink_libraries(neighbour)\n"
-    (tmp_path / "neighbour.cc").write_text("int neighbour() { return 1; }\n")
-    configure(tmp_path / "project", "horovod", lines)
-    library = tmp_path / "project" / "build" / "libprobe.so"
-    shown = subprocess.run([readelf, "-d", library], check=True, capture_output=True, text=True).stdout
+    (library,) = Path(importlib.util.find_spec("horovod").origin).parent.glob("torch/mpi_lib_v2*.so")
+    asked = [readelf, "--wide", "--dynamic", "--sections", library]
+    shown = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
     (path,) = [line for line in shown.splitlines() if "RUNPATH" in line or "RPATH" in line]
-    assert "[$ORIGIN/../../../..:$ORIGIN/../../torch/lib]" in path  # and nothing of the build tree
+    assert "[$ORIGIN/../../../..:$ORIGIN/../../torch/lib" in path
+    assert "building-" not in path
+    assert ".debug_info" not in shown
 
 
-# ---- reuse, with a real pip ----
+# ---- the wheel ----
 
-BASICS = """
-def mpi_built(): return {mpi}
-def gloo_built(): return True
-def nccl_built(): return 0
-"""
-
-
-def make_wheel(folder: Path, files: dict[str, str]) -> Path:
-    info = "horovod-0.28.1.dist-info"
-    files = files | {
-        "horovod-0.28.1.data/scripts/horovodrun": "#!python\n",
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in (*files, f"{info}/RECORD"))
-    folder.mkdir(parents=True, exist_ok=True)
-    wheel = folder / "horovod-0.28.1-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, text in files.items():
-            entry = zipfile.ZipInfo(name)
-            entry.external_attr = 0o100755 << 16  # pip lets a script be executable that is here
-            archive.writestr(entry, text)
-    return wheel
+WITH_GLOO = Library(facts={"controllers": ["gloo"], "nccl": False})
 
 
 @pytest.fixture
-def other_python(tmp_path, cache, monkeypatch):
-    """Make a virtual environment that sees this one, and installs into itself."""
-    folder = tmp_path / "env"
-    venv.create(folder, with_pip=False, symlinks=True)
-    python = folder / "bin" / "python"
-    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-    (packages / "outer.pth").write_text(f"{REPOSITORY}\n{sysconfig.get_path('purelib')}\n")
-    # Without the scripts of this environment and of any MPI, a build has Gloo only.
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    if shutil.which("mpicxx"):
-        pytest.skip("this system has an mpicxx, which is always found")
+def pip(monkeypatch, cache, cpu_torch):
+    """Replace pip, the build, and what loads Horovod; there is neither MPI nor a Horovod before."""
+    fake = SimpleNamespace(titles=[], commands=[], loaded=WITH_GLOO)
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [python, *arguments], check=False, capture_output=True, text=True, cwd=tmp_path, timeout=200
-        )
+    def run(_, title, command, _environment=None):
+        fake.titles.append(title)
+        if title == "building Horovod":
+            out = Path(next(word for word in command if word.startswith("--wheel-dir=")).partition("=")[2])
+            out.mkdir()
+            (out / WHEEL).touch()
 
-    return run
-
-
-def key_for(run) -> str:
-    script = "from compare.doctor.horovod.recipe import *; "
-    answer = run("-c", f"{script}print(make_recipe(torch_facts()['version'], None, None).key)")
-    assert answer.returncode == 0, answer.stderr
-    return answer.stdout.strip()
+    monkeypatch.setattr(command.Commands, "run", run)
+    monkeypatch.setattr(build, "require_tools", lambda _: None)
+    monkeypatch.setattr(build.subprocess, "run", lambda command, **_: fake.commands.append(command))
+    monkeypatch.setattr(build.availability, "load", lambda names, _: dict.fromkeys(names, fake.loaded))
+    monkeypatch.setattr(recipes, "find_mpi", lambda: None)
+    return fake
 
 
-INSTALL = ("-m", "compare", "install", "horovod")
-MODULE = {"horovod/__init__.py": "__version__ = '0.28.1'"}
-LIBRARY = {"horovod/torch/mpi_lib_v2.py": ""}
+def test_wheel_is_built_once_and_reused_until_forced(cache, console, pip):
+    built = ["installing the requirements of Horovod", "building Horovod", "installing the wheel"]
+    for force, titles in ((False, built), (False, built[::2]), (True, built)):
+        pip.titles.clear()
+        build.install_horovod(console=console, force=force)
+        assert pip.titles == titles
+    printed = console.file.getvalue()
+    assert printed.count("  reusing ") == 1
+    assert printed.count("installed, and it loads; built with gloo") == 3
+    assert [path.suffix for path in cache.glob("wheels/*/*")] == [".whl"]
 
 
-@pytest.mark.slow
-def test_install_cached_wheel_is_reused_and_not_built(other_python, cache, tmp_path):
-    folder = cache / "wheels" / key_for(other_python)
-    make_wheel(folder, MODULE | LIBRARY | {"horovod/torch/__init__.py": BASICS.format(mpi=False)})
-    script = tmp_path / "env" / "bin" / "horovodrun"
-    for prints, prints_not in (
-        (["reusing", "built with gloo"], ["building"]),
-        (["already installed"], ["reusing"]),
-        ([], ["already installed"]),
-    ):
-        answer = other_python(*INSTALL)
-        assert answer.returncode == 0, answer.stderr
-        assert [text for text in prints if text not in answer.stderr] == []
-        assert [text for text in prints_not if text in answer.stderr] == []
-        assert script.exists()
-        if "already installed" in prints:
-            script.unlink()
+def test_installed_horovod_of_the_same_recipe_is_left_alone(cache, console, pip, monkeypatch):
+    build.install_horovod(console=console)
+    (wheel,) = cache.rglob("*.whl")
+    monkeypatch.setattr(recipes, "installed_key", lambda: wheel.parent.name)
+    for found, commands in ((True, 0), (False, 2)):
+        pip.titles.clear()
+        monkeypatch.setattr(build, "find_launcher", lambda _, found=found: found or None)
+        build.install_horovod(console=console)
+        assert len(pip.titles) == commands, "without its horovodrun it is installed again"
+    assert "already installed, and it loads" in console.file.getvalue()
 
 
-@pytest.mark.slow
-@pytest.mark.faults
 @pytest.mark.parametrize(
-    ("mpi", "library", "found"),
+    ("loaded", "found"),
     [
-        # horovod.torch itself imports without its library, and only prints an error.
-        (False, {}, "No module named 'horovod.torch.mpi_lib_v2'"),
-        (True, LIBRARY, "it was built with gloo, mpi."),
+        (Library(problem="No module named 'horovod.torch.mpi_lib_v2'"), "mpi_lib_v2"),
+        (Library(facts={"controllers": ["gloo", "mpi"]}), "it was built with gloo, mpi."),
     ],
-    ids=["library missing", "another MPI"],
+    ids=["does not load", "another MPI"],
 )
-def test_install_unfit_wheel_is_removed(other_python, cache, mpi, library, found):
-    basics = {"horovod/torch/__init__.py": BASICS.format(mpi=mpi)}
-    wheel = make_wheel(cache / "wheels" / key_for(other_python), MODULE | basics | library)
-    answer = other_python(*INSTALL)
-    assert answer.returncode == UnavailableError.exit_code, answer.stderr
-    assert found in answer.stderr
-    assert "Traceback (most recent call last)" not in answer.stderr.split("installing the wheel")[0]
-    assert not wheel.exists()
-    where = other_python(
-        "-c", "import importlib.metadata as m; print(m.distribution('horovod').locate_file(''))"
-    )
-    assert "/env/" not in where.stdout
+def test_wheel_that_does_not_fit_is_removed(cache, console, pip, loaded, found):
+    pip.loaded = loaded
+    with pytest.raises(UnavailableError) as caught:
+        build.install_horovod(console=console)
+    assert found in caught.value.found
+    assert pip.commands[0][-3:] == ["uninstall", "--yes", "horovod"]
+    assert list(cache.rglob("*.whl")) == []
