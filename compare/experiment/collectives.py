@@ -18,7 +18,7 @@ from compare.doctor.availability import Survey
 from compare.errors import BudgetError, UnavailableError, UsageError
 from compare.experiment.allocation import end_of_job, require_time
 from compare.experiment.run import Watch, attempt, open_hosts, reporting_early_end
-from compare.experiment.schedule import START_SECONDS
+from compare.experiment.schedule import START_SECONDS, back_and_forth
 from compare.experiment.settle import LaunchRequest, choose_device, choose_threads, count_gpus
 from compare.launch.arm import Observer
 from compare.launch.cluster import Cluster
@@ -35,7 +35,7 @@ from compare.schema.job import Planned
 from compare.schema.results import Failure
 from compare.schema.store import create_output, write_request
 from compare.system.clock import unix_time
-from compare.system.files import read_json, write_json
+from compare.system.files import write_json
 from compare.text import binary_size, counted
 
 
@@ -83,10 +83,8 @@ def compare_collectives(
             cores_by_host=cluster.cores(),
             left_out=left_out,
         )
-        file = directory / COLLECTIVES_FILE
-        write_json(file, run)
-        early = reporting_early_end(directory, lambda: read_json(file, CollectivesRun), on_early_end)
-        with early, watch(config) as observer:
+        write_json(directory / COLLECTIVES_FILE, run)
+        with reporting_early_end(directory, on_early_end), watch(config) as observer:
             return sweep_groups(run, directory, cluster, observer), directory
 
 
@@ -183,15 +181,9 @@ def refusal_of(name: str, device: str, found: Survey, *, one_host: bool) -> Unav
 
 
 def plan_sweeps(config: SweepConfig) -> list[Planned]:
-    """Return all launches in order, round by round.
-
-    Each round reverses the order of the one before, so a machine that slows down favours no group.
-    """
-    planned: list[Planned] = []
-    for round_ in range(1, config.rounds + 1):
-        for group in config.groups if round_ % 2 else reversed(config.groups):
-            planned.append(Planned(len(planned) + 1, round_, config.arm_of(group), group))
-    return planned
+    """Return all launches in order, round by round."""
+    launches = enumerate(back_and_forth(config.rounds, config.groups), start=1)
+    return [Planned(number, round_, config.arm_of(group), group) for number, (round_, group) in launches]
 
 
 def sweep_groups(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -29,7 +29,7 @@ from compare.schema.config import MOST_ROUNDS, LaunchConfig, RunConfig
 from compare.schema.hosts import THIS_MACHINE
 from compare.schema.job import Planned
 from compare.schema.results import Failure, Run
-from compare.schema.store import RESULTS_FILE, create_output, read_run, write_request
+from compare.schema.store import RESULTS_FILE, create_output, read_result, write_request
 from compare.system.clock import unix_time
 from compare.system.files import write_json
 
@@ -60,32 +60,25 @@ def compare_arms(
         least = least_round_seconds(config, choose_interleaving(config).mode)
         require_time(cluster.job, "arm", least, unix_time())
         run, directory = begin(request, config, left_out, cluster, say)
-        early = reporting_early_end(directory, lambda: read_run(directory), on_early_end)
-        with early, watch(run.config) as observer:
+        with reporting_early_end(directory, on_early_end), watch(run.config) as observer:
             return carry_out(run, directory, cluster, observer), directory
 
 
 @contextmanager
-def reporting_early_end(
-    directory: Path,
-    read: Callable[[], T],
-    on_early_end: Callable[[T], None],
-    *,
-    where: str = "is kept: compare report",
-) -> Iterator[None]:
+def reporting_early_end(directory: Path, on_early_end: Callable[[Any], None]) -> Iterator[None]:
     """If the block is stopped or fails, hand what was saved to ``on_early_end`` and raise the error again.
 
-    ``read`` reads the saved part from ``directory``. A note of the error names this folder after ``where``.
-    If ``on_early_end`` cannot write its output, another note says so.
+    A note of the error names the folder with the saved part. If ``on_early_end`` cannot write its output,
+    another note says so.
     """
     try:
         yield
     except (RingsideError, KeyboardInterrupt) as error:
         if directory.exists():
-            error.add_note(f"The finished part {where} {shlex.quote(str(directory))}")
+            error.add_note(f"The finished part is kept: compare report {shlex.quote(str(directory))}")
             with uninterrupted():
                 try:
-                    on_early_end(read())
+                    on_early_end(read_result(directory))
                 except OutputError as unwritten:  # the first error is the one to report
                     error.add_note(unwritten.what)
         raise

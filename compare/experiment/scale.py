@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -14,7 +14,7 @@ from compare.analysis.budget import rounds_done
 from compare.data import DatasetSource
 from compare.experiment.allocation import naming_scheduler, require_time
 from compare.experiment.run import Watch, carry_out, find_data, new_run, open_hosts, reporting_early_end
-from compare.experiment.schedule import least_round_seconds
+from compare.experiment.schedule import back_and_forth, least_round_seconds
 from compare.experiment.settle import UserRequest, settle
 from compare.launch.arm import Observer
 from compare.launch.cluster import Cluster, open_cluster
@@ -22,7 +22,7 @@ from compare.schema.config import RunConfig
 from compare.schema.hosts import place
 from compare.schema.results import Run
 from compare.schema.scale import Mode, Scale, Series, batch_of, folder_of
-from compare.schema.store import RESULTS_FILE, SCALE_FILE, create_directory, create_output, read_run
+from compare.schema.store import RESULTS_FILE, SCALE_FILE, create_directory, create_output
 from compare.system.clock import unix_time
 from compare.system.files import write_json
 
@@ -68,13 +68,8 @@ def scale_arms(
     write_json(directory / SCALE_FILE, series)
     for count, run in runs.items():
         write_json(create_directory(folder_of(directory, count)) / RESULTS_FILE, run)
-
-    def read() -> Scale:
-        return Scale(series=series, runs={count: read_run(folder_of(directory, count)) for count in runs})
-
-    early = reporting_early_end(directory, read, on_early_end)
-    with early, watch(largest) as observer:
-        for round_, count in _order(largest.rounds, request.counts):
+    with reporting_early_end(directory, on_early_end), watch(largest) as observer:
+        for round_, count in back_and_forth(largest.rounds, request.counts):
             observer.count_begins(count)
             with _cluster_of(request, count, runs[count].network.interface) as cluster:
                 cluster.stage(source, lambda _line: None)
@@ -84,16 +79,6 @@ def scale_arms(
             if rounds_done(runs[count]) < round_:  # the job's time is over
                 break
     return Scale(series=series, runs=runs), directory
-
-
-def _order(rounds: int, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield each round, from 1, with each number of ranks.
-
-    Each round reverses the order of the one before, so a machine that slows down favours no number of ranks.
-    """
-    for round_ in range(1, rounds + 1):
-        for count in counts if round_ % 2 else reversed(counts):
-            yield round_, count
 
 
 def _settle_counts(request: ScaleRequest, say: Callable[[str], None]) -> tuple[dict[int, Run], DatasetSource]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -37,6 +38,8 @@ from compare.schema.config import RunConfig
 from compare.schema.job import Planned
 from compare.schema.results import Launch, Run
 from compare.schema.turns import PlannedTurn
+
+T = TypeVar("T")
 
 MOST_IN_A_ROW = 2
 """Maximum number of discarded attempts at one round; the next attempt counts, noisy or not."""
@@ -74,6 +77,16 @@ def order_of(config: RunConfig, round_: int) -> tuple[Arm, ...]:
     arms = list(config.arms)
     random.Random(f"{config.seed}/{pair}").shuffle(arms)
     return tuple(reversed(arms) if second else arms)
+
+
+def back_and_forth(rounds: int, items: Sequence[T]) -> Iterator[tuple[int, T]]:
+    """Yield each round, from 1, with each of the items.
+
+    Each round reverses the order of the one before, so a machine that slows down favours no item.
+    """
+    for round_ in range(1, rounds + 1):
+        for item in items if round_ % 2 else reversed(items):
+            yield round_, item
 
 
 def next_launches(run: Run) -> list[Planned]:

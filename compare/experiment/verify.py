@@ -24,7 +24,7 @@ from compare.schema.job import Planned
 from compare.schema.results import ArmVerification, Failure, Launch, Run, Verification
 from compare.schema.store import VERIFICATION_FILE, write_request
 from compare.system.clock import unix_time
-from compare.system.files import read_json, write_json
+from compare.system.files import write_json
 
 
 class VerificationObserver(Observer, Protocol):
@@ -48,12 +48,8 @@ def verify_arms(
         config, left_out = settle(request, cluster)
         require_time(cluster.job, "arm", START_SECONDS * len(config.arms), unix_time())
         run, directory = begin(request, config, left_out, cluster, say, purpose="-verify")
-        file = directory / VERIFICATION_FILE
-        write_json(file, Verification(run=run))
-        early = reporting_early_end(
-            directory, lambda: read_json(file, Verification), on_early_end, where="is in"
-        )
-        with early, watch(run.config) as observer:
+        write_json(directory / VERIFICATION_FILE, Verification(run=run))
+        with reporting_early_end(directory, on_early_end), watch(run.config) as observer:
             return verify(run, directory, cluster, observer), directory
 
 
