@@ -21,9 +21,8 @@ def history(runs: RunsFolder = Path("runs"), *, as_json: AsJson = False) -> None
     Trends join only runs that trained alike.
     """
     from compare.analysis.history import enter, follow_runs
-    from compare.experiment.folders import list_runs
     from compare.report.history import table
-    from compare.schema.store import read_run
+    from compare.schema.store import list_runs, read_run
     from compare.system.files import STANDARD_OUTPUT, write_json
 
     entries, unread = [], {}

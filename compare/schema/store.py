@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from compare.errors import OutputError, UsageError
+from compare.errors import OutputError, UsageError, system_reason
 from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun
 from compare.schema.config import RunConfig
 from compare.schema.hostfile import format_hostfile
@@ -60,6 +60,23 @@ def find_run(path: Path, names: Sequence[str]) -> Path:
             remedy="Run `compare run` first, change to the folder where you ran it, or name a run's folder.",
         )
     return max(files, key=lambda file: file.stat().st_mtime).parent
+
+
+def list_runs(root: Path) -> list[Path]:
+    """Return the folders directly in ``root`` that hold a results file, by their names; links are left out.
+
+    Raises:
+        OutputError: ``root`` cannot be read.
+    """
+    try:
+        folders = sorted(path for path in root.iterdir() if not path.is_symlink())
+    except OSError as error:
+        raise OutputError(
+            f"{root} holds no runs.",
+            found=f"{system_reason(error)}.",
+            remedy="Name the folder that holds the folders of runs, or run `compare run` first.",
+        ) from None
+    return [path for path in folders if os.path.isfile(path / RESULTS_FILE)]  # noqa: PTH113 -- never raises
 
 
 def name_of_run(directory: Path) -> str:

@@ -1,4 +1,4 @@
-"""Test which folders ``compare history`` sees."""
+"""Test which runs ``compare history`` sees, and what it says of them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from compare.analysis.history import History, Trend, enter, follow_runs
 from compare.cli.main import app
 from compare.errors import OutputError, RingsideError
-from compare.experiment.folders import list_runs
 from compare.report.history import table
 from compare.schema.hosts import Host
 from compare.schema.results import Failure, Interleaved
+from compare.schema.store import list_runs
 from compare.system.files import write_json
 from tests.unit.factories import DIGITS, a_launch, a_rank, a_run, noisy
 
@@ -41,9 +41,6 @@ def runs(tmp_path):
 
 
 def test_folder_without_a_results_file_is_no_run(runs, tmp_path):
-    for name, text in {"other": '{"results": []}', "broken": "{"}.items():
-        (runs / name).mkdir()
-        (runs / name / "results.json").write_text(text)
     (runs / "source").mkdir()
     (runs / "directory" / "results.json").mkdir(parents=True)
     (runs / "linked").symlink_to(runs / "run-1")
@@ -119,32 +116,26 @@ def test_history_shows_the_other_runs_beside_a_hostile_file(tmp_path, text):
     done = call("history", tmp_path)
     assert done.exit_code == 0, done.output
     assert re.search(r"good +3 rounds: none", done.output)
+    assert "bad: not read." in done.output
 
 
-def spoil_blocks(rank):
-    rank["blocks"] = []
-
-
-def spoil_group(rank):
-    rank["attestation"]["group"] = ["a"]
-
-
-def spoil_replica(rank):
-    rank["attestation"]["replica"] = None
-
-
-def spoil_samples(rank):
-    rank["evaluation"] |= {"samples": 0, "correct": 0}
-
-
-@pytest.mark.parametrize("spoil", [spoil_blocks, spoil_group, spoil_replica, spoil_samples])
-def test_edited_run_is_shown_or_refused_beside_the_others(tmp_path, spoil):
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"blocks": []},
+        {"attestation": {"group": ["a"], "threads": 1}},
+        {"attestation": {"replica": None}},
+        {"evaluation": {"samples": 0, "correct": 0, "loss_sum": 500.0}},
+    ],
+    ids=["blocks", "group", "replica", "samples"],
+)
+def test_edited_run_is_shown_or_refused_beside_the_others(tmp_path, spoilt):
     a_folder(tmp_path, "good")
     file = a_folder(tmp_path, "bad") / "results.json"
     content = json.loads(file.read_text())
     for launch in content["launches"]:
         for rank in launch["ranks"]:
-            spoil(rank)
+            rank.update(spoilt)
     file.write_text(json.dumps(content))
     for words in (["report", file], ["report", file, "--detail"], ["explain", file], ["diff", file, file]):
         done = call(*words)
