@@ -130,24 +130,15 @@ def write_bytes(path: Path, data: bytes) -> None:
             path.write_bytes(data)
             return
         target = Path(os.path.realpath(path))  # ``Path.resolve`` raises a RuntimeError in a loop of links
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
         try:
-            with os.fdopen(handle, "wb") as file:
-                os.fchmod(file.fileno(), _permissions())
-                file.write(data)
-            Path(temporary).replace(target)
+            temporary.write_bytes(data)
+            temporary.replace(target)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)  # an interrupt may come after the rename
+            temporary.unlink(missing_ok=True)  # an interrupt may come after the rename
             raise
     except OSError as error:
         raise OutputError.unwritten(path, error) from None
-
-
-def _permissions() -> int:
-    """Return the permissions that the user's umask gives a new file; ``mkstemp`` makes private ones."""
-    umask = os.umask(0o077)
-    os.umask(umask)
-    return 0o666 & ~umask
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
