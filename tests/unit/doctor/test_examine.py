@@ -91,40 +91,20 @@ def test_examine_unusable_answer_is_a_problem(fake_ssh, script, what, found):
     assert found in finding.found
 
 
-@pytest.mark.parametrize(
-    ("script", "what", "found", "fix"),
-    [
-        (None, "{python} does not exist, or cannot be executed.", "No such file", "--python"),
-        (
-            "echo 'SyntaxError: invalid syntax' >&2; exit 1",
-            *("{python} is too old for the examination.", "SyntaxError", "Python 3.11 or later"),
-        ),
-    ],
-    ids=["missing", "ancient"],
-)
-def test_examine_unusable_python_asks_another(fake_ssh, tmp_path, script, what, found, fix):
+def test_examine_unusable_python_asks_another(fake_ssh, tmp_path):
+    """The lab has a host where it is missing."""
     python = tmp_path / "python"
-    if script:
-        python.write_text(f"#!/bin/sh\n{script}\n")
-        python.chmod(0o755)
+    python.write_text("#!/bin/sh\necho 'SyntaxError: invalid syntax' >&2; exit 1\n")
+    python.chmod(0o755)
     fake_ssh(LIKE_SSHD)
     examined = look(N1, python=str(python))
     assert examined.hosts[0].facts.executable != str(python)
     assert examined.hosts[0].software is None
     (finding,) = [f for f in examined.findings if f.topic == "python"]
-    assert finding.what == what.format(python=python)
-    assert found in finding.found
-    assert fix in finding.fix
+    assert finding.what == f"{python} is too old for the examination."
+    assert "SyntaxError" in finding.found
+    assert "Python 3.11 or later" in finding.fix
     assert exit_code(examined) == 9
-
-
-def test_examine_ports_lets_the_first_host_listen(fake_ssh, monkeypatch):
-    fake_ssh(LIKE_SSHD)
-    monkeypatch.setattr(doctor, "_address", lambda _: "127.0.0.1")
-    found = look(N1, ports=True)
-    (host,) = found.hosts
-    assert (host.port_trial.role, host.port_trial.problem) == ("listens", "")
-    assert [f for f in found.findings if f.topic == "ports"] == []
 
 
 @pytest.mark.parametrize(
@@ -147,12 +127,6 @@ def test_arguments_pass_names_on_and_no_addresses():
 
 
 # ---- the check before a run ----
-
-
-def test_quick_check_healthy_host_returns_warnings_only():
-    found = quick_check([local_host(4096)], carrier=Ssh())
-    assert ("slots", "warning") in [(f.topic, f.level) for f in found]
-    assert "note" not in [f.level for f in found]
 
 
 @pytest.fixture
@@ -180,19 +154,6 @@ def test_quick_check_two_problems_of_a_host_make_one_error(check_group):
     what = "Host n3 (hosts.txt:3): Ringside has another version. Python differs from the other hosts."
     assert raised.value.what == what
     assert len(raised.value.remedy.splitlines()) == 2
-
-
-def test_quick_check_many_unusable_hosts_make_one_error(fake_ssh):
-    fake_ssh("echo Connection refused >&2; exit 255")
-    with pytest.raises(HostError) as raised:
-        quick_check(parse_hostfile("n[1-20]", "hosts.txt"), carrier=Ssh())
-    assert raised.value.what == "20 of 20 hosts cannot be used."
-    assert raised.value.found.startswith(
-        "Host n1 (hosts.txt:1): Has no sshd that listens at this port. Connection refused"
-    )
-    assert raised.value.found.endswith("and 12 more")
-    assert raised.value.remedy.count("Start sshd") == 1
-    assert raised.value.exit_code == 9
 
 
 # ---- the report ----
