@@ -11,7 +11,7 @@ from compare.doctor.facts import LEVELS, Examination, ExaminedHost, Facts, Findi
 from compare.doctor.rules.machine import usable_cores
 from compare.doctor.rules.software import mpi_flavour
 from compare.report.document import Column, Document, Row, Style, Table
-from compare.text import counted, listed
+from compare.text import binary_size, counted, listed
 
 _STYLES: dict[Level, Style] = {"problem": "bad", "warning": "doubtful"}
 
@@ -119,7 +119,7 @@ def _clock(_: Facts, each: ExaminedHost) -> str:
 
 def _disk(facts: Facts, _: ExaminedHost) -> str:
     free = [disk.free_bytes or 0 for disk in facts.disks]
-    return f"{min(free) / 1e9:.1f} GB" if free else "–"
+    return binary_size(min(free)) if free else "–"
 
 
 _COLUMNS = (

@@ -122,7 +122,7 @@ def test_doctor_healthy_host_among_others_has_no_findings(examined):
         ("n3", "torch", "problem", "torch differs", "1.2.3 here, but", "pip install torch=="),
         ("n3", "clock", "warning", "clocks differ", "s behind the clock of this machine", "NTP"),
         ("n4", "hostname", "problem", "to its loopback", "n4 resolves to 127.0.1.1", "address 10.77.0.14"),
-        ("n4", "disk", "problem", "full", "1.0 MB free", "--shm-size"),
+        ("n4", "disk", "problem", "full", "/dev/shm: 1", "--shm-size"),  # noqa: S108 -- a name
         ("n4", "network", "warning", "another MTU", "1400 on eth0", "mtu 1500"),
         (
             "n5",

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from compare.doctor.facts import ExaminedHost, Facts, Finding, Level, different, with_facts
-from compare.text import counted
+from compare.text import binary_size, counted
 
 CLOCK_SECONDS = 1.0
 """Maximum difference between clocks; a larger one would put failures in the wrong order."""
@@ -19,7 +19,6 @@ _SHARED_MEMORY_BYTES = (8 * _MIB, 128 * _MIB)
 _OPEN_FILES = 1024
 _LOCKED_BYTES = 64 * _MIB
 _BUSY = 0.5
-_GIGABYTE = 1e9
 
 
 def slots(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
@@ -73,7 +72,7 @@ def disk(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
         for folder in facts.disks:
             shared = folder.path == "/dev/shm"  # noqa: S108 -- a name; nothing is written
             least, wanted = _SHARED_MEMORY_BYTES if shared else _DISK_BYTES
-            found = f"{folder.path}: {_size(folder.free_bytes or 0)} free."
+            found = f"{folder.path}: {binary_size(folder.free_bytes or 0)} free."
             fix = (
                 "Give its container more (--shm-size=1g), or remove files there."
                 if shared
@@ -105,7 +104,7 @@ def limits(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
             # The card cannot register memory, and libraries fall back to TCP without a message.
             fix = "Raise it there: memlock unlimited in /etc/security/limits.conf, and for sshd."
             what = "The limit on locked memory is low."
-            yield each.warning("limits", what, f"It is {_size(locked)}, and InfiniBand needs more.", fix)
+            yield each.warning("limits", what, f"It is {binary_size(locked)}, and InfiniBand needs more.", fix)
 
 
 def memory(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
@@ -141,11 +140,6 @@ def _models(gpus: Sequence[str]) -> str:
     """Count GPUs by model: ``GPU 0: NVIDIA H200`` and the same for GPU 1 give ``2 NVIDIA H200``."""
     models = Counter(gpu.partition(": ")[2] or gpu for gpu in gpus)
     return ", ".join(f"{number} {model}" for model, number in sorted(models.items())) or "none"
-
-
-def _size(size_bytes: int) -> str:
-    unit, name = (_GIGABYTE, "GB") if size_bytes >= _GIGABYTE else (1e6, "MB")
-    return f"{size_bytes / unit:.1f} {name}"
 
 
 RULES = (slots, clock, disk, limits, memory, alike)

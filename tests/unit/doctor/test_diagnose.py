@@ -182,9 +182,9 @@ DEFECTS = {
     "GPUs hidden from torch": (TWO_GPUS, "warning torch", "lists 2 GPUs, and torch is 2.13.0", "CUDA"),
     "no folder": (disks("/scratch", free_bytes=None), "problem disk", "/scratch does not exist", "Make"),
     "read-only": (disks("/scratch", writable=False), "problem disk", "/scratch is read-only", "writable"),
-    "full": (disks("/scratch", free_bytes=1000), "problem disk", "/scratch: 0.0 MB free", "TMPDIR"),
-    "nearly full": (disks("/scratch", free_bytes=GIB // 2), "warning disk", "536.9 MB", "TMPDIR"),
-    "small shared memory": (disks(SHM, free_bytes=64 << 20), "warning disk", "67.1 MB", "--shm-size"),
+    "full": (disks("/scratch", free_bytes=1000), "problem disk", "/scratch: 1000 B free", "TMPDIR"),
+    "nearly full": (disks("/scratch", free_bytes=GIB // 2), "warning disk", "512 MiB", "TMPDIR"),
+    "small shared memory": (disks(SHM, free_bytes=64 << 20), "warning disk", "64 MiB", "--shm-size"),
     "few files": ({"open_files": 256}, "warning limits", "256", "ulimit -n"),
     "little locked memory": (
         {"infiniband": True, "locked_memory_bytes": 65536},

@@ -174,7 +174,7 @@ def printed(shown):
 def test_report_has_a_row_per_host_and_every_finding():
     shown = examination(group(resolved=["127.0.1.1"], open_files=9))
     cells = ["n1", "n2", "n3", "3.11.7", "2.13.0+cpu", "0.28.1 (gloo, mpi)", "Open MPI 4.1.8", "2 on 4"]
-    cells += ["10.7 GB", "eth0 10.0.0.3/24", "+0.0 ± 0.0 s", "3 hosts examined: 1 problem, 1 warning."]
+    cells += ["10 GiB", "eth0 10.0.0.3/24", "+0.0 ± 0.0 s", "3 hosts examined: 1 problem, 1 warning."]
     for finding in shown.findings:
         cells += [finding.what, finding.found, finding.fix]
     for text in (printed(shown), markdown(document_of(shown))):
