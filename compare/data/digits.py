@@ -20,7 +20,7 @@ from compare.data.catalogue import (
     TRAIN_LABELS,
     Bytes,
 )
-from compare.data.files import encode, examine, folder_of, holds, locked, refuse_damaged, writing
+from compare.data.files import encode, examine, folder_of, holds, refuse_damaged, writing
 from compare.errors import DataError
 
 if TYPE_CHECKING:
@@ -48,12 +48,10 @@ def prepare_digits(root: Path) -> Path:
         OutputError: the folder cannot be written.
     """
     directory = folder_of("digits", root)
-    with writing(directory.parent):
-        if not os.path.lexists(directory):
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            with locked(directory.parent):
-                if not os.path.lexists(directory):
-                    _write(directory)
+    if not os.path.lexists(directory):
+        with writing(directory.parent):
+            if not os.path.lexists(directory):
+                _write(directory)
     # A rename puts the whole folder in place at once, so a missing file is damage.
     files = [
         msgspec.structs.replace(file, problem="It is missing.") if file.form == "missing" else file

@@ -231,53 +231,42 @@ def replace_remedy(directory: Path, paths: Sequence[str]) -> str:
 
 
 @contextmanager
-def writing(directory: Path) -> Iterator[None]:
-    """Turn an ``OSError`` that is raised in the block into an ``OutputError`` about ``directory``.
-
-    Raises:
-        OutputError: the block raised an ``OSError``.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(
-            f"{directory} cannot be written.",
-            found=f"{system_reason(error)}{f': {error.filename}' if error.filename else ''}.",
-            remedy="Check the free space and the permissions there, or name another folder with --data-dir.",
-        ) from error
-
-
-@contextmanager
-def locked(directory: Path, tell: Callable[[str], None] = lambda _: None) -> Iterator[None]:
-    """Hold the lock of a folder during the block; ``tell`` is called if another process holds it.
+def writing(directory: Path, tell: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    """Make a folder, and hold its lock during the block; ``tell`` is called if another process holds it.
 
     The lock file stays, because removing it would be a race. On network file systems without locks, two
     processes may both download. That does no harm, because each file is verified before it gets its name.
 
     Raises:
         DataError: another process kept the lock for longer than ``LOCK_SECONDS``.
-        OutputError: the folder cannot be written.
+        OutputError: the folder cannot be made, or the block raised an ``OSError``.
     """
     import filelock
 
     lock = filelock.FileLock(directory / ".ringside.lock")
-    with writing(directory):
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
         try:
             with suppress(filelock.Timeout):
                 lock.acquire(timeout=0)
             if not lock.is_locked:
                 tell(f"Waiting for another process that writes to {directory}")
                 lock.acquire(timeout=LOCK_SECONDS)
-        except filelock.Timeout as error:
-            raise DataError(
-                f"Another process has kept the lock on {directory} for {LOCK_SECONDS:g} s.",
-                found=f"The lock is the file {lock.lock_file}.",
-                remedy=f"Find the process with `fuser -v {shlex.quote(lock.lock_file)}` and end it.",
-            ) from error
         except (OSError, NotImplementedError) as error:
             if getattr(error, "errno", errno.ENOSYS) not in _NO_FLOCK_ERRNOS:
                 raise
-    try:
         yield
+    except filelock.Timeout as error:
+        raise DataError(
+            f"Another process has kept the lock on {directory} for {LOCK_SECONDS:g} s.",
+            found=f"The lock is the file {lock.lock_file}.",
+            remedy=f"Find the process with `fuser -v {shlex.quote(lock.lock_file)}` and end it.",
+        ) from error
+    except OSError as error:
+        raise OutputError(
+            f"{directory} cannot be written.",
+            found=f"{system_reason(error)}{f': {error.filename}' if error.filename else ''}.",
+            remedy="Check the free space and the permissions there, or name another folder with --data-dir.",
+        ) from error
     finally:
         lock.release()

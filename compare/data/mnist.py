@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from compare.data.catalogue import CONTENT_BYTES
-from compare.data.files import (
-    examine,
-    fetch_command,
-    folder_of,
-    locked,
-    read_content,
-    refuse_damaged,
-    writing,
-)
+from compare.data.files import examine, fetch_command, folder_of, read_content, refuse_damaged, writing
 from compare.errors import DataError
 
 if TYPE_CHECKING:
@@ -85,11 +77,9 @@ def fetch_mnist(root: Path, *, progress: Callable[[str], None] = lambda _: None)
     directory = folder_of("mnist", root)
     if not _missing(directory):
         return directory
-    with writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
     mirrors, offline = _mirrors(), True
     problems: list[str] = []
-    with locked(directory, progress), writing(directory):
+    with writing(directory, progress):
         for mirror in mirrors:
             host = _host(mirror)
             try:
