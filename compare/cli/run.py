@@ -23,7 +23,7 @@ from compare.cli.requests import read_request
 
 if TYPE_CHECKING:
     from compare.analysis import Analysis
-    from compare.experiment.plan import Plan
+    from compare.experiment.run import Plan
     from compare.experiment.settle import UserRequest
 
 

@@ -314,31 +314,26 @@ def try_port(address: str, port: int, others: int, seconds: float) -> dict[str, 
     The host that has ``address`` listens until all ``others`` have connected. Any other host tries until it
     connects. Both stop after ``seconds``, because hosts start at different times.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     deadline = time.monotonic() + seconds
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            if not _is_own(address):
-                return {"role": "connects", "problem": _connect(family, address, port, deadline)}
-            listener.bind((address, port))
-        except OSError as error:
-            return {"role": "listens", "problem": error.strerror or str(error)}
-        listener.listen(others + 1)
-        return {"role": "listens", "problem": "", "connected": _accept(listener, others, deadline)}
+    if not _is_own(address):
+        return {"role": "connects", "problem": _connect(address, port, deadline)}
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.create_server((address, port), family=family, backlog=others + 1) as listener:
+            return {"role": "listens", "problem": "", "connected": _accept(listener, others, deadline)}
+    except OSError as error:
+        return {"role": "listens", "problem": os.strerror(error.errno or 0)}
 
 
-def _connect(family: int, address: str, port: int, deadline: float) -> str:
+def _connect(address: str, port: int, deadline: float) -> str:
     problem = "timed out"
     while (left := deadline - time.monotonic()) > 0:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.settimeout(left)
-            try:
-                probe.connect((address, port))
-            except OSError as error:
-                problem = error.strerror or str(error)
-            else:
-                return ""
+        try:
+            socket.create_connection((address, port), timeout=left).close()
+        except OSError as error:
+            problem = error.strerror or str(error)
+        else:
+            return ""
         time.sleep(_RETRY_SECONDS)
     return problem
 

@@ -303,15 +303,16 @@ def _find_workload(
 def _try_port(examined: list[ExaminedHost], python: str, carrier: Carrier) -> list[ExaminedHost]:
     """Let hosts whose software is known connect to a port of the first; return all hosts with the results."""
     able = [number for number, each in enumerate(examined) if each.software]
-    address = _address([examined[number] for number in able])
-    if not address:
+    hosts = [examined[number] for number in able]
+    shared = shared_network(hosts) or shared_network(hosts[:1])  # without one, a router may join networks
+    if not shared:
         return examined
+    address = shared.addresses[0]
     port = random.choice(_PORTS)
     # Hosts start at different times: the more there are, the later the last one starts.
     seconds = _TRIAL_SECONDS + HANDSHAKE_SECONDS * len(able)
     arguments = ["--try-port", address, str(port), str(len(able) - 1), str(seconds)]
-    hosts = [examined[number].host for number in able]
-    answers = _ask(hosts, python, carrier, 2 * seconds + QUICK_SECONDS, arguments)
+    answers = _ask([each.host for each in hosts], python, carrier, 2 * seconds + QUICK_SECONDS, arguments)
     examined = examined.copy()
     for number, answer in zip(able, answers, strict=True):
         try:
@@ -322,9 +323,3 @@ def _try_port(examined: list[ExaminedHost], python: str, carrier: Carrier) -> li
             examined[number], port_trial=trial, port_address=f"{address}:{port}"
         )
     return examined
-
-
-def _address(examined: Sequence[ExaminedHost]) -> str:
-    """Return the first host's address, if possible in a network of all hosts; empty without one."""
-    shared = shared_network(examined) or shared_network(examined[:1])
-    return shared.addresses[0] if shared else ""

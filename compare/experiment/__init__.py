@@ -1,8 +1,7 @@
 """Settle what a user's request leaves open, choose each next launch, and carry out the launches."""
 
 from compare.experiment.collectives import SweepRequest, compare_collectives
-from compare.experiment.plan import plan
-from compare.experiment.run import compare_arms
+from compare.experiment.run import compare_arms, plan
 from compare.experiment.scale import ScaleRequest, scale_arms
 from compare.experiment.settle import UserRequest
 from compare.experiment.verify import verify_arms

@@ -1,13 +1,15 @@
-"""Carry out a run: check each launch before the next one starts, and save the results."""
+"""Carry out a run, or plan it: check each launch before the next one starts, and save the results."""
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -18,26 +20,32 @@ from compare.doctor import check_beforehand
 from compare.errors import BudgetError, LaunchError, OutputError, RingsideError
 from compare.experiment.allocation import naming_scheduler, require_time, too_little_time
 from compare.experiment.rounds import Rounds, choose_interleaving
-from compare.experiment.schedule import discard_unfinished, least_round_seconds, next_launches
+from compare.experiment.schedule import discard_unfinished, least_round_seconds, next_launches, order_of
 from compare.experiment.settle import LaunchRequest, UserRequest, settle
-from compare.launch.arm import Observer
+from compare.launch.agent.machine import free_port
+from compare.launch.arm import LaunchPlan, Observer, launch_files, plan_launch
 from compare.launch.circumstances import Defect
 from compare.launch.cluster import Cluster, open_cluster
 from compare.launch.engines.commands import wait_for_hosts
+from compare.launch.host_facts import INTERFACE, HostFacts, assume_facts
+from compare.launch.place import LaunchFolders
 from compare.launch.signals import uninterrupted
 from compare.schema.config import MOST_ROUNDS, LaunchConfig, RunConfig
 from compare.schema.hosts import THIS_MACHINE
-from compare.schema.job import Planned
+from compare.schema.job import Job, Planned
 from compare.schema.results import Failure, Run
-from compare.schema.store import RESULTS_FILE, create_output, read_result, write_request
+from compare.schema.store import RESULTS_FILE, create_output, default_output, read_result, write_request
 from compare.system.clock import unix_time
 from compare.system.files import write_json
+from compare.text import counted
 
 ObserverType = TypeVar("ObserverType")
 ConfigType = TypeVar("ConfigType", bound=LaunchConfig)
 T = TypeVar("T")
 Watch: TypeAlias = Callable[[ConfigType], AbstractContextManager[ObserverType]]
 """A function of a run's config that returns a context manager, which yields the observer of the run."""
+_PORT = 29500
+"""The port that torchrun takes by default, which stands for a free port of another host."""
 
 
 def compare_arms(
@@ -256,3 +264,61 @@ def new_run(
         left_out=left_out,
         interleaved=choose_interleaving(config),
     )
+
+
+# ---- a run that is only planned ----
+
+
+class Plan(NamedTuple):
+    """What a run would do, without asking other hosts."""
+
+    config: RunConfig
+    round_seconds: float
+    """Minimum time of a round."""
+    in_turns: bool
+    """Whether the arms of a round would train in turns."""
+    notes: list[str]
+    """Sentences about what is not known, and what is assumed."""
+    launches: list[LaunchPlan]
+    """The launches of the first round, in order."""
+
+
+def plan(request: UserRequest) -> Plan:
+    """Return the plan of a run's first round, without asking other hosts or launching an arm.
+
+    Raises:
+        RingsideError: the request cannot be settled.
+    """
+    hosts = assume_facts(
+        request.allocation,
+        interface=request.interface,
+        exported=request.exported,
+        with_gpus=request.config["device"] == "cuda",
+    )
+    config, _ = settle(request, hosts)
+    directory = Path(os.path.realpath(request.output or default_output(config)))
+    source = request.own or data.expect(request.dataset, request.data_dir or data.default_root())
+    make_job = partial(Job, dataset=source)
+    launches = []
+    for number, arm in enumerate(order_of(config, 1), start=1):
+        planned = Planned(number, 1, arm)
+        folders = LaunchFolders(hosts, launch_files(directory, planned))
+        port = free_port() if hosts.is_this_machine else _PORT
+        launches.append(plan_launch(config, planned, folders, port, make_job))
+    mode = choose_interleaving(config).mode
+    return Plan(
+        config, least_round_seconds(config, mode), mode == "blocks", _notes(request, hosts, source), launches
+    )
+
+
+def _notes(request: UserRequest, hosts: HostFacts, source: DatasetSource) -> list[str]:
+    notes = [f"Hosts: {request.allocation.source}"]
+    if source.note:
+        notes.append(source.note)
+    if not hosts.is_this_machine:
+        cpus = counted(len(hosts.machines[0].cpus), "CPU")
+        gpus = "a GPU for each rank" if request.config["device"] == "cuda" else "no GPU"
+        notes.append(f"No host was asked. Each is taken for one like this machine, with {cpus} and {gpus}.")
+        if request.interface is None:
+            notes.append(f"{INTERFACE} stands for the network interface that all hosts share.")
+    return notes

@@ -164,9 +164,10 @@ def plan_turns(run: Run, planned: Sequence[Planned]) -> list[PlannedTurn]:
     two passes get a new random order, which the second pass reverses.
     """
     order, turns = random.Random(f"{run.config.seed}/{planned[0].round}/turns"), []
-    open_ones = open_comparisons(run)
-    spreads = _spreads(run)
-    seconds = turn_seconds([arm.label for arm in run.config.arms], open_ones, spreads)
+    open_ones, labels = open_comparisons(run), [arm.label for arm in run.config.arms]
+    are_known = rounds_done(run) >= _ENOUGH_COHORTS
+    spreads = turn_spreads(run) if are_known else dict.fromkeys(labels, 1.0)
+    seconds = turn_seconds(labels, open_ones, spreads)
     arms = list(range(len(planned)))
     for number in range(1, turns_of_arm(run, open_ones, seconds, spreads) + 1):
         if number % 2:
@@ -195,16 +196,14 @@ def open_comparisons(run: Run) -> list[Comparison]:
         pairs = [(arm.label, config.baseline) for arm in config.rivals]
     else:
         pairs = [(new.label, old.label) for new, old in pairs_of(config.arms)]
-    kinds = {} if config.limit_seconds is None else _verdict_kinds(Figures(run))
+    kinds: dict[str, str] = {}
+    if config.limit_seconds is not None:
+        figures = Figures(run)
+        if gate := judge_gate(figures):
+            kinds = {change.arm: change.kind for change in gate.changes}
+        else:
+            kinds = {arm: verdict.kind for arm, verdict in verdicts(figures, config.baseline).items()}
     return [pair for pair in pairs if kinds.get(pair[0], "unresolved") == "unresolved"]
-
-
-def _verdict_kinds(figures: Figures) -> dict[str, str]:
-    """Return the kind of each arm's verdict, by its label."""
-    if gate := judge_gate(figures):
-        return {change.arm: change.kind for change in gate.changes}
-    found = verdicts(figures, figures.run.config.baseline)
-    return {arm: verdict.kind for arm, verdict in found.items()}
 
 
 def turn_seconds(
@@ -248,8 +247,10 @@ def turns_of_arm(
         return TURNS
     of_turns = sum(spreads[arm] ** 2 / seconds[arm] for pair in comparisons for arm in pair)
     of_launches = sum(launch_variance(run, *pair) or 0.0 for pair in comparisons)
-    one_pass = _pass_seconds(run)
-    start = max(0.0, elapsed_seconds(run) - _passes(run) * one_pass) / rounds_done(run)
+    # It is longer than planned if steps are slow, because a turn has a minimum number of steps.
+    one_pass = sum(map(_turn_seconds, cohorts(run)[-1]))
+    passes = sum(map(_turns_taken, run.of(run.config.arms[0])))
+    start = max(0.0, elapsed_seconds(run) - passes * one_pass) / rounds_done(run)
     best = math.sqrt(of_turns / of_launches * start / one_pass) if of_launches > 0 else math.inf
     missing = max(1, FIRST_LOOK - rounds_done(run))
     fitting = (_RESERVE * seconds_to_settle(run) / missing - start) / one_pass
@@ -262,37 +263,20 @@ def least_round_seconds(config: RunConfig, mode: str) -> float:
     return len(config.arms) * (START_SECONDS + turns)
 
 
-def _spreads(run: Run) -> dict[str, float]:
-    if rounds_done(run) < _ENOUGH_COHORTS:
-        return dict.fromkeys((arm.label for arm in run.config.arms), 1.0)
-    return turn_spreads(run)
-
-
-def _pass_seconds(run: Run) -> float:
-    """Return the seconds that a pass of the last cohort took, with the blocks of the reference.
-
-    It is longer than planned if steps are slow, because a turn has a minimum number of steps.
-    """
-    return sum(map(_turn_seconds, cohorts(run)[-1]))
-
-
 def _turn_seconds(launch: Launch) -> float:
     """Return the mean seconds of a launch's turns, from the first step of one to that of the next turn."""
     blocks = launch.ranks[0].blocks
     of_blocks = sum(block.wall_ns * (block.steps + 1) / block.steps for block in blocks) / 1e9
-    return of_blocks / len({block.turn for block in blocks}) + LEAD_SECONDS + _HANDOVER_SECONDS
+    return of_blocks / _turns_taken(launch) + LEAD_SECONDS + _HANDOVER_SECONDS
+
+
+def _turns_taken(launch: Launch) -> int:
+    return len({block.turn for block in launch.ranks[0].blocks})
 
 
 def _most_by_timeout(run: Run) -> Iterator[float]:
     """Yield for each arm how many turns its launch has time for before ``--timeout`` ends it."""
     for launch in cohorts(run)[-1]:
-        rank, turn = launch.ranks[0], _turn_seconds(launch)
-        own = launch.seconds - rank.waited_ns / 1e9
-        outside = max(0.0, own - turn * len({block.turn for block in rank.blocks}))
+        turn, own = _turn_seconds(launch), launch.seconds - launch.ranks[0].waited_ns / 1e9
+        outside = max(0.0, own - turn * _turns_taken(launch))
         yield (_RESERVE * run.config.launch_timeout_seconds - outside) / turn
-
-
-def _passes(run: Run) -> int:
-    """Return how many passes the finished cohorts had together."""
-    first = run.config.arms[0]
-    return sum(len({block.turn for block in launch.ranks[0].blocks}) for launch in run.of(first))

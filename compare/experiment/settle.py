@@ -104,9 +104,14 @@ def settle(request: UserRequest, cluster: HostFacts) -> tuple[RunConfig, dict[st
         baseline = arms[1].label
     elif draft.comparisons is None:
         arms = with_control(arms, control=request.control)
-    else:
-        arms = _twins(arms[0])
+    elif arms[0].traits.synchronises:
+        arms = twins(arms[0])
         baseline = arms[0].label
+    else:
+        raise UsageError(
+            f"An A/A test needs an arm that synchronises, and {arms[0].label} does not.",
+            remedy="Choose another arm with --backend.",
+        )
     config = msgspec.structs.replace(draft, arms=arms, baseline=baseline, device=device)
     return config, left_out
 
@@ -243,15 +248,6 @@ def require_other_hosts(arms: Sequence[Arm]) -> None:
                 found=f"{reason}.",
                 remedy="Run this arm on one machine, or leave it out.",
             )
-
-
-def _twins(arm: Arm) -> tuple[Arm, ...]:
-    if not arm.traits.synchronises:
-        raise UsageError(
-            f"An A/A test needs an arm that synchronises, and {arm.label} does not.",
-            remedy="Choose another arm with --backend.",
-        )
-    return twins(arm)
 
 
 def with_control(arms: tuple[Arm, ...], *, control: bool) -> tuple[Arm, ...]:

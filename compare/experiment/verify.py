@@ -21,7 +21,7 @@ from compare.launch.cluster import Cluster
 from compare.launch.launches import launch_arm
 from compare.schema.config import RunConfig
 from compare.schema.job import Planned
-from compare.schema.results import ArmVerification, Failure, Launch, Run, Verification
+from compare.schema.results import ArmVerification, Failure, Run, Verification
 from compare.schema.store import VERIFICATION_FILE, write_request
 from compare.system.clock import unix_time
 from compare.system.files import write_json
@@ -80,7 +80,13 @@ def verify(run: Run, directory: Path, cluster: Cluster, observer: VerificationOb
             found = ArmVerification(arm=arm.label, failure=launch, seconds=time.monotonic() - began)
         else:
             launches = [*launches, launch]
-            found = _judged(planned, launch)
+            as_run = pass_of(launch.ranks[0], "as run")
+            found = ArmVerification(
+                arm=arm.label,
+                gates=check_gates(arm, launch.ranks, "whole"),
+                curve=as_run.differences if as_run else [],
+                seconds=launch.seconds,
+            )
         verification = Verification(
             run=msgspec.structs.replace(run, launches=launches), arms=[*verification.arms, found]
         )
@@ -90,13 +96,3 @@ def verify(run: Run, directory: Path, cluster: Cluster, observer: VerificationOb
     verification = msgspec.structs.replace(verification, run=run)
     write_json(directory / VERIFICATION_FILE, verification)
     return verification
-
-
-def _judged(planned: Planned, launch: Launch) -> ArmVerification:
-    as_run = pass_of(launch.ranks[0], "as run")
-    return ArmVerification(
-        arm=planned.arm.label,
-        gates=check_gates(planned.arm, launch.ranks, "whole"),
-        curve=as_run.differences if as_run else [],
-        seconds=launch.seconds,
-    )
