@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 
@@ -54,7 +56,7 @@ def memory_left_bytes(groups: Path = ROOT, own: Path = OWN) -> int:
     It is the minimum of what the machine has and what each control group leaves. File caches that the kernel
     can free count as free.
     """
-    left = _available_bytes()
+    left = psutil.virtual_memory().available
     for folder, version in folders("memory", groups, own):
         with suppress(OSError, ValueError):  # no such group, or no limit ("max")
             left = min(left, _left_in(folder, *_CGROUP_FILES[version]))
@@ -72,9 +74,3 @@ def _left_in(folder: Path, limit: str, used: str, cache: str) -> int:
     fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     taken = int((folder / used).read_text()) - int(fields.get(cache, 0))
     return int((folder / limit).read_text()) - taken
-
-
-def _available_bytes() -> int:
-    """Return how many bytes the kernel can give to processes without swapping."""
-    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-    return next(int(line[1]) for line in lines if line[0] == "MemAvailable:") << 10

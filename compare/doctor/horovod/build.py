@@ -80,26 +80,22 @@ def install_horovod(
         console.print("  already installed, and it loads: nothing to do")
         return
     with installing("Horovod", recipe.folder, console) as commands:
-        _install(recipe, constraints, commands, force=force)
+        recipe.folder.mkdir(exist_ok=True)
+        wheel = None if force else recipes.wheel_in(recipe.folder)
+        if not wheel:
+            require_tools(recipe.folder.parent)
+        constrained = [] if constraints is None else [f"--constraint={constraints}"]
+        requirements = pip("install", *constrained, *BUILD_REQUIREMENTS)
+        commands.run("installing the requirements of Horovod", requirements)
+        if wheel:
+            console.print(f"  reusing {wheel}")
+        else:
+            console.print(f"  building it (less than two minutes on two cores); log: {commands.log.name}")
+            started = time.monotonic()
+            wheel = _build(recipe, commands)
+            console.print(f"  built in {duration(time.monotonic() - started)}: {wheel}")
+        commands.run("installing the wheel", pip("install", "--no-deps", "--force-reinstall", str(wheel)))
     console.print(f"  installed, and it loads; built with {', '.join(_verify(recipe))}")
-
-
-def _install(recipe: Recipe, constraints: Path | None, commands: Commands, *, force: bool) -> None:
-    recipe.folder.mkdir(exist_ok=True)
-    wheel = None if force else recipes.wheel_in(recipe.folder)
-    if not wheel:
-        require_tools(recipe.folder.parent)
-    constrained = [] if constraints is None else [f"--constraint={constraints}"]
-    requirements = pip("install", *constrained, *BUILD_REQUIREMENTS)
-    commands.run("installing the requirements of Horovod", requirements)
-    if wheel:
-        commands.console.print(f"  reusing {wheel}")
-    else:
-        commands.console.print(f"  building it (less than two minutes on two cores); log: {commands.log.name}")
-        started = time.monotonic()
-        wheel = _build(recipe, commands)
-        commands.console.print(f"  built in {duration(time.monotonic() - started)}: {wheel}")
-    commands.run("installing the wheel", pip("install", "--no-deps", "--force-reinstall", str(wheel)))
 
 
 def require_tools(wheels: Path) -> None:

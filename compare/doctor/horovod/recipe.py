@@ -147,12 +147,10 @@ def _toolkit(home: Path) -> Path | None:
     if dry_run is None:
         return None
     top = re.search(r"^#\$ TOP=(.+)$", dry_run, re.MULTILINE)
-    places = [home, *([Path(top[1]).resolve()] if top else [])]
-    return next((place for place in places if _has_headers(place)), None)
-
-
-def _has_headers(home: Path) -> bool:
-    return any(any(home.glob(f"{include}/cuda_runtime.h")) for include in ("include", "targets/*/include"))
+    for place in [home, *([Path(top[1]).resolve()] if top else [])]:
+        if any(any(place.glob(f"{part}/cuda_runtime.h")) for part in ("include", "targets/*/include")):
+            return place
+    return None
 
 
 def make_recipe(torch_version: str, mpi: Mpi | None, gpu: Gpu | None) -> Recipe:

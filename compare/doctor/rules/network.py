@@ -94,8 +94,8 @@ def peers(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 def loopback(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     """Find hosts whose loopback interface is not up: processes of one host connect over it."""
     for each, facts in with_facts(hosts):
-        own = [interface for interface in facts.interfaces if any(map(_of_loopback, interface.addresses))]
-        if facts.interfaces and not any(interface.up for interface in own):
+        up = [address for interface in facts.interfaces if interface.up for address in interface.addresses]
+        if facts.interfaces and not any(ipaddress.ip_interface(address).is_loopback for address in up):
             found = "Ranks of one host, and the launchers there, connect over it."
             fix = f"ip link set {LOOPBACK} up"
             yield each.problem("network", "The loopback interface is not up.", found, fix)
@@ -224,10 +224,6 @@ def _main_address(facts: Facts) -> str:
     """Return the address that the host's name should resolve to, or the words "its address"."""
     found = sorted(_networks(facts).values(), key=lambda pair: pair[0].name != facts.default_interface)
     return found[0][1] if found else "its address"
-
-
-def _of_loopback(written: str) -> bool:
-    return ipaddress.ip_interface(written).is_loopback
 
 
 def _is_loopback(address: str) -> bool:
