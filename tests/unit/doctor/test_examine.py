@@ -3,7 +3,10 @@
 tests/lab/test_doctor.py has real hosts.
 """
 
+import socket
 import sys
+import threading
+import time
 
 import msgspec
 import pytest
@@ -12,12 +15,12 @@ from rich.console import Console
 from compare import data
 from compare.doctor import checkup
 from compare.doctor import examine as doctor
-from compare.doctor.examine import examine, exit_code, quick_check
+from compare.doctor.examine import check_beforehand, examine, exit_code, quick_check
 from compare.doctor.facts import Examination, Finding
 from compare.doctor.report import document_of
 from compare.doctor.rules import diagnose
 from compare.errors import HostError
-from compare.launch.engines import Answer
+from compare.launch.engines import Answer, Carrier
 from compare.launch.engines.ssh import Ssh
 from compare.report.formats import markdown
 from compare.report.formats.terminal import Shown
@@ -154,6 +157,46 @@ def test_quick_check_two_problems_of_a_host_make_one_error(check_group):
     what = "Host n3 (hosts.txt:3): Ringside has another version. Python differs from the other hosts."
     assert raised.value.what == what
     assert len(raised.value.remedy.splitlines()) == 2
+
+
+# ---- the check before a run on this machine ----
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Give this machine little shared memory, and two ranks on one core."""
+    real = checkup.collect_facts
+
+    def collect_facts(**options):
+        disk = {"path": "/dev/shm", "free_bytes": 2 << 20}  # noqa: S108 -- a name
+        return real(**options) | {"disks": [disk], "cores": 1}
+
+    monkeypatch.setattr(checkup, "collect_facts", collect_facts)
+
+
+@pytest.mark.usefixtures("small")
+def test_failure_has_all_findings_and_the_start_those_that_no_table_has():
+    found = check_beforehand([local_host(2)], carrier=Carrier())
+    assert {each.topic for each in found(failed=True)} == {"disk", "slots"}
+    assert [each.topic for each in found(failed=False)] == ["disk"]
+
+
+def test_dead_name_server_does_not_delay_the_start(monkeypatch):
+    never = threading.Event()
+    monkeypatch.setattr(checkup, "_NAMES_SECONDS", 3.0)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: (never.wait(20), [])[1])
+    began = time.monotonic()
+    found = check_beforehand([local_host(1)], carrier=Carrier())
+    assert found(failed=False) == []
+    assert time.monotonic() - began < 2.0
+    slow = [each for each in found(failed=True) if each.topic == "hostname"]
+    never.set()
+    assert "Name lookups are slow." in [each.what for each in slow]
+
+
+def test_machine_without_defects_has_no_finding_of_its_libraries():
+    found = check_beforehand([local_host(1)], carrier=Carrier())(failed=True)
+    assert not {"torch", "horovod", "mpi", "ringside", "python"} & {each.topic for each in found}
 
 
 # ---- the report ----

@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from compare.analysis.figures import Figures
 from compare.analysis.looks import FIRST_LOOK
 from compare.errors import BudgetError, OutputError
+from compare.experiment import rounds
 from compare.experiment.run import carry_out
 from compare.experiment.schedule import MOST_IN_A_ROW, discard_noisy, is_settled, next_launches, order_of
 from compare.launch.arm import Observer
 from compare.schema.results import MachineUse
 from compare.schema.store import read_run
 from compare.system import files
-from tests.unit.factories import a_block, a_config, a_launch, a_rank, a_run
+from tests.unit.factories import a_block, a_cluster, a_config, a_launch, a_rank, a_run
 
 ARMS = ["none", "ddp", "manual", "manual:mode=overlap", "horovod", "mpi"]
 
@@ -111,22 +112,6 @@ def test_on_a_machine_that_is_never_quiet_a_run_comes_to_an_end(most, repeated):
     assert len(run.launches) == config.total_launches
     assert len(history) == config.total_launches + 2 * len(repeated)
     assert Figures(run).noisy_rounds == [1, 2, 3]
-
-
-def test_only_the_last_round_is_looked_at_and_only_when_complete():
-    """An older noisy one counts: no reruns were left for it."""
-    older, _ = carried_out(a_config("none,ddp", rounds=2, max_reruns=0), lambda planned: planned.round == 1)
-    run = msgspec.structs.replace(older, config=a_config("none,ddp", max_reruns=3))
-    assert discard_noisy(run) == run
-    quiet, _ = carried_out(a_config("none,ddp", rounds=2))
-    assert quiet.discarded == []
-    for run in (quiet, a_beginning(a_config())):
-        assert discard_noisy(run) is run
-    run = a_beginning(a_config("none,ddp,mpi", rounds=1))
-    for _ in range(2):
-        launch = launched(next_launch(run), noisy=True)
-        run = msgspec.structs.replace(run, launches=[*run.launches, launch])
-        assert discard_noisy(run) is run
 
 
 @settings(deadline=None)
@@ -336,3 +321,34 @@ def test_a_run_saves_and_reports_what_it_discards(monkeypatch, tmp_path):
         ([1, 2, 5, 6], [3, 4, 7]),
         ([1, 2, 5, 6], [3, 4, 7, 8]),
     ]
+
+
+# ---- how often a run is saved ----
+
+
+def saves_of(launches, folder, monkeypatch, *, seconds):
+    """Return how many launches each save had, and the time in all.
+
+    A launch takes 50 s, and a save takes that many seconds for every launch in it.
+    """
+    now, counts = [0.0], []
+
+    def write(_file, run):
+        counts.append(len(run.launches))
+        now[0] += seconds * len(run.launches)
+
+    monkeypatch.setattr(rounds, "write_json", write)
+    monkeypatch.setattr(rounds, "discard_noisy", lambda run: run)
+    monkeypatch.setattr(rounds.time, "monotonic", lambda: now[0])
+    going = rounds.Rounds(a_run({"ddp": []}), folder, a_cluster(), None)
+    for number in range(1, launches + 1):
+        now[0] += 50
+        going._keep([a_launch("ddp", number)])
+    return counts, now[0]
+
+
+def test_saving_takes_a_hundredth_of_a_long_run(tmp_path, monkeypatch):
+    assert saves_of(5, tmp_path, monkeypatch, seconds=0)[0] == [1, 2, 3, 4, 5]
+    counts, took = saves_of(400, tmp_path, monkeypatch, seconds=1)
+    assert counts[:3] == [1, 3, 9]
+    assert sum(counts) < 0.025 * took, "the last save may be the largest"
