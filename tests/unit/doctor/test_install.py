@@ -1,4 +1,4 @@
-"""Install Horovod without the real build, and look at what the real build of `make setup` has installed."""
+"""Install Horovod and MPICH without pip and the real build, and look at what `make setup` has installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ import psutil
 import pytest
 from rich.console import Console
 
-from compare.doctor import checkup
+from backends.launchers import find_launcher, hydra, where_it_is_not
+from compare.doctor import availability, checkup, mpich
 from compare.doctor.facts import Library
 from compare.doctor.horovod import build, command
 from compare.doctor.horovod import recipe as recipes
@@ -273,13 +274,14 @@ def test_torch_facts_of_a_broken_torch_show_its_error(tmp_path, monkeypatch):
     assert "pip install" in caught.value.remedy
 
 
-def test_install_with_unfit_files_is_an_error(tmp_path, monkeypatch, console, cpu_torch):
+@pytest.mark.parametrize("install", [build.install_horovod, mpich.install_mpich])
+def test_install_with_unfit_files_is_an_error(tmp_path, monkeypatch, console, cpu_torch, install):
     with pytest.raises(UsageError, match=r"absent.txt"):
         build.install_horovod(tmp_path / "absent.txt")
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(UnavailableError) as caught:
-        build.install_horovod(console=console)
+    with pytest.raises(UnavailableError, match="was not installed") as caught:
+        install(console=console)
     assert "XDG_CACHE_HOME" in caught.value.remedy
 
 
@@ -399,31 +401,43 @@ def test_installed_horovod_is_that_of_the_recipe(requires_backend):
     assert ".debug_info" not in shown
 
 
-# ---- the wheel ----
+# ---- installing ----
 
 WITH_GLOO = Library(facts={"controllers": ["gloo"], "nccl": False})
 
 
 @pytest.fixture
-def pip(monkeypatch, cache, cpu_torch):
-    """Replace pip, the build, and what loads Horovod; there is neither MPI nor a Horovod before."""
-    fake = SimpleNamespace(titles=[], commands=[], loaded=WITH_GLOO)
+def pip(monkeypatch, cache):
+    """Replace pip, the build of Horovod, and what loads a library."""
+    fake = SimpleNamespace(titles=[], commands=[], error=None, loaded=WITH_GLOO)
 
     def run(_, title, command, _environment=None):
         fake.titles.append(title)
-        if title == "building Horovod":
-            out = Path(next(word for word in command if word.startswith("--wheel-dir=")).partition("=")[2])
-            out.mkdir()
-            (out / WHEEL).touch()
+        fake.commands.append(command)
+        if fake.error:
+            raise fake.error
+        flags = dict(word.partition("=")[::2] for word in command)
+        made = [f"{flags['--wheel-dir']}/{WHEEL}"] if "--wheel-dir" in flags else []
+        if "--prefix" in flags:
+            made = [f"{flags['--prefix']}/{name}" for name in ("bin/mpiexec.hydra", "lib/libmpi.so.12")]
+        for path in map(Path, made):
+            path.parent.mkdir(parents=True)
+            path.touch(mode=0o755)
 
     monkeypatch.setattr(command.Commands, "run", run)
-    monkeypatch.setattr(build, "require_tools", lambda _: None)
-    monkeypatch.setattr(build.subprocess, "run", lambda command, **_: fake.commands.append(command))
-    monkeypatch.setattr(build.availability, "load", lambda names, _: dict.fromkeys(names, fake.loaded))
-    monkeypatch.setattr(recipes, "find_mpi", lambda: None)
+    monkeypatch.setattr(availability, "load", lambda names, *_: dict.fromkeys(names, fake.loaded))
     return fake
 
 
+@pytest.fixture
+def no_horovod(monkeypatch, pip, cpu_torch):
+    """Have tools, and neither MPI nor a Horovod."""
+    monkeypatch.setattr(build, "require_tools", lambda _: None)
+    monkeypatch.setattr(build.subprocess, "run", lambda command, **_: pip.commands.append(command))
+    monkeypatch.setattr(recipes, "find_mpi", lambda: None)
+
+
+@pytest.mark.usefixtures("no_horovod")
 def test_wheel_is_built_once_and_reused_until_forced(cache, console, pip):
     built = ["installing the requirements of Horovod", "building Horovod", "installing the wheel"]
     for force, titles in ((False, built), (False, built[::2]), (True, built)):
@@ -436,6 +450,7 @@ def test_wheel_is_built_once_and_reused_until_forced(cache, console, pip):
     assert [path.suffix for path in cache.glob("wheels/*/*")] == [".whl"]
 
 
+@pytest.mark.usefixtures("no_horovod")
 def test_installed_horovod_of_the_same_recipe_is_left_alone(cache, console, pip, monkeypatch):
     build.install_horovod(console=console)
     (wheel,) = cache.rglob("*.whl")
@@ -456,10 +471,52 @@ def test_installed_horovod_of_the_same_recipe_is_left_alone(cache, console, pip,
     ],
     ids=["does not load", "another MPI"],
 )
+@pytest.mark.usefixtures("no_horovod")
 def test_wheel_that_does_not_fit_is_removed(cache, console, pip, loaded, found):
     pip.loaded = loaded
     with pytest.raises(UnavailableError) as caught:
         build.install_horovod(console=console)
     assert found in caught.value.found
-    assert pip.commands[0][-3:] == ["uninstall", "--yes", "horovod"]
+    assert pip.commands[-1][-3:] == ["uninstall", "--yes", "horovod"]
     assert list(cache.rglob("*.whl")) == []
+
+
+@pytest.fixture
+def prefix(cache, pip):
+    """Return the folder of an MPICH that loads."""
+    pip.loaded = Library(facts={"version": "4.1.2 on MPICH 5.0.2"})
+    return cache / f"mpich-{hydra.VERSION}"
+
+
+def test_mpich_is_installed_into_a_prefix_of_its_own(prefix, console, pip):
+    assert find_launcher("mpiexec.hydra") is None
+    assert where_it_is_not("mpiexec.hydra") == f"mpiexec.hydra is not in {prefix / 'bin'}"
+    mpich.install_mpich(console=console)
+    assert find_launcher("mpiexec.hydra") == prefix / "bin" / "mpiexec.hydra"
+    assert hydra.library() == prefix / "lib" / "libmpi.so.12"
+    assert "--require-hashes" in pip.commands[0]
+    assert "it loads: mpi4py 4.1.2 on MPICH 5.0.2" in console.file.getvalue()
+    assert {path.name for path in prefix.parent.iterdir()} <= {f"{prefix.name}{end}" for end in ("", ".lock", ".log")}
+
+
+def test_installed_mpich_is_left_alone_unless_forced(prefix, console, pip):
+    for force in (False, False, True):
+        mpich.install_mpich(force=force, console=console)
+    assert len(pip.commands) == 2
+    assert "already installed" in console.file.getvalue()
+
+
+def test_failed_pip_leaves_the_installed_one(prefix, console, pip):
+    mpich.install_mpich(console=console)
+    pip.error = UnavailableError("MPICH is not available.")
+    with pytest.raises(UnavailableError):
+        mpich.install_mpich(force=True, console=console)
+    assert hydra.library().exists()
+
+
+def test_mpich_that_mpi4py_does_not_load_is_an_error(prefix, console, pip):
+    pip.loaded = Library(problem="ModuleNotFoundError: No module named 'mpi4py'")
+    with pytest.raises(UnavailableError) as caught:
+        mpich.install_mpich(console=console)
+    assert "No module named 'mpi4py'" in caught.value.found
+    assert "--only-binary=mpi4py 'mpi4py>=4.1,<5'" in caught.value.remedy
