@@ -9,6 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from compare import __version__
 from compare.analysis.budget import rounds_done
 from compare.data import DatasetSource
@@ -84,37 +86,28 @@ def scale_arms(
 def _settle_counts(request: ScaleRequest, say: Callable[[str], None]) -> tuple[dict[int, Run], DatasetSource]:
     """Return the new runs, keyed by their number of ranks, and the source of their data.
 
-    The largest number is settled first. It decides what all runs share: arms, device, threads of a rank, and
-    the network.
+    The largest number is settled. It decides what all runs share: arms, device, threads of a rank, and the
+    network.
 
     Raises:
         RingsideError: the run of some number cannot be settled.
     """
     # A batch that cannot be shared is refused before any host is reached.
-    *fewer, largest = (_with_batch(request, count) for count in request.counts)
-    runs: dict[int, Run] = {}
+    asked = request.config["batch_size_per_rank"]
+    batches = {count: batch_of(request.mode, asked, count) for count in request.counts}
+    *fewer, most = request.counts
     with open_hosts(request, say) as cluster:
+        largest = replace(request, config={**request.config, "batch_size_per_rank": batches[most]})
         config, left_out = settle(largest, cluster)
         source = find_data(request, say)
         cluster.stage(source, say)
-        runs[request.counts[-1]] = new_run(config, source, cluster, left_out, request.command)
-        network = cluster.network
-    for count, asked in zip(request.counts, fewer, strict=False):
-        own = replace(
-            asked,
-            arms=config.arms,
-            threads_per_rank=config.threads_per_rank,
-            config={**asked.config, "device": config.device},
-        )
-        with _cluster_of(request, count, network.interface) as cluster:
-            settled, _ = settle(own, cluster)
+        last = new_run(config, source, cluster, left_out, request.command)
+    runs: dict[int, Run] = {}
+    for count in fewer:
+        settled = msgspec.structs.replace(config, ranks=count, batch_size_per_rank=batches[count])
+        with _cluster_of(request, count, last.network.interface) as cluster:
             runs[count] = new_run(settled, source, cluster, left_out, request.command)
-    return {count: runs[count] for count in request.counts}, source
-
-
-def _with_batch(request: ScaleRequest, count: int) -> ScaleRequest:
-    batch = batch_of(request.mode, request.config["batch_size_per_rank"], count)
-    return replace(request, config={**request.config, "batch_size_per_rank": batch})
+    return runs | {most: last}, source
 
 
 @contextmanager
