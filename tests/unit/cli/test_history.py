@@ -51,15 +51,6 @@ def test_folder_without_a_results_file_is_no_run(runs, tmp_path):
         list_runs(tmp_path / "missing")
 
 
-def test_hostile_names_reach_no_terminal(tmp_path):
-    a_folder(tmp_path / "runs", "a\x1b[31m\nwould remove /home")
-    a_folder(tmp_path / "runs", "tab\there")
-    shown = call("history", tmp_path / "runs").output
-    assert "\x1b" not in shown
-    assert "tab\\there" in shown
-    assert not any(line.startswith("would remove /home") for line in shown.splitlines())
-
-
 @pytest.mark.parametrize(
     ("name", "arms"),
     [

@@ -115,7 +115,6 @@ def hostfile(tmp_path):
     [
         ("localhost slots=2\n", 3, {}, "3 ranks do not fit"),
         ("localhost slots=2\n127.0.0.1 slots=2\n", 2, {}, "hosts:2: this machine is named twice"),
-        ("", 2, {}, "no host is named"),
         ("n1\n", None, {"named": "n1"}, "both name hosts"),
         (None, None, {"include": ["n1"]}, "none are named"),
     ],
@@ -136,7 +135,6 @@ THREE = "n1 slots=2\nn2 slots=2\nn3 slots=2\n"
     [
         (None, 3, {}, [("localhost", 3)]),
         (None, None, {}, [("localhost", 2)]),
-        ("localhost slots=4\n", None, {}, [("localhost", 4)]),
         ("localhost slots=4\n", 3, {}, [("localhost", 3)]),
         (THREE, 3, {}, [("n1", 2), ("n2", 1)]),
         (None, None, {"named": "n[1-2]:2,n3"}, [("n1", 2), ("n2", 2), ("n3", 1)]),
