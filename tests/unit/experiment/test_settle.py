@@ -244,15 +244,6 @@ def test_what_cannot_be_given_to_the_ranks_is_refused(asked):
 # ---- what is written ----
 
 
-def test_a_new_file_in_a_folder_can_be_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    store.require_writable(tmp_path / "out.json", to_be_made=None)
-    store.require_writable(Path("out.json"), to_be_made=None)
-    (tmp_path / "out.json").touch()
-    store.require_writable(tmp_path / "out.json", to_be_made=None)
-    assert (tmp_path / "out.json").read_bytes() == b""
-
-
 @pytest.mark.parametrize(
     ("path", "found"),
     [
