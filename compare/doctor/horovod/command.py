@@ -94,7 +94,7 @@ class Commands:
 
 @contextlib.contextmanager
 def installing(subject: str, folder: Path, console: Console) -> Iterator[Commands]:
-    """Hold the lock of a folder in the cache during the block, and yield what runs the commands that fill it.
+    """Hold the lock of a folder in the cache, and yield what runs the commands that fill it.
 
     The lock protects the log as well, which lies beside the folder. If another process holds it, the wait for
     it is announced.

@@ -82,52 +82,47 @@ def source(directory, name="mnist"):
     return data.DatasetSource(name=name, requested=name, directory=str(directory))
 
 
-class Mirror:
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        mirror, name = self.server, self.path.rpartition("/")[2]
+        mirror.gets.append(name)
+        time.sleep(mirror.delay_seconds)
+        body = mirror.serves or mirror.bodies.get(name)
+        if body is None:
+            self.send_error(404)
+            return
+        self.send_response(mirror.status)
+        self.send_header("Content-Length", str(len(body) + mirror.missing_bytes))
+        for header, value in mirror.headers.items():
+            self.send_header(header, value)
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            for piece in [bytes([byte]) for byte in body] if mirror.drip_seconds else [body]:
+                self.wfile.write(piece)
+                time.sleep(mirror.drip_seconds)
+
+    def log_message(self, *_arguments):
+        pass
+
+
+class Mirror(ThreadingHTTPServer):
     """A web server on loopback: it serves ``bodies`` and lists the requests."""
 
+    serves = b""  # in place of every body
+    missing_bytes = 0  # promised but never sent: an interrupted download
+    status = 200
+    delay_seconds = 0.0
+    drip_seconds = 0.0  # between one byte and the next
+
     def __init__(self, bodies):
-        self.bodies = bodies
-        self.serves = b""  # in place of every body
-        self.gets = []
-        self.missing_bytes = 0  # promised but never sent: an interrupted download
-        self.headers = {}
-        self.status = 200
-        self.delay_seconds = 0.0
-        self.drip_seconds = 0.0  # between one byte and the next
-        mirror = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                mirror.answer(self)
-
-            def log_message(self, *_arguments):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/mnist"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def answer(self, request):
-        name = request.path.rpartition("/")[2]
-        self.gets.append(name)
-        time.sleep(self.delay_seconds)
-        body = self.serves or self.bodies.get(name)
-        if body is None:
-            request.send_error(404)
-            return
-        request.send_response(self.status)
-        request.send_header("Content-Length", str(len(body) + self.missing_bytes))
-        for header, value in self.headers.items():
-            request.send_header(header, value)
-        request.end_headers()
-        with contextlib.suppress(ConnectionError):
-            for piece in [bytes([byte]) for byte in body] if self.drip_seconds else [body]:
-                request.wfile.write(piece)
-                time.sleep(self.drip_seconds)
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.bodies, self.gets, self.headers = bodies, [], {}
+        self.url = f"http://127.0.0.1:{self.server_port}/mnist"
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self):
-        self.server.shutdown()
-        self.server.server_close()
+        self.shutdown()
+        self.server_close()
 
 
 @pytest.fixture(autouse=True)
@@ -333,7 +328,7 @@ def test_fetch_that_fails_leaves_no_file(tmp_path, mirror, monkeypatch, fault, r
     with pytest.raises(mnist.MnistNotFoundError, match="no mirror served it whole") as caught:
         data.fetch_mnist(tmp_path)
     assert caught.value.reason == "no mirror served it whole"
-    assert f"127.0.0.1:{mirror.server.server_port}: " in caught.value.found
+    assert f"127.0.0.1:{mirror.server_port}: " in caught.value.found
     assert reason in caught.value.found
     assert "--dataset digits" in caught.value.remedy
     assert visible(tmp_path / "MNIST" / "raw") == []
