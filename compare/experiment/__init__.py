@@ -3,13 +3,11 @@
 from compare.experiment.collectives import SweepRequest, compare_collectives
 from compare.experiment.run import compare_arms, plan
 from compare.experiment.scale import ScaleRequest, scale_arms
-from compare.experiment.settle import UserRequest
 from compare.experiment.verify import verify_arms
 
 __all__ = [
     "ScaleRequest",
     "SweepRequest",
-    "UserRequest",
     "compare_arms",
     "compare_collectives",
     "plan",
