@@ -121,7 +121,7 @@ def require_tools(wheels: Path) -> None:
             # Horovod's CMake files use their own path as a regular expression. With a + in it, the library
             # would land in the wrong place of the wheel.
             re.fullmatch(r"[\w/.-]+", str(wheels.resolve())),
-            f"a cache whose path has only letters, digits and _ . - ({wheels})",
+            f"a cache under a path of letters, digits, underscores, dots and dashes ({wheels})",
             "export XDG_CACHE_HOME=/folder/with/a/plain/name",
         ),
     )

@@ -178,8 +178,8 @@ def ports(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 def shared_network(hosts: Sequence[ExaminedHost]) -> SharedNetwork | None:
     """Return the network in which every host has an address of its own; None without one.
 
-    Hosts whose interfaces are unknown are left out. Of several networks, the one of the first host's default route comes
-    first, then the order is that of the first host's interfaces.
+    Hosts whose interfaces are unknown are left out. Of several networks, the one of the first host's default
+    route comes first, then the order is that of the first host's interfaces.
     """
     facts = [facts for _, facts in _with_interfaces(hosts)]
     if not facts:
