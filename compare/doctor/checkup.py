@@ -1,8 +1,9 @@
 """Collect the facts about a host, on that host; ``rules`` judges them.
 
 A host's Python reads this program from its standard input, because Ringside may be missing on the host. So
-the program needs only Python 3.8, and imports Ringside and psutil only if they are there. It prints one line: ``PREFIX``
-and the facts as JSON, where unknown facts are empty. Every wait has a limit, and no file is written.
+the program needs only Python 3.8, and imports Ringside and psutil only if they are there. It prints one line:
+``PREFIX`` and the facts as JSON, where unknown facts are empty. Every wait has a limit, and no file is
+written.
 
     python -                                    all facts
     python - --quick                            without the slow ones: no library is loaded

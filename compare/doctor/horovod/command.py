@@ -76,7 +76,8 @@ class Commands:
                     found = _PERCENT.match(line)
                     if found and int(found[1]) // 10 > percent // 10:
                         percent = int(found[1])
-                        self.console.print(f"  {title}: {percent:3d}%  {duration(time.monotonic() - started)}")
+                        took = duration(time.monotonic() - started)
+                        self.console.print(f"  {title}: {percent:3d}%  {took}")
                 status = process.wait()
             except BaseException:  # above all an interrupt
                 with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
@@ -116,7 +117,7 @@ def installing(subject: str, folder: Path, console: Console) -> Iterator[Command
         raise UnavailableError(
             f"{subject} was not installed.",
             found=f"{type(error).__name__}: {error}",
-            remedy=f"Make {cache_folder()} writable, with some space, or set XDG_CACHE_HOME to another folder.",
+            remedy=f"Make {cache_folder()} writable, with some space, or name another in XDG_CACHE_HOME.",
         ) from error
     finally:
         lock.release()

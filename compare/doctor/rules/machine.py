@@ -104,7 +104,8 @@ def limits(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
             # The card cannot register memory, and libraries fall back to TCP without a message.
             fix = "Raise it there: memlock unlimited in /etc/security/limits.conf, and for sshd."
             what = "The limit on locked memory is low."
-            yield each.warning("limits", what, f"It is {binary_size(locked)}, and InfiniBand needs more.", fix)
+            found = f"It is {binary_size(locked)}, and InfiniBand needs more."
+            yield each.warning("limits", what, found, fix)
 
 
 def memory(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
