@@ -72,7 +72,7 @@ def list_runs(root: Path) -> list[Path]:
         folders = sorted(path for path in root.iterdir() if not path.is_symlink())
     except OSError as error:
         raise OutputError(
-            f"{root} holds no runs.",
+            f"The runs in {root} cannot be listed.",
             found=f"{system_reason(error)}.",
             remedy="Name the folder that holds the folders of runs, or run `compare run` first.",
         ) from None
