@@ -42,9 +42,7 @@ MAX_FILE_BYTES = 16 * 2**20
 
 _FILE_FORM = "Write one host a line as 'host slots=N', for example 'node1 slots=4'."
 _LIST_FORM = "Write the hosts as 'host:N,host:N', for example 'node1:4,node2:4'."
-_NAME_FORM = "Name hosts as the hostfile does, for example 'node1' or 'node[1-4]'."
-_AT_FORM = "'@' follows the name of a user. Put commas between hosts."
-_CHOICE_FORM = "Name whole hosts, separated by commas, as in 'node1,node[3-4]'. -np sets the number of ranks."
+_NAME_FORM = "Name hosts as the hostfile does, such as 'node1,node[3-4]'. -np gives the number of ranks."
 _REPEAT_FORM = "Name a host once with slots=N, or repeat its bare name, one slot a line."
 _RANGE_FORM = "is not a range of host names such as node[1-4] or node[01-08,12]"
 
@@ -309,34 +307,23 @@ def _split_list(spec: str) -> Iterator[str]:
 
 
 def _named(patterns: Iterable[str], option: str, hosts: Sequence[Host]) -> set[str]:
-    """Return the keys of the hosts that patterns name."""
+    """Return the keys of the hosts that patterns name, each written as in a hostfile."""
     known = {host.key: host for host in hosts}
     named: set[str] = set()
-    for number, pattern in enumerate((item for text in patterns for item in _split_list(text)), 1):
-        line = _Line(option, number, pattern, _NAME_FORM)
+    for number, text in enumerate(patterns, 1):
         try:
-            user, keys = _parse_pattern(pattern, known)
+            named.update(key for item in _split_list(text) for key in _keys(item, known))
         except HostFaultError as fault:
-            raise line.error(fault) from None
-        if unknown := [key for key in keys if key not in known or (user and known[key].user != user)]:
-            login = f"{user}@" if user else ""
-            what = f"{line.where}: no such host: {shown(', '.join(login + key for key in unknown))}"
-            remedy = f"{_NAME_FORM} {_AT_FORM}" if user else _NAME_FORM
-            raise UsageError(what, found=listed(hosts), remedy=remedy)
-        named.update(keys)
+            raise _Line(option, number, text, _NAME_FORM).error(fault) from None
     return named
 
 
-def _parse_pattern(pattern: str, known: Mapping[str, Host]) -> tuple[str, list[str]]:
-    """Return the user of a pattern, and the keys of its hosts."""
-    user, _, address = plain(pattern).text.rpartition("@")
-    if user.partition(":")[0].partition("@")[0].lower() in known:
-        raise HostFaultError(pattern, "joins hosts with '@', as DeepSpeed does", _CHOICE_FORM)
-    written, count = _split_count(address)
-    keys = [Host(name, 1, user).key for name in _expand(written)]
-    # A hostfile's own 'host:N' is no choice of DeepSpeed's, which counts slots from 0.
-    if count is not None and not all(key in known and count == str(known[key].slots) for key in keys):
-        raise HostFaultError(
-            pattern, "chooses slots, as DeepSpeed does, but here you choose whole hosts", _CHOICE_FORM
-        )
-    return user, keys
+def _keys(item: str, known: Mapping[str, Host]) -> Iterator[str]:
+    pattern, user, slots, _ = _parse_entry(plain(item).text)
+    for name in _expand(pattern):
+        asked = Host(name, 1 if slots is None else slots, user)
+        found = known.get(asked.key)
+        if not found or user not in {"", found.user} or slots not in {None, found.slots}:
+            written = asked.destination if slots is None else with_slots(asked)
+            raise HostFaultError(written, f"is none of the {listed(known.values())}")
+        yield asked.key

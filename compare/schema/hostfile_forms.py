@@ -61,29 +61,12 @@ _FORMS = (
         r"^(?i:Host|HostName|User|Port|IdentityFile|ProxyJump|ProxyCommand|Match|Include)[\s=]+\S",
         "Keep it in ~/.ssh/config, which is used here too, and write only its hosts.",
     ),
-    ("this is a list of ssh's host keys", r"^\S+\s+(?:ssh-|ecdsa-|sk-)\S+", "Write only its first column."),
-    ("this is a command of ssh", r"^ssh\s", "Write 'alice@n1' for a user."),
-    ("this is a URL", r"://", "Write only its host."),
+    ("this is a list of ssh's host keys", r"^\S+\s+(?:ssh-|ecdsa-|sk-)\S+", "Name its first column alone."),
+    ("this is Open MPI's rankfile", r"^rank\s+\d+\s*=", "Count the ranks of each host."),
     (
-        "this is Slurm's configuration",
-        r"^(?i:NodeName|PartitionName)=",
-        "Write only the names of its nodes.",
-    ),
-    (
-        "this is Open MPI's rankfile",
-        r"^rank\s+\d+\s*=",
-        "Count the ranks of each host, and write that number as its slots.",
-    ),
-    (
-        "this is a request to PBS or Torque",
-        r"^(?:-l\s*)?(?:nodes|select)=|:(?:ppn|ncpus|mpiprocs)=",
-        "Start Ringside within the job, where it reads the hosts from $PBS_NODEFILE.",
-    ),
-    ("this is an address with the size of its network", rf"^{_ADDRESS}/\d+", "Leave out what follows '/'."),
-    (
-        "this is PBS's exec_host",
-        rf"^{_NAME}/\d+(?:\*\d+)?(?:\+|$)",
-        "Start Ringside within the job, where it reads the hosts from $PBS_NODEFILE.",
+        "this is a request to PBS or Torque, or its exec_host",
+        r"^(?:-l\s*)?(?:nodes|select)=|:(?:ppn|ncpus|mpiprocs)=|^[A-Za-z][\w.-]*/\d+(?:\*\d+)?(?:\+|$)",
+        "Its hosts are in $PBS_NODEFILE, which is read within the job.",
     ),
     (
         "'slots={0}' leaves the number to a launcher",
@@ -91,16 +74,15 @@ _FORMS = (
         "Write the number of ranks that the host takes.",
     ),
     (
-        "'{0}=' is an option of a machinefile of MPICH or Intel MPI",
-        r"\s(user|ifhn|binding|map|netmask|ib)\s*=",
-        "Write 'alice@n1 slots=2' for a user, and --interface for a network.",
+        "'{0}=' is no key of a hostfile",
+        r"\s(user|ifhn|binding|map|netmask|ib|port)\s*=",
+        "Write 'alice@n1 slots=2' for a user, and use the flags --interface and --ssh-port.",
     ),
     (
         "'{0}' is another program's word for slots",
         rf"(?<![\w-])(?!slots\b)(?i:({_NUMBER_OF_SLOTS}))\s*=\s*([1-9]\d*)",
         "Write 'slots={1}'.",
     ),
-    ("'port=' is not a key of a hostfile", r"\sport\s*=", "Use --ssh-port, or Port in ~/.ssh/config."),
     ("'slots' takes '=', not ':'", r"(?i:slots)\s*:\s*(\d+)", "Write 'slots={0}'."),
     (
         "this is a range in braces, as for a shell",
@@ -113,28 +95,17 @@ _FORMS = (
         r"^(?:[-*+\u2022\u00b7\u2013]|\d+[.)])\s+\S",
         "Leave them out.",
     ),
-    ("this is a table that is drawn with lines", r"^\|.*\|?$|^\+[-+=]+\+?$", ""),
-    ("only '#' begins a comment", r"^(?://|;|!|%|--\s|REM\s)", "Begin it with '#'."),
     (
-        "this has a word processor's dash ({0}), not '-'",
-        r"([\u2010-\u2015\u2212\uff0d])",
-        "Write '-' in its place.",
-    ),
-    ("this has a word processor's quotation marks", r"[\u2018-\u201f\u00ab\u00bb]", "Leave them out."),
-    (
-        "this has a special kind of space ({0})",
-        r"([\u00a0\u1680\u2000-\u200d\u202f\u205f\u2060\u3000\ufeff])",
-        "Write a plain space in its place.",
+        "this has a dash, a quote or a blank of a word processor ({0})",
+        r"([\u2010-\u2015\u2212\uff0d\u2018-\u201f\u00ab\u00bb"
+        r"\u00a0\u1680\u2000-\u200d\u202f\u205f\u2060\u3000\ufeff])",
+        "Write '-' or a plain blank in its place, and leave out quotes.",
     ),
     (
-        "this is a line of /etc/hosts",
-        rf"^{_ADDRESS}\s+([A-Za-z][\w.-]*)(?:\s+[A-Za-z][\w.-]*)*$(?<!slots)",
-        "Write only '{0}', or only its address.",
-    ),
-    (
-        "this is a name and its address",
-        rf"^([A-Za-z][\w.-]*)\s+{_ADDRESS}(?:\s|$)",
-        "Write only '{0}', or only its address.",
+        "this is a name with its address, as in /etc/hosts",
+        rf"^{_ADDRESS}\s+([A-Za-z][\w.-]*)(?:\s+[A-Za-z][\w.-]*)*$(?<!slots)"
+        rf"|^([A-Za-z][\w.-]*)\s+{_ADDRESS}(?:\s|$)",
+        "Write '{0}' alone, or its address alone.",
     ),
     (
         "this is a table that a command printed",
@@ -143,14 +114,9 @@ _FORMS = (
     ),
     ("this is LSF's LSB_MCPU_HOSTS", rf"^{_NAME}\s+\d+\s+[A-Za-z][\w.-]*\s+\d+", _ONE_LINE),
     (
-        "this is DeepSpeed's way to choose some slots of a host",
-        rf"^(?:{_NAME}(?::[\d,]+)?@)*{_NAME}:\d+(?:,\d+)+(?:@|$)",
-        "Here you only count the slots: two of them are 'slots=2'.",
-    ),
-    (
-        "this gives a host the numbers of its GPUs",
-        rf"^{_NAME}\s+\d+(?:,\s*\d+)+$",
-        "Write how many there are, as in 'slots=4'.",
+        "this chooses slots or GPUs by their numbers, as DeepSpeed does",
+        rf"^(?:{_NAME}(?::[\d,]+)?@)*{_NAME}:\d+(?:,\d+)+(?:@|$)|^{_NAME}\s+\d+(?:,\s*\d+)+$",
+        "Slots are counted here, not chosen: two of them are 'slots=2'.",
     ),
     (
         "this is a table of columns with '{0}' (CSV)",
@@ -167,36 +133,20 @@ _FORMS = (
         rf"^{_HOST}(?:\s*,\s*{_HOST})+\s+(?:max[_-])?slots\s*=",
         "Write the number for each host, so that it is clear whose slots they are.",
     ),
-    ("this is a count and a host", r"^\d+\s*[*x]?\s*([A-Za-z][\w.-]*)$", "Write '{0} slots=N'."),
     (
-        "this is a host and a count",
-        rf"^({_NAME})\s*(?:[*x]|\(x?)\s*(\d+)\)?$",
+        "this is a host and its number without 'slots'",
+        rf"^(?!slots|max)({_NAME})\s*(?:[*x=]|\(x?)\s*(\d+)\)?$",
         "Write '{0} slots={1}'.",
-    ),
-    (
-        "this is a host and its count with '='",
-        rf"^(?!slots|max)({_NAME})\s*=\s*(\d+)$",
-        "Write '{0} slots={1}'.",
-    ),
-    (
-        "this is a line of a shell script",
-        r"^(?:export\s+)?[A-Z][A-Z0-9_]+=\S|^(?:export|mpirun|mpiexec|srun|-H|--hosts?|-host|-machinefile)\s",
-        "Write only the hosts.",
     ),
     (
         "this has a word for slots without '='",
-        rf"^({_NAME})\s+(?i:{_NUMBER_OF_SLOTS})\s+(\d+)$",
+        rf"^({_NAME})\s+(?:(?i:{_NUMBER_OF_SLOTS})\s+(\d+)|(\d+)\s+(?i:{_NUMBER_OF_SLOTS}))$",
         "Write '{0} slots={1}'.",
     ),
-    (
-        "this is a host, a number and a word",
-        rf"^({_NAME})\s+(\d+)\s+(?i:{_NUMBER_OF_SLOTS})$",
-        "Write '{0} slots={1}'.",
-    ),
-    ("this is a list of hosts on one line", r"slots\s*=\s*\d+\s+[A-Za-z0-9][\w.-]*\s+slots\s*=", _ONE_LINE),
     (
         "this is a list of hosts on one line",
-        rf"^(?!.*\bslots\b){_HOST}(?:\s+(?=[A-Za-z]|\d+\.\d){_HOST})+$",
+        r"slots\s*=\s*\d+\s+[A-Za-z0-9][\w.-]*\s+slots\s*="
+        rf"|^(?!.*\bslots\b){_HOST}(?:\s+(?=[A-Za-z]|\d+\.\d){_HOST})+$",
         _ONE_LINE,
     ),
 )
