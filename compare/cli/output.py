@@ -154,7 +154,7 @@ def shown_from(*paths: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         named = "; ".join(map(str, paths))
         raise OutputError(

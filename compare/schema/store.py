@@ -18,7 +18,7 @@ from compare.errors import OutputError, UsageError, system_reason
 from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun
 from compare.schema.config import RunConfig
 from compare.schema.hostfile import format_hostfile
-from compare.schema.results import SCHEMA_VERSION, Launch, Run, Verification
+from compare.schema.results import SCHEMA_VERSION, Run, Verification
 from compare.schema.scale import Scale, Series, folder_of
 from compare.system.files import STANDARD_OUTPUT, read_json, write_json, write_text
 
@@ -32,10 +32,6 @@ CONFIG_FILE = "config.json"
 SCALE_FILE = "scale.json"
 _LONGEST_NAME = 100
 """Maximum number of characters of a model's name in the name of a folder."""
-OF_RUNS = (RESULTS_FILE, COLLECTIVES_FILE, SCALE_FILE)
-"""Names of the files that hold what a command measured."""
-OF_RESULTS = (*OF_RUNS, VERIFICATION_FILE)
-"""Names of the files that hold a result."""
 Result: TypeAlias = Run | Scale | CollectivesRun | Verification
 """The results that ``compare report`` can show."""
 _RENAMED = {2: {"set_aside": "discarded"}, SCHEMA_VERSION: {}}
@@ -124,59 +120,24 @@ _READERS: dict[str, Callable[[Path], Result]] = {
     VERIFICATION_FILE: partial(read_json, kind=Verification),
 }
 """The functions that read the results of commands other than ``compare run``, by the name of the file."""
+OF_RESULTS = (RESULTS_FILE, *_READERS)
+"""Names of the files that hold a result."""
 
 
 def read_run(path: Path) -> Run:
     """Read a run, given its folder, its ``results.json`` or its JSON export.
 
     Raises:
-        OutputError: there is no run, or it is a verification, is damaged, has an unknown schema version, or
-            contradicts itself.
+        OutputError: there is no run, or it is a verification, is damaged, or has an unknown schema version.
     """
     file = path / RESULTS_FILE if path.is_dir() else path
     if not file.exists():
-        if path.is_dir() and (path / VERIFICATION_FILE).exists():
-            raise _verification(path / VERIFICATION_FILE)
         raise OutputError(
             f"There is no run at {path}.",
             found=f"{file} does not exist.",
             remedy="Give the folder that `compare run` printed, or its results.json.",
         )
-    run = read_json(file, Run, adapt=lambda content: _fields(file, content))
-    seen: set[tuple[str, int]] = set()
-    for launch in run.launches:
-        wrong = "it appears twice" if (launch.arm, launch.round) in seen else _contradiction(run, launch)
-        seen.add((launch.arm, launch.round))
-        if wrong:
-            raise OutputError(
-                f"{file} does not hold a run as Ringside writes it.",
-                found=f"Launch {launch.number} ({launch.arm}, round {launch.round}): {wrong}.",
-                remedy="If the file was edited, restore it. Otherwise run the comparison again.",
-            )
-    return run
-
-
-def _contradiction(run: Run, launch: Launch) -> str:
-    """Return a clause that says what contradicts itself in a launch; empty if nothing does."""
-    arm = next((arm for arm in run.config.arms if arm.label == launch.arm), None)
-    if arm is None:
-        return "the config has no such arm"
-    count = 1 if arm.traits.one_process else run.config.ranks
-    numbers = [rank.rank for rank in launch.ranks]
-    if len(numbers) != count or numbers != list(range(count)):
-        return f"it has ranks {', '.join(map(str, numbers)) or 'none'}, not 0 to {count - 1}"
-    tested = [rank.evaluation for rank in launch.ranks]
-    if run.dataset.name != "own" and any(not 0 <= (its.correct or 0) <= its.samples for its in tested):
-        return "a rank has more right answers than samples, or fewer than none"
-    timed = [
-        (
-            [(block.mode, block.steps, sorted(block.phases), block.turn) for block in rank.blocks],
-            len(rank.collective_ns),
-            [(sweep.message_bytes, len(sweep.ns)) for sweep in rank.sweep],
-        )
-        for rank in launch.ranks
-    ]
-    return "" if timed == timed[:1] * count else "its ranks timed different blocks or collectives"
+    return read_json(file, Run, adapt=partial(_fields, file))
 
 
 def _fields(file: Path, content: Any) -> dict[str, Any]:
@@ -188,7 +149,11 @@ def _fields(file: Path, content: Any) -> dict[str, Any]:
     content = msgspec.convert(content, dict[str, Any])
     exported = "schema_version" not in content and isinstance(content.get("run"), dict)
     if exported and "summary" not in content and "arms" in content:
-        raise _verification(file)
+        raise OutputError(
+            f"{file} is a verification, not a run.",
+            found="`compare verify` proves that arms train alike. It measures no speed.",
+            remedy="Read the gates in the file, or measure the arms with `compare run`.",
+        )
     fields = content["run"] if exported else content
     version = fields.get("schema_version")
     if not isinstance(version, int) or version not in _RENAMED:
@@ -199,14 +164,6 @@ def _fields(file: Path, content: Any) -> dict[str, Any]:
         )
     today = {_RENAMED[version].get(name, name): value for name, value in fields.items()}
     return today | {"schema_version": SCHEMA_VERSION}
-
-
-def _verification(file: Path) -> OutputError:
-    return OutputError(
-        f"{file} is a verification, not a run.",
-        found="`compare verify` proves that arms train alike. It measures no speed.",
-        remedy="Show it with `compare report`, or measure the arms with `compare run`.",
-    )
 
 
 def create_output(asked: Path | None, what: str, ranks: int, *, purpose: str = "") -> Path:
@@ -296,14 +253,13 @@ def require_writable(path: Path, *, to_be_made: Path | None) -> None:
         if path.name in {*OF_RESULTS, CONFIG_FILE, "hostfile"}:
             raise UsageError(f"{path}: the run itself writes this file.", remedy="Choose another name.")
         return
-    problem = (
-        f"{path} is a folder."
-        if path.is_dir()
-        else f"There is no folder {folder}."
-        if not folder.is_dir()
-        else f"{path if path.exists() else folder} is read-only."
-        if not os.access(path if path.exists() else folder, os.W_OK)
-        else ""
-    )
-    if problem:
-        raise OutputError(f"{path} cannot be written.", found=problem, remedy="Choose another path for it.")
+    changed = path if path.exists() else folder
+    if path.is_dir():
+        problem = f"{path} is a folder."
+    elif not folder.is_dir():
+        problem = f"{folder} is not a folder."
+    elif not os.access(changed, os.W_OK):
+        problem = f"{changed} is read-only."
+    else:
+        return
+    raise OutputError(f"{path} could not be written.", found=problem, remedy="Choose another file.")

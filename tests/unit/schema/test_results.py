@@ -298,59 +298,32 @@ def a_full_run(**changes):
     return a_run({"none": [1.0], "ddp": [1.0]}, launches=launches, **changes)
 
 
-LAST = -1  # edits change the last rank of the last launch, so a check of only the first finds none
+def last_rank(run):
+    """Edits change the last rank of the last launch, so a check of only the first finds none."""
+    return run["launches"][-1]["ranks"][-1]
 
 
-def ranks_of(run):
-    return run["launches"][LAST]["ranks"]
-
-
-def rank_of(run):
-    return ranks_of(run)[LAST]
-
-
-OF_A_LAUNCH = {
-    "a rank removed": lambda run: ranks_of(run).pop(),
-    "no ranks": lambda run: run["launches"][LAST].update(ranks=[]),
-    "a rank twice": lambda run: rank_of(run).update(rank=0),
-    "one rank's block missing": lambda run: rank_of(run)["blocks"].pop(),
-    "other steps": lambda run: rank_of(run)["blocks"][0].update(steps=29),
-    "another mode": lambda run: rank_of(run)["blocks"][1].update(mode="training"),
-    "one rank's phases gone": lambda run: rank_of(run)["blocks"][2].update(phases={}),
-    "a collective less": lambda run: rank_of(run)["collective_ns"].pop(),
-    "a sweep of one rank": lambda run: rank_of(run).update(sweep=[{"message_bytes": 4, "ns": [1]}]),
-    "an unknown arm": lambda run: run["launches"][LAST].update(arm="mpi"),
-    "steps 0": lambda run: rank_of(run)["blocks"][0].update(steps=0),
-    "wall_ns 0": lambda run: rank_of(run)["blocks"][0].update(wall_ns=0),
-    "negative time": lambda run: rank_of(run)["blocks"][0].update(wall_ns=-1),
-    "negative CPU time": lambda run: rank_of(run)["blocks"][0].update(cpu_ns=-1),
-    "a collective in no time": lambda run: rank_of(run)["collective_ns"].append(0),
-    "a sweep never timed": lambda run: rank_of(run).update(sweep=[{"message_bytes": 4, "ns": []}]),
-    "no CPUs": lambda run: rank_of(run)["machine"].update(cpus=0),
-    "no time": lambda run: run["launches"][LAST].update(seconds=0),
-    "memory of 400 digits": lambda run: rank_of(run).update(peak_memory_bytes=10**400),
-    "a message of 10 EB": lambda run: rank_of(run)["message_bytes"].append(10**19),
-    "more right than tested": lambda run: rank_of(run)["evaluation"].update(correct=5_001),
-    "fewer than none right": lambda run: rank_of(run)["evaluation"].update(correct=-1),
-    "negative messages": lambda run: rank_of(run).update(message_bytes=[-1]),
-}
-OF_THE_RUN = {
+EDITS = {
+    "a block of no time": lambda run: last_rank(run)["blocks"][0].update(wall_ns=0),
+    "negative CPU time": lambda run: last_rank(run)["blocks"][0].update(cpu_ns=-1),
+    "a sweep never timed": lambda run: last_rank(run).update(sweep=[{"message_bytes": 4, "ns": []}]),
+    "a launch of no time": lambda run: run["launches"][-1].update(seconds=0),
+    "memory of 400 digits": lambda run: last_rank(run).update(peak_memory_bytes=10**400),
+    "a message of 10 EB": lambda run: last_rank(run)["message_bytes"].append(10**19),
+    "400 digits in an attestation": lambda run: last_rank(run)["attestation"].update(x=[{"y": 10**400}]),
     "no arms": lambda run: run["config"].update(arms=[], baseline="", comparisons=None),
     "another baseline": lambda run: run["config"].update(baseline="mpi"),
     "comparisons 0": lambda run: run["config"].update(comparisons=0),
     "no hosts": lambda run: run.update(hosts=[]),
     "a billion ranks": lambda run: run["config"].update(ranks=10**9),
-    "400 digits in an attestation": lambda run: rank_of(run)["attestation"].update(x=[{"y": 10**400}]),
 }
 
 
-@pytest.mark.parametrize("edit", [*OF_A_LAUNCH, *OF_THE_RUN])
-def test_read_run_refuses_a_run_that_contradicts_itself(tmp_path, edit):
-    error = refusal(rewritten(tmp_path, a_full_run(), (OF_A_LAUNCH | OF_THE_RUN)[edit]))
+@pytest.mark.parametrize("edit", EDITS)
+def test_read_run_refuses_numbers_that_no_run_has(tmp_path, edit):
+    error = refusal(rewritten(tmp_path, a_full_run(), EDITS[edit]))
     assert str(tmp_path / RESULTS_FILE) in error.what
     assert error.found
-    where = ("Launch 6 (", "$.launches[5].", "whole number of")
-    assert any(words in error.found for words in where) or edit in OF_THE_RUN
     assert "edited" in error.remedy
 
 
@@ -399,9 +372,8 @@ def test_read_run_reads_an_export(tmp_path):
     [
         (lambda run: run.update(schema_version=1), "schema version 1"),
         (lambda run: run.pop("schema_version"), "schema version 0"),
-        (lambda run: run["launches"][0]["ranks"].pop(), "as Ringside writes it"),
     ],
-    ids=["version", "no version", "contradiction"],
+    ids=["version", "no version"],
 )
 def test_read_run_checks_an_exported_run_too(tmp_path, edit, named):
     run = a_full_run()
@@ -411,12 +383,11 @@ def test_read_run_checks_an_exported_run_too(tmp_path, edit, named):
     assert named in refusal(tmp_path / "export.json").what
 
 
-@pytest.mark.parametrize("given", [".", "verification.json"])
-def test_read_run_recognises_a_verification(tmp_path, given):
+def test_read_run_recognises_a_verification(tmp_path):
     gate = Gate(name="ranks", outcome="passed")
     arms = [ArmVerification(arm="ddp", gates=[gate], seconds=1.0)]
     write_json(tmp_path / "verification.json", Verification(run=a_run(), arms=arms))
-    error = refusal(tmp_path / given)
+    error = refusal(tmp_path / "verification.json")
     assert "is a verification" in error.what
     assert "compare verify" in error.found
     assert "compare run" in error.remedy
