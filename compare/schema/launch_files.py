@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from functools import partialmethod
 from pathlib import Path
 
 LEASE_SECONDS = 6.0
@@ -43,29 +44,23 @@ class LaunchFiles:
         """Return the logs of the launchers on all hosts that are in this folder, sorted by path."""
         return sorted(self.directory.glob(f"{self.launcher_log.stem}*{self.launcher_log.suffix}"))
 
-    def result(self, rank: int) -> Path:
-        """Return where a rank writes its ``RankResult``."""
-        return self.directory / f"rank-{rank}.json"
+    def _of_rank(self, rank: int, ending: str) -> Path:
+        return self.directory / f"rank-{rank}.{ending}"
 
-    def failure(self, rank: int) -> Path:
-        """Return where a rank writes its ``RankFailure``."""
-        return self.directory / f"rank-{rank}.failure.json"
-
-    def log(self, rank: int) -> Path:
-        """Return the file that gets a rank's standard output and standard error."""
-        return self.directory / f"rank-{rank}.log"
-
-    def stacks(self, rank: int) -> Path:
-        """Return where a rank writes the stacks of its threads when it receives SIGTERM."""
-        return self.directory / f"rank-{rank}.stacks"
-
-    def progress(self, rank: int) -> Path:
-        """Return where a rank appends its ``Progress`` records."""
-        return self.directory / f"rank-{rank}.progress"
-
-    def witness(self, rank: int) -> Path:
-        """Return where a rank's witness writes its own process id when it starts."""
-        return self.directory / f"rank-{rank}.witness"
+    result = partialmethod(_of_rank, ending="json")
+    """Return where a rank writes its ``RankResult``."""
+    failure = partialmethod(_of_rank, ending="failure.json")
+    """Return where a rank writes its ``RankFailure``."""
+    log = partialmethod(_of_rank, ending="log")
+    """Return the file that gets a rank's standard output and standard error."""
+    stacks = partialmethod(_of_rank, ending="stacks")
+    """Return where a rank writes the stacks of its threads when it receives SIGTERM."""
+    progress = partialmethod(_of_rank, ending="progress")
+    """Return where a rank appends its ``Progress`` records."""
+    witness = partialmethod(_of_rank, ending="witness")
+    """Return where a rank's witness writes its own process id when it starts."""
+    exit = partialmethod(_of_rank, ending="exit")
+    """Return where a rank's witness writes the ``RankExit``, which is the last file of a rank."""
 
     def witnesses(self) -> set[int]:
         """Return the process ids that witnesses of this launch have written on this host."""
@@ -74,7 +69,3 @@ class LaunchFiles:
             with suppress(OSError):
                 texts.append(file.read_text())
         return {int(text) for text in texts if text.isdecimal()}
-
-    def exit(self, rank: int) -> Path:
-        """Return where a rank's witness writes the ``RankExit``, which is the last file of a rank."""
-        return self.directory / f"rank-{rank}.exit"
