@@ -360,7 +360,7 @@ def _parse_value(option: Option, value: str, text: str) -> OptionValue:
 def _unknown(kind: str, name: str, known: Iterable[str], text: str) -> UsageError:
     known = list(known)
     other = _ALSO_CALLED.get(re.sub("[-_ ]", "", name).lower(), "") if kind == "backend" else ""
-    close = [other] if other else difflib.get_close_matches(name, known, n=1)
+    close = [other] if other else difflib.get_close_matches(name.lower(), known, n=1)
     return UsageError(
         f"There is no {kind} called {name!r}" + (f" (in {text})." if text != name else "."),
         found=f"Did you mean {close[0]}?" if close else "",

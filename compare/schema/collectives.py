@@ -249,12 +249,9 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
         return self.rounds * len(self.groups)
 
 
-class SizeTiming(msgspec.Struct, frozen=True, kw_only=True):
+class SizeTiming(Exchange, frozen=True, kw_only=True):
     """One rank's times of one collective at one size, measured without training."""
 
-    collective: str = "all_reduce"
-    dtype: str = "float32"
-    operation: str = "sum"
     message_bytes: Annotated[int, msgspec.Meta(ge=0)]
     """Size of the larger buffer; 0 for a barrier."""
     calls: Count = 0

@@ -196,18 +196,13 @@ def read_env_flags(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str
     exported = {}
     for text in asked:
         name, given, value = text.partition("=")
-        if reason := refusal_of(name, may_be_secret=True):
-            raise UsageError(
-                f"-x {name} cannot be set.",
-                found=f"{reason[:1].upper()}{reason[1:]}.",
-                remedy="Name another variable, or leave it out.",
-            )
-        if name.startswith(_READ_AT_START):
-            raise UsageError(
-                f"-x {name} cannot be set.",
-                found="Processes read it when they start, which is before a rank receives the values of -x.",
-                remedy=f"Set it for an arm, where it is printed and saved: --backend ddp:env.{name}=VALUE",
-            )
+        reason, remedy = refusal_of(name, may_be_secret=True), "Name another variable, or leave it out."
+        if not reason and name.startswith(_READ_AT_START):
+            reason = "a process reads it at its start, before a rank receives the values of -x"
+            remedy = f"Set it for an arm, where it is printed and saved: --backend ddp:env.{name}=VALUE"
+        if reason:
+            found = f"{reason[0].upper()}{reason[1:]}."
+            raise UsageError(f"-x {name} cannot be set.", found=found, remedy=remedy)
         if not given and name not in environ:
             raise UsageError(
                 f"-x {name}: the variable is not set in your shell.",

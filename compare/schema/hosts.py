@@ -173,8 +173,7 @@ def local_host(slots: int) -> Host:
     try:
         return Host(name="localhost", slots=slots, source=THIS_MACHINE)
     except HostFaultError as fault:
-        remedy = f"Ask for 1 to {MAX_SLOTS:,} ranks on this machine."
-        raise UsageError(f"this machine: {fault}", remedy=remedy) from None
+        raise UsageError(f"{THIS_MACHINE}: {fault}", remedy="Ask for fewer ranks.") from None
 
 
 def is_local(host: Host) -> bool:
@@ -193,11 +192,7 @@ def is_local(host: Host) -> bool:
     try:
         return ipaddress.ip_address(host.name).is_loopback
     except ValueError:
-        return _first_label(host.key) == _first_label(own) and _leads_here(host.name)
-
-
-def _first_label(name: str) -> str:
-    return name.partition(".")[0]
+        return host.key.partition(".")[0] == own.partition(".")[0] and _leads_here(host.name)
 
 
 def _leads_here(name: str) -> bool:
@@ -219,16 +214,16 @@ def place(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
     many slots as it has ranks.
 
     Raises:
-        UsageError: ``ranks`` is below 1, or larger than the number of slots.
+        UsageError: ``ranks`` is larger than the number of slots.
     """
     room = sum(host.slots for host in hosts)
     wanted = room if ranks is None else ranks
-    if not 1 <= wanted <= room:
-        what, remedy = f"{wanted} ranks cannot be placed", "Ask for one rank or more."
-        if wanted > room:
-            what = f"{wanted} ranks do not fit: the hosts take {room}"
-            remedy = f"Ask for at most {room} (-np {room}), or give the hosts more slots."
-        raise UsageError(what, found=listed(hosts), remedy=remedy)
+    if wanted > room:
+        raise UsageError(
+            f"{wanted} ranks do not fit: the hosts take {room}",
+            found=listed(hosts),
+            remedy=f"Ask for {room} ranks at most (-np {room}), or give the hosts more slots.",
+        )
     before = itertools.accumulate((host.slots for host in hosts), initial=0)
     counts = [min(host.slots, max(0, wanted - taken)) for host, taken in zip(hosts, before, strict=False)]
     placed = zip(hosts, counts, strict=True)

@@ -242,7 +242,7 @@ def test_parse_arms_refuses_a_variable_that_ringside_sets(name, reason):
     [
         ("dpp", "ddp", "none, ddp, manual, horovod, mpi"),
         ("horvod", "horovod", "none, ddp, manual, horovod, mpi"),
-        ("DDP", None, "none, ddp, manual, horovod, mpi"),
+        ("DDP", "ddp", "none, ddp, manual, horovod, mpi"),
         ("", None, "none, ddp, manual, horovod, mpi"),
         ("ddp:bucket_cap=1", "bucket_cap_mb", "process_group, bucket_cap_mb"),
         ("manual:mod=flat", "mode", "mode, bucket_mb, process_group"),
