@@ -3,19 +3,17 @@
 It reads docstrings, comments, messages, names and documents. It reports long sentences, banned words,
 long test names, and files and functions that grew too long.
 
-Usage: python tests/prose.py [--summary] [PATH ...]
+Usage: python tests/prose.py [PATH ...]
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import inspect
 import io
 import re
 import sys
 import tokenize
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -38,24 +36,14 @@ MESSAGES = (*PRODUCT, "tests/bench")
 """Folders whose strings are read by people."""
 NOT_PROSE = {".json", ".png", ".svg", ".pyc", ".gz"}
 
-# ---- exceptions: a place and the reason ------------------------------------------------------------------
-
-SKIPPED_FILES = {
+EXCEPTIONS = {
     "tests/prose.py": "the word list names the words that it forbids",
     "tests/test_prose.py": "it plants violations",
-}
-LONG_FILES: dict[str, str] = {}
-"""Files that may be longer than the limit: ``path``."""
-LONG_FUNCTIONS: dict[str, str] = {}
-"""Functions that may be longer than the limit: ``path:function``."""
-LONG_SENTENCES: dict[str, str] = {
     "compare/launch/engines/commands.py: set -eu": "a program for the shell, not a sentence",
     "compare/launch/engines/__init__.py: host=": "likewise",
     "compare/launch/interpreter.py: import importlib": "a program, not a sentence",
 }
-"""Sentences that may be longer than the limit: ``path: first words of the sentence``."""
-ALLOWED_WORDS: dict[str, str] = {}
-"""Words that one file may use: ``path: word``."""
+"""Files that are not read, as ``path``, and sentences that may be longer, as ``path: first words``."""
 
 # ---- the word list ---------------------------------------------------------------------------------------
 
@@ -97,8 +85,6 @@ WORDS = {
     r"mend(s|ed|ing)?": "fix",
 }
 """Patterns of words that are not used, and what to write instead."""
-OLD_CLASSES = {"Begin": "Start", "Begun": "Started", "Ended": "Exited", "Gone": "RankDied"}
-OLD_CLASSES |= {"Piece": "FileData", "Whole": "FileData"}
 BANNED = [(re.compile(rf"\b(?:{word})\b", re.IGNORECASE), instead) for word, instead in WORDS.items()]
 
 
@@ -206,41 +192,34 @@ def document(text: str) -> Iterator[Chunk]:
 DIRECTIVE = re.compile(r"(noqa|type: ignore|pragma|!)")
 
 
-def comments(found: Iterable[tuple[int, str, bool]]) -> Iterator[Chunk]:
-    """Join the comments of neighbouring lines; ``found`` holds line, text, and whether it stands alone."""
-    block: list[tuple[int, str]] = []
-    for line, text, alone in found:
-        body = text.lstrip("#").removeprefix(" ").split("  # ")[0]
+def comments(path: str, text: str) -> Iterator[Chunk]:
+    """Join the comments of neighbouring lines; one behind code stands for itself."""
+    source, neighbour = text.split("\n"), 0
+    lines: list[tuple[int, str]] = []
+    for number, column, comment in (python_comments if path.endswith(".py") else hash_comments)(text):
+        alone = not source[number - 1][:column].strip()
+        body = comment.lstrip("#").removeprefix(" ").split("  # ")[0]
         if DIRECTIVE.match(body):
             continue
-        if block and not (alone and block[-1][0] == line - 1):
-            yield from paragraphs(block)
-            block = []
-        block.append((line, body.strip("- ") if body.startswith("---") else body.rstrip()))
-        if not alone:
-            yield from paragraphs(block)
-            block = []
-    yield from paragraphs(block)
+        if not alone or number != neighbour:
+            lines.append((number, ""))
+        lines.append((number, body.strip("- ") if body.startswith("---") else body.rstrip()))
+        neighbour = number + 1 if alone else 0
+    return paragraphs(lines)
 
 
-def python_comments(text: str) -> Iterator[Chunk]:
-    """Read the comments of Python source."""
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    return comments(
-        (token.start[0], token.string, not token.line[: token.start[1]].strip())
-        for token in tokens
-        if token.type == tokenize.COMMENT
-    )
+def python_comments(text: str) -> Iterator[tuple[int, int, str]]:
+    """Find the comments of Python source, each with its line and column."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield *token.start, token.string
 
 
-def hash_comments(text: str) -> Iterator[Chunk]:
-    """Read the comments of a shell script, a Makefile, TOML or a hostfile."""
-    found = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        comment = re.search(r"(?:^|(?<=\s))##? .*$", line)
-        if comment:
-            found.append((number, comment.group(), not line[: comment.start()].strip()))
-    return comments(found)
+def hash_comments(text: str) -> Iterator[tuple[int, int, str]]:
+    """Find the comments of a shell script, a Makefile, TOML or a hostfile."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if comment := re.search(r"(?:^|(?<=\s))##? .*$", line):
+            yield number, comment.start(), comment.group()
 
 
 # ---- Python ----------------------------------------------------------------------------------------------
@@ -300,8 +279,7 @@ def of_words(path: str, line: int, text: str, rule: str = "word") -> Iterator[Vi
     text = text.strip()
     for pattern, instead in BANNED:
         for hit in pattern.finditer(text):
-            if f"{path}: {hit.group().lower()}" not in ALLOWED_WORDS:
-                yield Violation(path, line, rule, f"{hit.group()!r} in {text!r}: write {instead}")
+            yield Violation(path, line, rule, f"{hit.group()!r} in {text!r}: write {instead}")
 
 
 def of_chunks(path: str, chunks: Iterable[Chunk]) -> Iterator[Violation]:
@@ -310,7 +288,7 @@ def of_chunks(path: str, chunks: Iterable[Chunk]) -> Iterator[Violation]:
         text = plain(raw)
         yield from of_words(path, line, text)
         for sentence in sentences(text):
-            allowed = any(f"{path}: {sentence}".startswith(start) for start in LONG_SENTENCES)
+            allowed = f"{path}: {sentence}".startswith(tuple(EXCEPTIONS))
             if (count := words(sentence)) > SENTENCE_WORDS and not allowed:
                 yield Violation(path, line, "sentence", f"{count} words: {sentence.strip()}")
 
@@ -319,21 +297,18 @@ def of_names(path: str, tree: ast.AST) -> Iterator[Violation]:
     """Report names of tests that are too long, and words in names that are not used."""
     for line, name in names(tree):
         yield from of_words(path, line, apart(name), "name")
-        if name in OLD_CLASSES:
-            yield Violation(path, line, "name", f"{name}: write {OLD_CLASSES[name]}")
         if name.startswith("test_") and len(name) > TEST_NAME_CHARACTERS:
             yield Violation(path, line, "name", f"{len(name)} characters: {name}")
 
 
 def of_lengths(path: str, text: str, tree: ast.AST) -> Iterator[Violation]:
     """Report files and functions that are too long."""
-    lines = len(text.splitlines())
-    if lines > FILE_LINES and path not in LONG_FILES:
+    if (lines := len(text.splitlines())) > FILE_LINES:
         yield Violation(path, 1, "file", f"{lines} lines, more than {FILE_LINES}")
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
-            if length > FUNCTION_LINES and f"{path}:{node.name}" not in LONG_FUNCTIONS:
+            if length > FUNCTION_LINES:
                 yield Violation(path, node.lineno, "function", f"{node.name}: {length} lines")
 
 
@@ -344,7 +319,7 @@ def of_python(path: str, text: str) -> Iterator[Violation]:
         yield from of_chunks(path, chunks)
         if chunks and (count := words(plain(chunks[0].text))) > SUMMARY_WORDS:
             yield Violation(path, chunks[0].line, "summary", f"{count} words: {chunks[0].text}")
-    yield from of_chunks(path, python_comments(text))
+    yield from of_chunks(path, comments(path, text))
     yield from of_names(path, tree)
     if path.startswith(MESSAGES):
         yield from of_chunks(path, messages(tree))
@@ -357,14 +332,14 @@ def of_text(path: str, text: str) -> list[Violation]:
     if path.endswith(".py"):
         found = of_python(path, text)
     else:
-        found = of_chunks(path, document(text) if path.endswith(".md") else hash_comments(text))
+        found = of_chunks(path, document(text) if path.endswith(".md") else comments(path, text))
     return sorted(found, key=lambda violation: violation.line)
 
 
 def files(path: Path) -> Iterator[Path]:
     """Find the files with prose under a path."""
     for found in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        named = found.relative_to(ROOT).as_posix() not in SKIPPED_FILES
+        named = found.relative_to(ROOT).as_posix() not in EXCEPTIONS
         if named and found.is_file() and found.suffix not in NOT_PROSE and "__pycache__" not in found.parts:
             yield found
 
@@ -379,19 +354,9 @@ def violations(paths: Iterable[str] = CHECKED) -> list[Violation]:
 
 
 def main() -> int:
-    """Print the violations, or their number in each file."""
-    parser = argparse.ArgumentParser(description="Check that the project's prose is plain English.")
-    parser.add_argument("--summary", action="store_true", help="show how many violations each file has")
-    parser.add_argument("paths", nargs="*", help="files and folders; all if none is given")
-    arguments = parser.parse_args()
-    found = violations([str(Path(path).resolve().relative_to(ROOT)) for path in arguments.paths] or CHECKED)
-    if arguments.summary:
-        for path, count in sorted(Counter(violation.path for violation in found).items()):
-            rules = Counter(violation.rule for violation in found if violation.path == path)
-            print(f"{count:5} {path}  ({', '.join(f'{n} {rule}' for rule, n in sorted(rules.items()))})")
-        print(f"{len(found):5} in all")
-    else:
-        print("\n".join(map(str, found)))
+    """Print the violations in the files and folders of the command line, or in all."""
+    found = violations([str(Path(path).resolve().relative_to(ROOT)) for path in sys.argv[1:]] or CHECKED)
+    print("\n".join(map(str, found)))
     return 1 if found else 0
 
 
