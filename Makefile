@@ -83,10 +83,10 @@ bench: setup ## measure Ringside itself (BENCH_ARGS="...")
 	$(PY) -m tests.bench $(BENCH_ARGS)
 
 false-differences: setup ## compare an arm with itself, and add that to a record (BENCH_ARGS="--arm mpi --more 10")
-	$(PY) -m tests.bench.false_differences $(BENCH_ARGS)
+	$(PY) -m tests.bench.false_verdicts aa $(BENCH_ARGS)
 
 false-alarms: setup ## gate this environment against itself, and add that to a record (BENCH_ARGS="--more 10")
-	$(PY) -m tests.bench.false_alarms $(BENCH_ARGS)
+	$(PY) -m tests.bench.false_verdicts gate $(BENCH_ARGS)
 
 other-programs: setup ## time MPI's collectives beside IMB and OSU, which it fetches into build/
 	$(PY) -m tests.bench.other_programs build/other-programs $(BENCH_ARGS)

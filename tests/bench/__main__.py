@@ -7,27 +7,47 @@ import os
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import averaging, by_hand, command_line, cost, loop, measuring, record, report
+from tests.bench import by_hand, command_line, cost, in_turns, report
 from tests.bench.estimate import Section
 from tests.bench.launches import BenchError
 from tests.bench.pairs import QuietWait
-from tests.bench.settings import Settings
 from tests.comparing import ROOT, find_mnist
 
 BENCHES = {
-    "loop": loop.bench,
+    "loop": in_turns.bench_loop,
     "published": by_hand.bench_published,
     "by-hand": by_hand.bench,
-    "averaging": averaging.bench,
-    "floor": averaging.bench_floor,
-    "measuring": measuring.bench,
+    "averaging": in_turns.bench_averaging,
+    "floor": in_turns.bench_floor,
+    "measuring": in_turns.bench_measuring,
     "command-line": command_line.bench,
     "cost": cost.bench,
 }
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every bench is given."""
+
+    data_dir: Path
+    """Holds MNIST/raw."""
+    folder: Path
+    """For temporary files; removed at the end."""
+    quick: bool
+    """Run a smoke test: few pairs, wide intervals."""
+
+    @property
+    def raw(self) -> Path:
+        return self.data_dir / "MNIST" / "raw"
+
+    def pick(self, thorough, quick):
+        """Return the number for a whole run or for a quick one."""
+        return quick if self.quick else thorough
 
 
 def main():
@@ -42,14 +62,13 @@ def main():
             data_dir=find_mnist() or sys.exit("MNIST is missing: compare data fetch --data-dir data"),
             folder=Path(folder),
             quick=given.quick,
-            figure=output.with_name(f"{output.stem}-cost.png") if output else None,
         )
         failed = False
         for name in given.only or BENCHES:
             section = _run(console, name, settings)
             failed |= section.failed
             if output:  # at once, so that an interrupt does not lose minutes of measuring
-                record.write(output, name, section, _command(given), order=list(BENCHES))
+                report.write(output, name, section, _command(given), order=list(BENCHES))
     if output:
         console.print(f"Written to {output}")
     sys.exit(failed)

@@ -52,7 +52,7 @@ def bench(settings) -> Section:
 
 
 def bench_published(settings) -> Section:
-    arms = [arm for arm in ("mpi", launches.SHARED_MEMORY) if launches.is_known(arm)]
+    arms = ["mpi", launches.SHARED_MEMORY]
     members = {arm: _product(settings, arm) for arm in [*arms, "ddp"]}
     members["published"] = _script(settings, "ddp", "published_ddp", steps=PUBLISHED_STEPS)
     turns = take_launches(members, settings.pick(10, 2))

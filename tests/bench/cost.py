@@ -43,11 +43,7 @@ def bench(settings) -> Section:
             found, others = _measure(settings, model, ranks)
             points += found
             conditions.append(f"{model} on {ranks}: others used {others:.0%}")
-    if settings.figure:
-        from tests.bench.plot import draw
-
-        draw(points, settings.figure, cores=_cores())
-    return Section("How the cost grows", TEXT, [], conditions, _table(points, settings.figure))
+    return Section("How the cost grows", TEXT, [], conditions, _table(points))
 
 
 def _measure(settings, model, ranks):
@@ -58,7 +54,7 @@ def _measure(settings, model, ranks):
         meter = LoadMeter(family_seconds)
         steps, warm_up = MODELS[model]
         run = launches.compare_run(
-            *("--backend", ",".join(arm for arm in ARMS if launches.is_known(arm)), "-np", str(ranks)),
+            *("--backend", ",".join(ARMS), "-np", str(ranks)),
             *("--model", model, "--steps", str(steps), "--warmup", str(warm_up)),
             data_dir=settings.data_dir,
             folder=settings.folder,
@@ -76,7 +72,7 @@ def _points(run):
     ]
 
 
-def _table(points, figure):
+def _table(points):
     arms = list(dict.fromkeys(point.arm for point in sorted(points, key=_place_in_table)))
     cells = {(point.ranks, point.megabytes, point.arm): _cell(point) for point in points}
     lines = [line(["ms a step, of it sync", *(f"`{arm}`" for arm in arms)])]
@@ -85,8 +81,7 @@ def _table(points, figure):
         head = f"{ranks} × {megabytes:.3g} MB{_mark(ranks)}"
         lines.append(line([head, *(cells[ranks, megabytes, arm] for arm in arms)]))
     notes = "\n\\* More ranks than cores: they wait for each other's core, so do not rank these arms.\n"
-    picture = f"![Step time and sync cost]({figure.name})\n\n" if figure else ""
-    return picture + "\n".join(lines) + "\n" + notes
+    return "\n".join(lines) + "\n" + notes
 
 
 def _cell(point):

@@ -19,7 +19,6 @@ from backends import BACKENDS
 from backends.launchers import LAUNCHERS, environment_bin, find_launcher
 from backends.launchers.request import Request
 from compare.analysis.figures import LaunchFigures
-from compare.errors import UsageError
 from compare.schema.arms import parse_arm
 from compare.schema.environment import inherited, settings
 from compare.schema.hosts import local_host
@@ -46,15 +45,6 @@ class Outcome:
 
     figures: dict[str, float]
     load: Load
-
-
-def is_known(arm):
-    """Return whether this version of the product has an arm."""
-    try:
-        parse_arm(arm)
-    except UsageError:
-        return False
-    return True
 
 
 class BenchError(RuntimeError):
@@ -128,12 +118,6 @@ def start_ranks(script, arguments, *, arm="ddp", ranks=2):
     with tempfile.TemporaryDirectory() as scratch:  # torchrun leaves a folder here
         for command in LAUNCHERS[name].commands(request):
             execute(command.argv, inherited(os.environ) | dict(command.environment) | {"TMPDIR": scratch})
-
-
-def start_alone(script, arguments):
-    """Run a module of ``tests.bench.scripts`` as one process in a rank's environment."""
-    module = f"tests.bench.scripts.{script}"
-    execute([sys.executable, "-m", module, *map(str, arguments)], inherited(os.environ) | _SETTINGS)
 
 
 def read_ranks(folder, ranks):

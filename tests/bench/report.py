@@ -1,16 +1,19 @@
-"""Print the results, and write the file that the README quotes."""
+"""Print the results, and keep them from one run of the bench to the next."""
 
 from __future__ import annotations
 
 import contextlib
 import platform
 import subprocess
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
+import msgspec
 from rich.markdown import Markdown
 from rich.table import Table
 
-from tests.bench.estimate import Place
+from tests.bench.estimate import Place, Record, Section
 from tests.bench.machine import describe
 from tests.comparing import ROOT
 
@@ -28,6 +31,29 @@ def table(section) -> Table | Markdown:
     for row in section.rows:
         shown.add_row(*_cells(row), style="red" if row.verdict.startswith("MISSED") else None)
     return shown
+
+
+def write(output: Path, name: str, section: Section, command: str, *, order: list[str]) -> None:
+    """Write the new section with the earlier ones, as JSON and Markdown.
+
+    Args:
+        output: the Markdown file; its JSON lies beside it.
+        name: the name of the bench.
+        section: its results.
+        command: the command that measured it.
+        order: the order of the benches in the file.
+    """
+    file, here = output.with_suffix(".json"), place()
+    earlier = msgspec.json.decode(file.read_bytes(), type=list[Record]) if file.exists() else []
+    records = {record.name: record for record in earlier if record.place == here and record.name in order}
+    record = Record(name, section, command, f"{datetime.now().astimezone():%Y-%m-%d}", here, code())
+    # A bench that failed now keeps its earlier results.
+    records[name] = records.get(name, record) if section.failed else record
+    ordered = sorted(records.values(), key=lambda record: order.index(record.name))
+    part = file.with_suffix(".part")  # an interrupt must not leave half a file
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
+    part.replace(file)
+    output.write_text(markdown(ordered))
 
 
 def markdown(records) -> str:
