@@ -18,6 +18,7 @@ from backends import BACKENDS, GROUPS, Backend, Option
 from compare.cli.help import EXAMPLES
 from compare.cli.main import app
 from compare.data.models import MLPS
+from compare.schema.arms import Arm
 from compare.schema.results import SCHEMA_VERSION, Run
 from compare.system.files import json_text
 from tests.comparing import ROOT
@@ -230,7 +231,10 @@ def options_page() -> str:
         ),
         groups=table(
             ("group", "what it is", "launched as"),
-            ((f"`{name}`", entry.summary, code(label(entry))) for name, entry in GROUPS.items()),
+            (
+                (f"`{name}`", entry.summary, code(Arm(entry.backend, dict(entry.options)).label))
+                for name, entry in GROUPS.items()
+            ),
         ),
     )
 
@@ -309,11 +313,6 @@ def written(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def label(entry: Any) -> str:
-    """Write the arm that launches a group."""
-    return ":".join([entry.backend, *(f"{name}={value}" for name, value in entry.options.items())])
 
 
 def names(choices: Iterable[str]) -> str:

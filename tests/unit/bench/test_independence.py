@@ -1,22 +1,11 @@
-"""Test the test of independent cohorts."""
+"""Cohorts are independent, and a correlation would be found."""
 
 from __future__ import annotations
-
-import itertools
 
 import numpy as np
 import pytest
 
-from tests.bench.independence import RECORDS, describe, expected, lag_1_of, of_record
-
-
-@pytest.mark.parametrize("values", [[0.1, 0.2, -0.3, 0.05, 0.4], [1.0, 0.0, 0.0, 9.0]])
-def test_lag_1_of_all_orders_is_minus_one_over_n_on_average(values):
-    orders = [np.array(order) for order in itertools.permutations(values)]
-    found, shuffled = lag_1_of(orders)
-    assert found == pytest.approx(-1 / len(values))
-    assert found == pytest.approx(expected(orders))
-    assert shuffled.mean() == pytest.approx(found, abs=0.01)
+from tests.bench.independence import RECORDS, describe, lag_1_of, of_record
 
 
 @pytest.mark.parametrize(("after", "independent"), [(0.0, True), (0.5, False)])
@@ -38,7 +27,3 @@ def test_recorded_cohorts_are_as_independent_values():
     for path in RECORDS:
         for name, series in of_record(path).items():
             assert float(describe(series).partition(", p ")[2][:5]) > 0.001, name
-
-
-def test_series_of_two_rounds_has_no_correlation():
-    assert describe([[0.1, 0.2]]) == "fewer than 3 rounds"

@@ -122,21 +122,6 @@ def test_follow_clear_differences_are_settled_early(mean, spread, most_rounds):
     assert rounds.mean() < most_rounds
 
 
-def test_simulate_same_seed_gives_the_same_result():
-    record = recorded("normal", 2, rounds=50)
-    first, again, other = (simulate_aa(record, FIXED, experiments=500, seed=seed) for seed in (1, 1, 2))
-    assert first == again != other
-
-
-@pytest.mark.parametrize(
-    ("record", "arms"),
-    [([[1, 1]] * 4, 1), ([[1, 1]] * 5, 2), ([[1, 1]] * 5, 0), ([[1, 1]] * 4 + [[1, 0]], 1)],
-)
-def test_simulate_short_record_fails(record, arms):
-    with pytest.raises(ValueError, match=r"too few|above 0"):
-        simulate_aa(record, FIXED, arms=arms, experiments=10)
-
-
 # ---- gates ----
 
 RECORD = ROOT / "docs" / "false-differences.jsonl"

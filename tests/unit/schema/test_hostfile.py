@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from compare.errors import UsageError
@@ -24,7 +24,9 @@ from compare.schema.hostfile import (
 )
 from compare.schema.hostfile_forms import may_be_a_port
 from compare.schema.hosts import MAX_SLOTS, Host
-from tests.unit.schema.hosts_strategy import hosts_of, lists_of, untimed
+
+# Nothing here is about time, and a busy machine is no failure.
+untimed = settings(deadline=None)
 
 EXAMPLES = Path(__file__).parents[3] / "hostfiles"
 
@@ -180,6 +182,25 @@ def test_hostfile_with_too_many_hosts_or_slots_is_refused():
     assert mistake("\n".join(lines)).what.startswith(f"hosts:{MAX_HOSTS + 1}: ")
     assert mistake(f"a[1-{MAX_HOSTS}] slots=1\nb slots=1").what.startswith("hosts:2: ")
     assert mistake("a\n" * (MAX_SLOTS + 1)).what.startswith(f"hosts:{MAX_SLOTS + 1}: ")
+
+
+NAMES = (
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}[a-z]", fullmatch=True)
+    | st.ip_addresses(v=4).map(str)
+    | st.ip_addresses(v=6).map(str)
+)
+USERS = st.just("") | st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,10}", fullmatch=True)
+
+
+@st.composite
+def hosts_of(draw, *, max_slots=True):
+    slots = draw(st.integers(1, 64))
+    limit = draw(st.none() | st.integers(slots, 128)) if max_slots else None
+    return Host(draw(NAMES.filter(lambda name: name != "slots")), slots, draw(USERS), limit)
+
+
+def lists_of(hosts):
+    return st.lists(hosts, min_size=1, max_size=8, unique_by=lambda host: host.name.lower()).map(tuple)
 
 
 @untimed

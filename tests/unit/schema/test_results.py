@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import jsonschema
 import msgspec
 import pytest
 
@@ -32,8 +33,17 @@ from compare.schema.results import (
 )
 from compare.schema.store import RESULTS_FILE, read_run
 from compare.system.files import temporary_root, write_json, write_text
+from tests.comparing import ROOT
 from tests.unit.factories import DIGITS, INITIAL, a_block, a_launch, a_phased_block, a_rank, a_run
 from tests.unit.pages import render
+
+
+@pytest.fixture(scope="module")
+def published():
+    """Return what validates against the JSON Schema that docs/ publishes."""
+    schema = json.loads((ROOT / "docs" / "results.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
 
 
 def refusal(path):
@@ -234,12 +244,13 @@ def test_read_run_refuses_an_unknown_schema_version(tmp_path, version, changes):
 
 
 @pytest.mark.parametrize("exported", [False, True])
-def test_read_run_reads_a_recorded_run_of_version_2(tmp_path, exported):
+def test_read_run_reads_a_recorded_run_of_version_2(tmp_path, published, exported):
     """The last version with schema 2 wrote the file, which is abridged."""
     recorded = json.loads(gzip.decompress((Path(__file__).parent / "results-v2.json.gz").read_bytes()))
     content = {"summary": {}, "run": recorded} if exported else recorded
     (tmp_path / RESULTS_FILE).write_text(json.dumps(content))
     run = read_run(tmp_path)
+    published.validate(json.loads(msgspec.json.encode(run)))
     assert (recorded["schema_version"], run.schema_version) == (2, SCHEMA_VERSION)
     launched_arms = [(arm.label, len(run.of(arm))) for arm in run.config.arms]
     assert launched_arms == [("none", 2), ("ddp", 2), ("manual", 2)]
@@ -349,13 +360,20 @@ RUNS = {
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_read_run_returns_what_was_written_and_every_format_shows(tmp_path, run):
+def test_read_run_returns_what_was_written_and_every_format_shows(tmp_path, published, run):
     write_json(tmp_path / RESULTS_FILE, run)
+    published.validate(json.loads((tmp_path / RESULTS_FILE).read_text()))
     read = read_run(tmp_path)
     assert read == read_run(tmp_path / RESULTS_FILE) == run
     for form in ("markdown", "csv", "json"):
         assert render(read, analyse(read), form, detail=True)
     assert read_run(edited(tmp_path, weather="fine")) == a_run()
+
+
+def test_published_schema_refuses_a_wrong_or_missing_field(published):
+    run = json.loads(msgspec.json.encode(a_run()))
+    assert list(published.iter_errors(run | {"cores": "two"}))
+    assert list(published.iter_errors({name: held for name, held in run.items() if name != "config"}))
 
 
 # ---- other files of Ringside ----
