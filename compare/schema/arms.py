@@ -41,11 +41,9 @@ _SPECIAL = re.compile(r"[\\:,{}]")
 _ALSO_CALLED = {
     "allreduce": "manual",
     "torch": "ddp",
-    "torchddp": "ddp",
     "distributeddataparallel": "ddp",
     "hvd": "horovod",
     "openmpi": "mpi",
-    "mpi4py": "mpi",
     "gloo": "ddp:process_group=gloo",
     "nccl": "ddp:process_group=nccl",
 }

@@ -7,7 +7,6 @@ error names the form and states what to write in its place.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _HOST = rf"{_NAME}(?:\[[0-9,/-]+\][A-Za-z0-9._-]*)*(?::\d+)?"
@@ -18,33 +17,26 @@ _NUMBER_OF_SLOTS = (
 _SSH_PORTS, _FIRST_PORT, _LAST_PORT = {22, 222}, 1024, 65535
 _ONE_LINE = "Put each host on a line of its own, or put commas between them."
 
-
-class Plain(NamedTuple):
-    """A line in the form of a hostfile."""
-
-    text: str
-    adds: bool = False
-    """Whether its slots add to those that an earlier line gives the same host."""
-
-
 # Each has a pattern of the whole line, the line in the form of a hostfile, and whether its slots add up.
 _READ = (
     # Grid Engine's $PE_HOSTFILE: host, slots, queue@host, processors. A host may have several queues.
     (re.compile(r"(\S+)[ \t]+(\d+)[ \t]+\S+@\S+(?:[ \t]+\S+)?"), r"\1 slots=\2", True),
     (re.compile(r"(.*[^,;\s])\s*[,;]"), r"\1", False),
     (re.compile(r"([\"'])([^\"']+)\1[ \t]*((?:[ \t:].*)?)"), r"\2\3", False),
-    (re.compile(rf"({_NAME})[ \t]*:[ \t]+(\d+)"), r"\1:\2", False),
-    (re.compile(rf"({_NAME})[ \t]+:[ \t]*(\d+)"), r"\1:\2", False),
+    (re.compile(rf"({_NAME})[ \t]*:[ \t]*(\d+)"), r"\1:\2", False),
 )
 
 
-def plain(text: str) -> Plain:
-    """Return a line in the form of a hostfile; a line that no pattern matches is returned as it is."""
+def plain(text: str) -> tuple[str, bool]:
+    """Return a line in the form of a hostfile, and whether its slots add to earlier ones.
+
+    A line that no pattern matches is returned as it is.
+    """
     adds = False
     for pattern, sense, its_adds in _READ:
         if match := pattern.fullmatch(text):
             text, adds = match.expand(sense), adds or its_adds
-    return Plain(text, adds)
+    return text, adds
 
 
 _FORMS = (
@@ -168,14 +160,8 @@ def recognised(line: str) -> tuple[str, str] | None:
 
 def may_be_a_port(count: str) -> bool:
     """Return whether the number in ``host:N`` looks like a port: 22, 222, or from 1024 to 65535."""
-    if not re.fullmatch("[0-9]{1,5}", count):
-        return False
-    return int(count) in _SSH_PORTS or _FIRST_PORT <= int(count) <= _LAST_PORT
-
-
-def which_of_both(name: str, count: str) -> str:
-    """Return the remedy for a number that may mean slots or a port: how to write each of them."""
-    return f"Write '{name} slots={count}' for slots, or '{name}' and --ssh-port {count} for a port."
+    number = int(count) if re.fullmatch("[0-9]{1,5}", count) else 0
+    return number in _SSH_PORTS or _FIRST_PORT <= number <= _LAST_PORT
 
 
 def _spelled(group: str) -> str:
