@@ -309,32 +309,35 @@ def a_full_run(**changes):
     return a_run({"none": [1.0], "ddp": [1.0]}, launches=launches, **changes)
 
 
+NEVER_TIMED = {"message_bytes": 4, "ns": []}
+
+
 def last_rank(run):
     """Edits change the last rank of the last launch, so a check of only the first finds none."""
     return run["launches"][-1]["ranks"][-1]
 
 
-EDITS = {
-    "a block of no time": lambda run: last_rank(run)["blocks"][0].update(wall_ns=0),
-    "negative CPU time": lambda run: last_rank(run)["blocks"][0].update(cpu_ns=-1),
-    "a sweep never timed": lambda run: last_rank(run).update(sweep=[{"message_bytes": 4, "ns": []}]),
-    "a launch of no time": lambda run: run["launches"][-1].update(seconds=0),
-    "memory of 400 digits": lambda run: last_rank(run).update(peak_memory_bytes=10**400),
-    "a message of 10 EB": lambda run: last_rank(run)["message_bytes"].append(10**19),
-    "400 digits in an attestation": lambda run: last_rank(run)["attestation"].update(x=[{"y": 10**400}]),
-    "no arms": lambda run: run["config"].update(arms=[], baseline="", comparisons=None),
-    "another baseline": lambda run: run["config"].update(baseline="mpi"),
-    "comparisons 0": lambda run: run["config"].update(comparisons=0),
-    "no hosts": lambda run: run.update(hosts=[]),
-    "a billion ranks": lambda run: run["config"].update(ranks=10**9),
-}
-
-
-@pytest.mark.parametrize("edit", EDITS)
-def test_read_run_refuses_numbers_that_no_run_has(tmp_path, edit):
-    error = refusal(rewritten(tmp_path, a_full_run(), EDITS[edit]))
+@pytest.mark.parametrize(
+    ("found", "edit"),
+    [
+        ("launches[5].ranks[1].blocks[0].wall_ns", lambda run: last_rank(run)["blocks"][0].update(wall_ns=0)),
+        ("launches[5].ranks[1].blocks[0].cpu_ns", lambda run: last_rank(run)["blocks"][0].update(cpu_ns=-1)),
+        ("launches[5].ranks[1].sweep[0].ns", lambda run: last_rank(run).update(sweep=[NEVER_TIMED])),
+        ("$.launches[5].seconds", lambda run: run["launches"][-1].update(seconds=0)),
+        ("whole number of 401 digits", lambda run: last_rank(run).update(peak_memory_bytes=10**400)),
+        ("whole number of 401 digits", lambda run: last_rank(run)["attestation"].update(x=[{"y": 10**400}])),
+        ("whole number of 20 digits", lambda run: last_rank(run)["message_bytes"].append(10**19)),
+        ("$.config.arms", lambda run: run["config"].update(arms=[], baseline="", comparisons=None)),
+        ("$.config.comparisons", lambda run: run["config"].update(comparisons=0)),
+        ("$.hosts", lambda run: run.update(hosts=[])),
+        ("--baseline cannot be mpi", lambda run: run["config"].update(baseline="mpi")),
+        ("--batch-size cannot be 64", lambda run: run["config"].update(ranks=10**9)),
+    ],
+)
+def test_read_run_refuses_numbers_that_no_run_has(tmp_path, found, edit):
+    error = refusal(rewritten(tmp_path, a_full_run(), edit))
     assert str(tmp_path / RESULTS_FILE) in error.what
-    assert error.found
+    assert found in error.found
     assert "edited" in error.remedy
 
 
