@@ -198,7 +198,7 @@ def read_env_flags(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str
         name, given, value = text.partition("=")
         reason, remedy = refusal_of(name, may_be_secret=True), "Name another variable, or leave it out."
         if not reason and name.startswith(_READ_AT_START):
-            reason = "a process reads it at its start, before a rank receives the values of -x"
+            reason = "processes read it when they start, which is before a rank receives the values of -x"
             remedy = f"Set it for an arm, where it is printed and saved: --backend ddp:env.{name}=VALUE"
         if reason:
             found = f"{reason[0].upper()}{reason[1:]}."

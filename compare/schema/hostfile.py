@@ -42,7 +42,7 @@ MAX_FILE_BYTES = 16 * 2**20
 
 _FILE_FORM = "Write one host a line as 'host slots=N', for example 'node1 slots=4'."
 _LIST_FORM = "Write the hosts as 'host:N,host:N', for example 'node1:4,node2:4'."
-_NAME_FORM = "Name hosts as the hostfile does, such as 'node1,node[3-4]'. -np gives the number of ranks."
+_NAME_FORM = "Name hosts as the hostfile does, such as 'node1,node[3-4]'. -np sets the number of ranks."
 _REPEAT_FORM = "Name a host once with slots=N, or repeat its bare name, one slot a line."
 _RANGE_FORM = "is not a range of host names such as node[1-4] or node[01-08,12]"
 

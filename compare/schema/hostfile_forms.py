@@ -53,8 +53,12 @@ _FORMS = (
         r"^(?i:Host|HostName|User|Port|IdentityFile|ProxyJump|ProxyCommand|Match|Include)[\s=]+\S",
         "Keep it in ~/.ssh/config, which is used here too, and write only its hosts.",
     ),
-    ("this is a list of ssh's host keys", r"^\S+\s+(?:ssh-|ecdsa-|sk-)\S+", "Name its first column alone."),
-    ("this is Open MPI's rankfile", r"^rank\s+\d+\s*=", "Count the ranks of each host."),
+    ("this is a list of ssh's host keys", r"^\S+\s+(?:ssh-|ecdsa-|sk-)\S+", "Write only its first column."),
+    (
+        "this is Open MPI's rankfile",
+        r"^rank\s+\d+\s*=",
+        "Count the ranks of each host, and write that number as its slots.",
+    ),
     (
         "this is a request to PBS or Torque, or its exec_host",
         r"^(?:-l\s*)?(?:nodes|select)=|:(?:ppn|ncpus|mpiprocs)=|^[A-Za-z][\w.-]*/\d+(?:\*\d+)?(?:\+|$)",
@@ -66,7 +70,7 @@ _FORMS = (
         "Write the number of ranks that the host takes.",
     ),
     (
-        "'{0}=' is no key of a hostfile",
+        "'{0}=' is not a key of a hostfile",
         r"\s(user|ifhn|binding|map|netmask|ib|port)\s*=",
         "Write 'alice@n1 slots=2' for a user, and use the flags --interface and --ssh-port.",
     ),
@@ -88,16 +92,16 @@ _FORMS = (
         "Leave them out.",
     ),
     (
-        "this has a dash, a quote or a blank of a word processor ({0})",
+        "this has a word processor's dash, quotation mark or special space ({0})",
         r"([\u2010-\u2015\u2212\uff0d\u2018-\u201f\u00ab\u00bb"
         r"\u00a0\u1680\u2000-\u200d\u202f\u205f\u2060\u3000\ufeff])",
-        "Write '-' or a plain blank in its place, and leave out quotes.",
+        "Write '-' or a plain space in its place, and leave out quotation marks.",
     ),
     (
         "this is a name with its address, as in /etc/hosts",
         rf"^{_ADDRESS}\s+([A-Za-z][\w.-]*)(?:\s+[A-Za-z][\w.-]*)*$(?<!slots)"
         rf"|^([A-Za-z][\w.-]*)\s+{_ADDRESS}(?:\s|$)",
-        "Write '{0}' alone, or its address alone.",
+        "Write only '{0}', or only its address.",
     ),
     (
         "this is a table that a command printed",
@@ -108,7 +112,7 @@ _FORMS = (
     (
         "this chooses slots or GPUs by their numbers, as DeepSpeed does",
         rf"^(?:{_NAME}(?::[\d,]+)?@)*{_NAME}:\d+(?:,\d+)+(?:@|$)|^{_NAME}\s+\d+(?:,\s*\d+)+$",
-        "Slots are counted here, not chosen: two of them are 'slots=2'.",
+        "Here you only count the slots: two of them are 'slots=2'.",
     ),
     (
         "this is a table of columns with '{0}' (CSV)",
@@ -126,7 +130,7 @@ _FORMS = (
         "Write the number for each host, so that it is clear whose slots they are.",
     ),
     (
-        "this is a host and its number without 'slots'",
+        "this is a host and its count without 'slots'",
         rf"^(?!slots|max)({_NAME})\s*(?:[*x=]|\(x?)\s*(\d+)\)?$",
         "Write '{0} slots={1}'.",
     ),

@@ -173,7 +173,8 @@ def local_host(slots: int) -> Host:
     try:
         return Host(name="localhost", slots=slots, source=THIS_MACHINE)
     except HostFaultError as fault:
-        raise UsageError(f"{THIS_MACHINE}: {fault}", remedy="Ask for fewer ranks.") from None
+        remedy = f"Ask for 1 to {MAX_SLOTS:,} ranks on this machine."
+        raise UsageError(f"{THIS_MACHINE}: {fault}", remedy=remedy) from None
 
 
 def is_local(host: Host) -> bool:
@@ -222,7 +223,7 @@ def place(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
         raise UsageError(
             f"{wanted} ranks do not fit: the hosts take {room}",
             found=listed(hosts),
-            remedy=f"Ask for {room} ranks at most (-np {room}), or give the hosts more slots.",
+            remedy=f"Ask for at most {room} (-np {room}), or give the hosts more slots.",
         )
     before = itertools.accumulate((host.slots for host in hosts), initial=0)
     counts = [min(host.slots, max(0, wanted - taken)) for host, taken in zip(hosts, before, strict=False)]

@@ -152,7 +152,7 @@ def _fields(file: Path, content: Any) -> dict[str, Any]:
         raise OutputError(
             f"{file} is a verification, not a run.",
             found="`compare verify` proves that arms train alike. It measures no speed.",
-            remedy="Read the gates in the file, or measure the arms with `compare run`.",
+            remedy="Show it with `compare report`, or measure the arms with `compare run`.",
         )
     fields = content["run"] if exported else content
     version = fields.get("schema_version")
@@ -257,9 +257,9 @@ def require_writable(path: Path, *, to_be_made: Path | None) -> None:
     if path.is_dir():
         problem = f"{path} is a folder."
     elif not folder.is_dir():
-        problem = f"{folder} is not a folder."
+        problem = f"There is no folder {folder}."
     elif not os.access(changed, os.W_OK):
         problem = f"{changed} is read-only."
     else:
         return
-    raise OutputError(f"{path} could not be written.", found=problem, remedy="Choose another file.")
+    raise OutputError(f"{path} cannot be written.", found=problem, remedy="Choose another path for it.")
