@@ -138,8 +138,7 @@ def format_hostfile(hosts: Sequence[Host]) -> str:
     Parsing it gives the same hosts again. It has no comments and no blank lines, because Horovod's own
     parser fails on both.
     """
-    most = ("" if host.max_slots is None else f" max_slots={host.max_slots}" for host in hosts)
-    return "".join(f"{h.destination} slots={h.slots}{limit}\n" for h, limit in zip(hosts, most, strict=True))
+    return "".join(f"{host.destination} slots={host.slots}\n" for host in hosts)
 
 
 def format_hosts(hosts: Sequence[Host]) -> str:
@@ -196,9 +195,9 @@ def _refuse_unclear_slots(entries: Sequence[str], text: str) -> None:
 
 def _enter(hosts: dict[str, Host], counted: set[str], line: _Line, entry: str, *, adds: bool) -> None:
     """Enter the hosts of an entry; with ``adds``, slots may add up."""
-    pattern, user, slots, max_slots = _parse_entry(entry)
+    pattern, user, slots = _parse_entry(entry)
     for name in _expand(pattern):
-        host = Host(name, 1 if slots is None else slots, user, max_slots, line.where)
+        host = Host(name, 1 if slots is None else slots, user, line.where)
         key = host.key
         more = (slots is None or adds) and key not in counted
         hosts[key] = _repeated(hosts[key], host, bare=more) if key in hosts else host
@@ -218,8 +217,8 @@ def _repeated(first: Host, again: Host, *, bare: bool) -> Host:
     return msgspec.structs.replace(first, slots=first.slots + again.slots)
 
 
-def _parse_entry(text: str) -> tuple[str, str, int | None, int | None]:
-    """Return the name, user, slots and max_slots of a line."""
+def _parse_entry(text: str) -> tuple[str, str, int | None]:
+    """Return the name, user and slots of a line."""
     # Open MPI reads '=' as a word of its own, so 'slots = 4' is as good as 'slots=4'.
     head, *words = _GAP.sub(" ", text).replace(" =", "=").replace("= ", "=").split(" ")
     user, at, address = head.rpartition("@")
@@ -239,9 +238,8 @@ def _parse_entry(text: str) -> tuple[str, str, int | None, int | None]:
         if key in numbers:
             raise HostFaultError(word, f"gives {key} a second time")
         numbers[key] = _number(key, value)
-    most = numbers.get("max_slots")
-    # max_slots alone gives the slots too, as in Open MPI (hostfile.c, seen with mpirun 4.1.8).
-    return pattern, user, numbers.get("slots", most), most
+    # max_slots alone gives the slots, as in Open MPI (hostfile.c, seen with mpirun 4.1.8).
+    return pattern, user, numbers.get("slots", numbers.get("max_slots"))
 
 
 def _split_count(address: str) -> tuple[str, str | None]:
@@ -320,7 +318,7 @@ def _named(patterns: Iterable[str], option: str, hosts: Sequence[Host]) -> set[s
 
 
 def _keys(item: str, known: Mapping[str, Host]) -> Iterator[str]:
-    pattern, user, slots, _ = _parse_entry(plain(item)[0])
+    pattern, user, slots = _parse_entry(plain(item)[0])
     for name in _expand(pattern):
         asked = Host(name, 1 if slots is None else slots, user)
         found = known.get(asked.key)

@@ -125,7 +125,6 @@ class Host(msgspec.Struct, frozen=True):
         name: host name, IPv4 address, or IPv6 address without brackets.
         slots: how many ranks it takes.
         user: the user to log in as; empty for the default of the program that reaches the host, such as ssh.
-        max_slots: how many ranks it takes when oversubscribed; None if no maximum was given.
         source: the "file:line" where the host was read, for errors.
 
     Raises:
@@ -135,7 +134,6 @@ class Host(msgspec.Struct, frozen=True):
     name: str
     slots: int
     user: str = ""
-    max_slots: int | None = None
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -147,11 +145,8 @@ class Host(msgspec.Struct, frozen=True):
             _check_name(self.name)
         if self.user and not _USER.fullmatch(self.user):
             raise HostFaultError(self.user, "is not a user name")
-        for key, value in (("slots", self.slots), ("max_slots", self.max_slots)):
-            if value is not None and not 1 <= value <= MAX_SLOTS:
-                raise HostFaultError(f"{key}={value}", f"is out of range, which is 1 to {MAX_SLOTS:,}")
-        if self.max_slots is not None and self.max_slots < self.slots:
-            raise HostFaultError(f"max_slots={self.max_slots}", f"is less than slots={self.slots}")
+        if not 1 <= self.slots <= MAX_SLOTS:
+            raise HostFaultError(f"slots={self.slots}", f"is out of range, which is 1 to {MAX_SLOTS:,}")
 
     @property
     def key(self) -> str:

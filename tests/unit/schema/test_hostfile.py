@@ -62,10 +62,10 @@ def test_hostfile_forms_of_four_slots_read_alike(line):
     ("line", "expected"),
     [
         ("node1", Host("node1", 1)),
-        ("node1 max-slots=8 slots=4", Host("node1", 4, max_slots=8)),
-        ("node1:4 max_slots=8", Host("node1", 4, max_slots=8)),
-        ("node1 4 max_slots=8", Host("node1", 4, max_slots=8)),
-        ("node1 max_slots=8", Host("node1", 8, max_slots=8)),
+        ("node1 max-slots=8 slots=4", Host("node1", 4)),
+        ("node1:4 max_slots=8", Host("node1", 4)),
+        ("node1 4 max_slots=8", Host("node1", 4)),
+        ("node1 max_slots=8", Host("node1", 8)),
         ("[::1]", Host("::1", 1)),
         ("fe80::1:2", Host("fe80::1:2", 1)),
         ("alice@[fe80::1] slots=4", Host("fe80::1", 4, "alice")),
@@ -122,8 +122,6 @@ MISTAKES = {
     "a second time": ["node1 slots=2 slots=2", "node1:2 slots=2", "node1 2 slots=2"],
     "'x'": ["node1:x"],
     "neither host:N nor an IPv6 address": ["node1:2:3"],
-    "less than slots=4": ["node1 slots=4 max_slots=2"],
-    "max_slots=0": ["node1 slots=4 max_slots=0"],
     "max_slots": ["node1 slots=4 max_slots=x"],
     "'gpus'": ["node1 gpus=4"],
     "'fast'": ["node1 slots=4 fast"],
@@ -193,10 +191,8 @@ USERS = st.just("") | st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,10}", fullmat
 
 
 @st.composite
-def hosts_of(draw, *, max_slots=True):
-    slots = draw(st.integers(1, 64))
-    limit = draw(st.none() | st.integers(slots, 128)) if max_slots else None
-    return Host(draw(NAMES.filter(lambda name: name != "slots")), slots, draw(USERS), limit)
+def hosts_of(draw):
+    return Host(draw(NAMES.filter(lambda name: name != "slots")), draw(st.integers(1, 64)), draw(USERS))
 
 
 def lists_of(hosts):
@@ -212,7 +208,7 @@ def test_format_hostfile_reads_back_the_same(hosts):
 
 
 @untimed
-@given(lists_of(hosts_of(max_slots=False)))
+@given(lists_of(hosts_of()))
 def test_parse_hosts_reads_every_host_of_a_list(hosts):
     names = [f"[{host.name}]" if ":" in host.name else host.name for host in hosts]
     logins = [f"{host.user}@" if host.user else "" for host in hosts]
@@ -358,4 +354,4 @@ def test_hostfile_examples_have_their_hosts_and_slots():
 
 def test_format_hostfile_writes_open_mpi_form():
     hosts = parse_hostfile("alice@a:2\nb\nb\n[::1] 4 max-slots=8\n", "hosts")
-    assert format_hostfile(hosts) == "alice@a slots=2\nb slots=2\n::1 slots=4 max_slots=8\n"
+    assert format_hostfile(hosts) == "alice@a slots=2\nb slots=2\n::1 slots=4\n"

@@ -13,7 +13,7 @@ from compare.schema.hosts import Host, Link, is_local, local_host, parse_link, p
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"slots": 0}, {"name": "-x"}, {"name": ""}, {"user": "-x"}, {"max_slots": 1}, {"name": "::x"}]
+    "wrong", [{"slots": 0}, {"name": "-x"}, {"name": ""}, {"user": "-x"}, {"name": "::x"}]
 )
 def test_host_unfit_for_a_launcher_is_refused(wrong):
     fields = {"name": "a", "slots": 2} | wrong
