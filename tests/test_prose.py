@@ -44,5 +44,6 @@ def test_prose_finds_what_is_planted(path, text, rule):
 def test_prose_counts_neither_code_nor_what_is_apart():
     document = f"# {long(35)}\n{long(35)} {long(35)}\n\n| {long(35)} | {long(35)} |\n\n```\n{long(45)}\n```\n"
     assert prose.of_text("docs/planted.md", document) == []
-    source = f'"""Count ``whoever``.\n\n- {long(35)}\n- {long(35)}\n"""\n\na = 1  # {long(35)}\n# {long(35)}\n'
+    comments = f"a = 1  # {long(35)}\n# {long(35)}\n"
+    source = f'"""Count ``whoever``.\n\n- {long(35)}\n- {long(35)}\n"""\n\n{comments}'
     assert prose.of_text("compare/planted.py", source) == []
