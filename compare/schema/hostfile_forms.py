@@ -62,7 +62,7 @@ _FORMS = (
     (
         "this is a request to PBS or Torque, or its exec_host",
         r"^(?:-l\s*)?(?:nodes|select)=|:(?:ppn|ncpus|mpiprocs)=|^[A-Za-z][\w.-]*/\d+(?:\*\d+)?(?:\+|$)",
-        "Its hosts are in $PBS_NODEFILE, which is read within the job.",
+        "Start Ringside within the job, where it reads the hosts from $PBS_NODEFILE.",
     ),
     (
         "'slots={0}' leaves the number to a launcher",
