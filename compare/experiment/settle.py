@@ -22,7 +22,7 @@ from compare.errors import UnavailableError, UsageError
 from compare.launch.engines import Allocation
 from compare.launch.host_facts import HostFacts
 from compare.schema.arms import CONTROL, Arm, Interpreter, parse_arm
-from compare.schema.config import MOST_ROUNDS, LaunchFields, RunConfig, RunFields
+from compare.schema.config import MOST_ROUNDS, LaunchFields, Length, RunConfig, RunFields
 from compare.schema.hosts import Host, is_local
 from compare.text import counted
 
@@ -138,7 +138,7 @@ def count_gpus(cluster: HostFacts, survey: Survey) -> list[int]:
     ]
 
 
-def choose_length(repeats: int | None, budget: float | None) -> RunFields:
+def choose_length(repeats: int | None, budget: float | None) -> Length:
     """Return the number of rounds and the time for them, from ``--repeats`` and ``--budget``.
 
     With neither flag, a run takes as long as its first verdicts need. More rounds begin within

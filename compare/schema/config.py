@@ -37,6 +37,14 @@ class LaunchFields(TypedDict, total=False):
     stall_seconds: float
 
 
+class Length(TypedDict):
+    """The three fields of ``RunConfig`` that decide how many rounds a run has."""
+
+    rounds: int
+    budget_seconds: float | None
+    settle_seconds: float | None
+
+
 class RunFields(LaunchFields, total=False):
     """The settings of a run that a user gives before its hosts are known: fields of ``RunConfig``."""
 

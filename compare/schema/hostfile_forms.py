@@ -93,14 +93,18 @@ _FORMS = (
     ),
     (
         "this has a word processor's dash, quotation mark or special space ({0})",
-        r"([\u2010-\u2015\u2212\uff0d\u2018-\u201f\u00ab\u00bb"
-        r"\u00a0\u1680\u2000-\u200d\u202f\u205f\u2060\u3000\ufeff])",
+        (
+            r"([\u2010-\u2015\u2212\uff0d\u2018-\u201f\u00ab\u00bb"
+            r"\u00a0\u1680\u2000-\u200d\u202f\u205f\u2060\u3000\ufeff])"
+        ),
         "Write '-' or a plain space in its place, and leave out quotation marks.",
     ),
     (
         "this is a name with its address, as in /etc/hosts",
-        rf"^{_ADDRESS}\s+([A-Za-z][\w.-]*)(?:\s+[A-Za-z][\w.-]*)*$(?<!slots)"
-        rf"|^([A-Za-z][\w.-]*)\s+{_ADDRESS}(?:\s|$)",
+        (
+            rf"^{_ADDRESS}\s+([A-Za-z][\w.-]*)(?:\s+[A-Za-z][\w.-]*)*$(?<!slots)"
+            rf"|^([A-Za-z][\w.-]*)\s+{_ADDRESS}(?:\s|$)"
+        ),
         "Write only '{0}', or only its address.",
     ),
     (
@@ -141,8 +145,10 @@ _FORMS = (
     ),
     (
         "this is a list of hosts on one line",
-        r"slots\s*=\s*\d+\s+[A-Za-z0-9][\w.-]*\s+slots\s*="
-        rf"|^(?!.*\bslots\b){_HOST}(?:\s+(?=[A-Za-z]|\d+\.\d){_HOST})+$",
+        (
+            r"slots\s*=\s*\d+\s+[A-Za-z0-9][\w.-]*\s+slots\s*="
+            rf"|^(?!.*\bslots\b){_HOST}(?:\s+(?=[A-Za-z]|\d+\.\d){_HOST})+$"
+        ),
         _ONE_LINE,
     ),
 )

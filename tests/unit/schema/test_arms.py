@@ -166,8 +166,8 @@ EMPTY = ("{}", "{1,,5}", "{1, }")
                 ("ddp:comm_hook=fp16:powersgd_start=2", "powersgd_start", POWER, "comm_hook=fp16"),
             )
         ),
-        ("ddp:bucket_cap_mb", "Write bucket_cap_mb=25."),
-        ("ddp:static_graph", "Write static_graph=false."),
+        ("ddp:bucket_cap_mb", "such as bucket_cap_mb=25."),
+        ("ddp:static_graph", "such as static_graph=false."),
     ],
 )
 def test_parse_arms_names_what_is_wrong_with_an_arm(text, named):
