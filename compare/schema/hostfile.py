@@ -29,7 +29,7 @@ from pathlib import Path
 import msgspec
 
 from compare.errors import UsageError, system_reason
-from compare.schema.hostfile_forms import may_be_a_port, plain, recognised
+from compare.schema.hostfile_forms import may_be_a_port, plain, recognised, which_of_both
 from compare.schema.hosts import KEYS, MAX_SLOTS, NAME, Host, HostFaultError, listed, shown, with_slots
 from compare.system.files import read_bytes
 
@@ -226,8 +226,7 @@ def _parse_entry(text: str) -> tuple[str, str, int | None]:
         raise HostFaultError(head, "has no user before the '@'")
     pattern, count = _split_count(address)
     if count is not None and may_be_a_port(count):
-        name = shown(f"{user}{at}{pattern}")
-        remedy = f"Write '{name} slots={count}' for slots, or '{name}' and --ssh-port {count} for a port."
+        remedy = which_of_both(shown(f"{user}{at}{pattern}"), count)
         raise HostFaultError(head, f"may mean {count} slots or a port", remedy)
     numbers: dict[str, int] = {} if count is None else {"slots": _number("slots", count)}
     for word in words:

@@ -174,6 +174,11 @@ def may_be_a_port(count: str) -> bool:
     return number in _SSH_PORTS or _FIRST_PORT <= number <= _LAST_PORT
 
 
+def which_of_both(name: str, count: str) -> str:
+    """Return the remedy for a number that may mean slots or a port: how to write each of them."""
+    return f"Write '{name} slots={count}' for slots, or '{name}' and --ssh-port {count} for a port."
+
+
 def _spelled(group: str) -> str:
     """Return ASCII text unchanged, and any other character as its code point, such as U+2013."""
     return group if group.isascii() else f"U+{ord(group):04X}"
