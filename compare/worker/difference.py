@@ -29,14 +29,17 @@ Also the least part of its error that the shares leave unexplained.
 """
 
 
-def differences(found: nn.Module, expected: nn.Module, least: float = 0.0) -> dict[str, float]:
-    """Return for each parameter, by name, the largest relative difference between two models.
+def differences(
+    found: nn.Module, expected: Iterable[torch.Tensor], least: float = 0.0
+) -> dict[str, float]:
+    """Return for each parameter of a model, by name, its largest relative difference from another one.
 
-    A difference is divided by the largest number of its parameter in either model, but at least by ``least``.
+    ``expected`` has the other parameters, in the model's order. A difference is divided by the largest number
+    of its parameter in either model, but at least by ``least``.
     A proof passes the model's largest update, because the gradient of a bias before BatchNorm is nothing but
     rounding. The result is NaN where one of them holds a NaN or an infinite number.
     """
-    pairs = zip(found.named_parameters(), expected.parameters(), strict=True)
+    pairs = zip(found.named_parameters(), expected, strict=True)
     with torch.no_grad():
         return {name: relative(largest(f - e), f, e, least=least) for (name, f), e in pairs}
 
@@ -84,54 +87,48 @@ class Update(NamedTuple):
     """Distance from the right update, over the size of that update, by Euclidean norms."""
 
 
-class Taken(NamedTuple):
-    """A step of an arm and of the reference, as float64 vectors over all parameters.
-
-    Updates are divided by the learning rate, so they have the unit of a gradient.
-    """
-
-    update: torch.Tensor
-    """The arm's update."""
-    right: torch.Tensor
-    """The reference's update."""
-    shards: torch.Tensor
-    """The gradient of each shard, shape (shards, numbers)."""
-    before: torch.Tensor | None
-    """The update of the previous step; None in the first step."""
-
-
-def explain(taken: Taken) -> dict[str, Any]:
+def explain(
+    update: torch.Tensor, right: torch.Tensor, shards: torch.Tensor, before: torch.Tensor | None
+) -> dict[str, Any]:
     """Return the fields of a ``WrongStep`` that state the parts of a step, such as ``shares``.
 
     The parts are each shard's gradient and the previous update, whose sum is nearest to the step by least
-    squares. Empty if the mean gradient is zero.
+    squares. Empty if the mean gradient is zero. All arguments are float64 vectors over all parameters, and
+    updates are divided by the learning rate, so they have the unit of a gradient.
+
+    Args:
+        update: the arm's update.
+        right: the reference's update.
+        shards: the gradient of each shard, shape (shards, numbers).
+        before: the update of the previous step; None in the first step.
     """
-    mean, count = taken.shards.mean(0), len(taken.shards)
+    mean, count = shards.mean(0), len(shards)
     if not mean.any():  # nothing to be a share of
         return {}
-    parts = taken.shards if taken.before is None else torch.cat([taken.shards, taken.before[None]])
-    shares = torch.linalg.lstsq(parts @ parts.T, (parts @ taken.update)[:, None], driver="gelsd").solution[
-        :, 0
-    ]
-    rest = taken.update - shares @ parts
+    parts = shards if before is None else torch.cat([shards, before[None]])
+    found = torch.linalg.lstsq(parts @ parts.T, (parts @ update)[:, None], driver="gelsd").solution[:, 0]
+    rest = update - found @ parts
+    shares = found[:count] * count
     return {
-        "shares": (shares[:count] * count).tolist(),
-        "left_over": float(shares[count]) if taken.before is not None else 0.0,
-        "unexplained": float(rest.norm() / taken.update.norm()) if taken.update.any() else 0.0,
-        "kept": float(taken.right @ mean / (mean @ mean)),
-        "rounded": _is_rounded(taken, shares[:count] * count, rest),
+        "shares": shares.tolist(),
+        "left_over": float(found[count]) if before is not None else 0.0,
+        "unexplained": float(rest.norm() / update.norm()) if update.any() else 0.0,
+        "kept": float(right @ mean / (mean @ mean)),
+        "rounded": _is_rounded(update, right, shards, shares, rest),
     }
 
 
-def _is_rounded(taken: Taken, shares: torch.Tensor, rest: torch.Tensor) -> bool:
+def _is_rounded(
+    update: torch.Tensor, right: torch.Tensor, shards: torch.Tensor, shares: torch.Tensor, rest: torch.Tensor
+) -> bool:
     """Return whether rounding to half precision, in transport or in the sum, explains all errors.
 
     Other small errors look different. Something that is added, such as weight decay, does not follow the size
     of each number. A factor or a share that is slightly wrong does, but then the shares explain the whole
     error. If a single parameter is wrong, all others are exact.
     """
-    error, size = (taken.update - taken.right).abs(), taken.right.abs()
-    allowed = _ROUNDED * taken.shards.abs().mean(0) + _LEAST_HALF
+    error, size = (update - right).abs(), right.abs()
+    allowed = _ROUNDED * shards.abs().mean(0) + _LEAST_HALF
     if not bool((error <= allowed).all()) or not bool(((shares - 1).abs() < _NEAR).all()):
         return False
     inexact = (error > _EXACT * size)[size > 0].double().mean()

@@ -54,7 +54,10 @@ def take_end_step(arm: Arm, own: Side, task: Task, group: Group, pace: Pace, *, 
     if why_not := _why_no_end_step(arm, task, own.replica):
         return EndStep(step=steps, why_not=why_not, unseen_bend=bend)
     with same_randomness(group.device):
-        end = _EndStep(own, task, steps, pace, group=group).take()
+        taken = _EndStep(own, task, steps, pace, group=group)
+        end = taken.take()
+        # Without this wait, other ranks would measure while rank 0 may still look for the cause.
+        taken.meet()
     return msgspec.structs.replace(end, unseen_bend=bend)
 
 
@@ -96,16 +99,16 @@ class _Given(NamedTuple):
 
 
 class _Gradients(NamedTuple):
-    """Gradients by parameter name, each in the form of ``_plain``."""
+    """The gradients of one parameter, each in the form of ``_plain``."""
 
-    found: dict[str, torch.Tensor]
-    """Those that the optimizers were given."""
-    right: dict[str, torch.Tensor]
+    found: torch.Tensor
+    """The one that the optimizer was given."""
+    right: torch.Tensor
     """The mean of one process, in float64."""
-    near: dict[str, torch.Tensor]
+    near: torch.Tensor
     """The mean of one process, in the run's precision."""
-    alone: dict[str, torch.Tensor]
-    """Those of this rank's shard, in the run's precision."""
+    alone: torch.Tensor
+    """That of this rank's shard, in the run's precision."""
 
 
 class _EndStep:
@@ -116,18 +119,12 @@ class _EndStep:
         self._leads = group.rank == 0 or own.replica.takes_whole_step
 
     def take(self) -> EndStep:
-        end = self._take()
-        # Without this wait, other ranks would measure while rank 0 may still look for the cause.
-        self._meet()
-        return end
-
-    def _take(self) -> EndStep:
         whole = self._replica.whole()
         buffers = self._buffers(whole)
         start = [parameter.detach().clone() for parameter in whole.parameters()]
         expected = self._expected(whole, buffers) if self._leads else []
         never_moved = unmoved(whole, self._live.anew().build_model()) if self._leads else []
-        self._meet()
+        self.meet()
         self._pace.note()
         given = self._step()
         if given.optimizer_steps and self._stands(given, start):
@@ -140,8 +137,10 @@ class _EndStep:
         if any(g is not None and not torch.isfinite(g).all() for g in [*exact, *rounded]):
             return self._not_compared("the training diverged")
         names = [name for name, _ in whole.named_parameters()]
-        of_names = ([given.gradients.get(name) for name in names], exact, rounded, self._alone)
-        gradients = _Gradients(*(dict(zip(names, map(_plain, its), strict=True)) for its in of_names))
+        gradients = {
+            name: _Gradients(*map(_plain, (given.gradients.get(name), *its)))
+            for name, *its in zip(names, exact, rounded, self._alone, strict=True)
+        }
         # A parameter that has moved trained once, so it must be given a gradient even now.
         trained = {name for name in names if name in given.rates or name not in never_moved}
         compared = [name for name, right in zip(names, exact, strict=True) if right is not None]
@@ -149,7 +148,7 @@ class _EndStep:
         if end.error is not None and end.error <= end.limit:
             return end
         held = [name for name in names if name in given.gradients]
-        if self._replica.takes_whole_step and _is_alone(gradients, held):
+        if self._replica.takes_whole_step and _is_alone([gradients[name] for name in held]):
             # The hashes of the ranks show later whether the parameters are averaged.
             return self._not_compared("each rank steps by its own gradients")
         why_not = self._why_no_measure(start, buffers) if self._live.is_own else ""
@@ -164,7 +163,7 @@ class _EndStep:
             return [[buffer.detach().clone() for buffer in whole.buffers()]]
         return [buffers_of(whole, self._group, rank) for rank in range(self._group.world_size)]
 
-    def _meet(self) -> None:
+    def meet(self) -> None:
         self._pace.meet(self._group.world_size if self._replica.takes_whole_step else 1)
 
     def _expected(self, whole: nn.Module, buffers: list[list[torch.Tensor]]) -> list[Gradients | None]:
@@ -234,21 +233,20 @@ class _EndStep:
                 far = far or size > _MOVES * largest(before)
         return far
 
-    def _compare(self, given: _Given, gradients: _Gradients, names: list[str]) -> EndStep:
+    def _compare(self, given: _Given, gradients: dict[str, _Gradients], names: list[str]) -> EndStep:
         """Compare the gradients of some parameters, and the learning rates of all."""
-        found, right, near, alone = gradients
-        largest_norm = max((_norm(right[name]) for name in names), default=0.0)
-        worst, error, limit, furthest = 0.0, 0.0, _LEAST_LIMIT, 0.0
-        for name in names:
-            size = max(_norm(right[name]), _LEAST_SIZE * largest_norm) or 1.0
-            allowed = _LEAST_LIMIT + _NOISE * _norm(near[name] - right[name]) / size
-            apart = _norm(found[name] - right[name]) / size
+        largest_norm = max((_norm(gradients[name].right) for name in names), default=0.0)
+        worst, error, limit, furthest, whole, along = 0.0, 0.0, _LEAST_LIMIT, 0.0, 0.0, 0.0
+        for found, right, near, alone in map(gradients.__getitem__, names):
+            size = max(_norm(right), _LEAST_SIZE * largest_norm) or 1.0
+            allowed = _LEAST_LIMIT + _NOISE * _norm(near - right) / size
+            apart = _norm(found - right) / size
             excess = math.inf if math.isnan(apart) else apart / allowed
             if excess > worst:
                 worst, error, limit = excess, apart, allowed
-            furthest = max(furthest, _norm(alone[name] - right[name]) / size / allowed)
-        whole = sum(float(right[name].square().sum()) for name in names)
-        share = sum(float((found[name] * right[name]).sum()) for name in names) / whole if whole else 1.0
+            furthest = max(furthest, _norm(alone - right) / size / allowed)
+            whole, along = whole + float(right.square().sum()), along + float((found * right).sum())
+        share = along / whole if whole else 1.0
         task = self._live.anew()
         rates = task.rates_at(task.build_model(), self._steps)
         return EndStep(
@@ -275,7 +273,7 @@ class _EndStep:
         except Exception:  # noqa: BLE001 -- each model refuses in its own way; FSDP's by an assertion
             return "its model cannot be copied, so what it remembers is not known"
         shard = Shard(self._task, index, count, live, None)
-        shard.fetch(self._task.config.accumulate, self._replica.parts)
+        shard.fetch(self._steps, self._replica.parts)
         gradients = []
         for model, loss in ((shard.model, shard.task.loss), (live, self._own.loss)):
             copy_tensors(start, model.parameters())
@@ -289,11 +287,10 @@ class _EndStep:
         return "" if are_equal(*gradients) else "the workload remembers what a new call of it does not know"
 
 
-def _is_alone(gradients: _Gradients, names: list[str]) -> bool:
+def _is_alone(gradients: list[_Gradients]) -> bool:
     """Return whether a step applies this rank's own gradients, as averaging parameters does."""
-    pairs = [(gradients.found[name], gradients.alone[name]) for name in names]
-    apart = sum(float((one - other).square().sum()) for one, other in pairs)
-    whole = sum(float(other.square().sum()) for _, other in pairs)
+    apart = sum(float((one.found - one.alone).square().sum()) for one in gradients)
+    whole = sum(float(one.alone.square().sum()) for one in gradients)
     return math.sqrt(apart) <= _NOISE * _LEAST_LIMIT * math.sqrt(whole)
 
 

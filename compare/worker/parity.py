@@ -30,10 +30,8 @@ import ctypes
 import gc
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from time import monotonic
 
-import msgspec
 import torch
 from torch import nn
 
@@ -45,8 +43,7 @@ from compare.worker.compilation import compiled_for_proof
 from compare.worker.difference import Update
 from compare.worker.own import tensors_of
 from compare.worker.randomness import same_randomness
-from compare.worker.reference import Reference
-from compare.worker.reference_step import StepReference
+from compare.worker.reference import Reference, StepReference
 from compare.worker.shards import copy_tensors, hash_tensors, scale_of, seed_layers, seed_step
 from compare.worker.step_record import StepRecord, furthest_ratio, recorded_step
 from compare.worker.task import Task
@@ -73,12 +70,7 @@ _SCALES = (2.0**-14, 2.0**-27, 2.0**14, 2.0**27)
 
 
 def repeats_proven(job: Job, found: Fingerprint, group: Group) -> bool:
-    """Return whether every rank's start and end equal those of the arm's proven launches. Collective.
-
-    False if the arm has no proven launch.
-    """
-    if not job.proven:
-        return False
+    """Return whether every rank's start and end equal those of the arm's proven launches. Collective."""
     differing = torch.tensor([float(found != job.proven[group.rank])], device=group.device)
     group.all_reduce_(differing)
     return not differing.item()
@@ -126,11 +118,16 @@ def prove(
     pass of a large model takes ``_FEW_STEPS``, so that the launch starts soon. ``scaled`` allows
     steps with scaled gradients, which show a clip, but half precision cannot carry all of these scales.
     """
-    begun = monotonic()
-    with _restored(task.device):
+    with same_randomness(task.device):
         proof = _Proof(make_replica, task.for_proof(kind), kind, pace, leads=leads)
         taken = proof.take(brief=brief, scaled=scaled)
-    return msgspec.structs.replace(taken, seconds=monotonic() - begun)
+    del proof
+    gc.collect()  # a wrapper and its hooks hold each other
+    if task.device.type == "cuda":
+        torch.cuda.empty_cache()
+    # The allocator keeps freed memory for the gradients of every step (see schema/environment.py).
+    ctypes.CDLL(None).malloc_trim(0)
+    return taken
 
 
 class _Proof:
@@ -139,7 +136,7 @@ class _Proof:
     def __init__(
         self, make_replica: MakeReplica, task: Task, kind: PassKind, pace: Pace, *, leads: bool
     ) -> None:
-        self._pace, self._kind = pace, kind
+        self._pace, self._kind, self._begun = pace, kind, monotonic()
         pace.step(0)
         pace.note(0)
         self._scale = 1.0
@@ -203,9 +200,8 @@ class _Proof:
         self._pace.note()
         record = self._train(step, scale)
         self._whole = self._replica.whole()
-        if self._leads:
-            reference.add_error(self._whole)
         if self._leads or step == 0:
+            reference.add_error(self._whole)
             self._compare(step, record)
         if not self._leads:
             reference.drop_start()
@@ -224,14 +220,16 @@ class _Proof:
         difference = differences[parameter]
         # With some models the training of a gate diverges. Then the steps before that prove the arm.
         self._diverged = self._diverged or (
-            math.isnan(difference) and len(self._differences) >= _LEAST_STEPS and not reference.is_finite()
+            math.isnan(difference)
+            and len(self._differences) >= _LEAST_STEPS
+            and not all(bool(torch.isfinite(p).all()) for p in reference.model.parameters())
         )
         if self._diverged:
             return
         self._differences.append(difference)
         self._updates.append(update)
         if step == 0:
-            self._first = reference.compare_update(found)
+            self._first = reference.compare_updates(found)
         if self._kind == "as run" or self._wrong:
             return
         limit = rounding_limit(self._kind, update, self._shards)
@@ -307,7 +305,9 @@ class _Proof:
             diverged=self._diverged,
             share_of_first_update=_finite(self._first.share),
             error_of_first_update=_finite(self._first.error),
-            error_of_whole_update=_finite(reference.error_of_all(self._whole)) if self._leads else None,
+            error_of_whole_update=_finite(reference.compare_updates(self._whole).error)
+            if self._leads
+            else None,
             differences=[_finite(difference) for difference in self._differences],
             updates=[_finite(update) for update in self._updates],
             wrong=self._wrong,
@@ -318,7 +318,7 @@ class _Proof:
             optimizer_steps=self._optimizer_steps,
             first_batches=reference.first_batches,
             shared_samples=reference.shared_samples,
-            seconds=0.0,
+            seconds=monotonic() - self._begun,
         )
 
 
@@ -370,15 +370,3 @@ def _prepare_layers(replica: Replica, reference: nn.Module, task: Task) -> None:
 
 def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
-
-
-@contextmanager
-def _restored(device: torch.device) -> Iterator[None]:
-    """Restore the random generators after the block, and give freed memory back to the system."""
-    with same_randomness(device):
-        yield
-    gc.collect()  # a wrapper and its hooks hold each other
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    # The allocator keeps freed memory for the gradients of every step (see schema/environment.py).
-    ctypes.CDLL(None).malloc_trim(0)

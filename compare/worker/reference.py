@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import combinations
 from typing import Any, ClassVar
 
@@ -14,7 +14,6 @@ from backends.base import BackendError, Batch, Replica
 from compare.schema.parity import WrongKind
 from compare.worker.difference import (
     MOST_EXPLAINED,
-    Taken,
     Update,
     are_equal,
     differences,
@@ -25,19 +24,8 @@ from compare.worker.difference import (
     largest,
     relative,
 )
-from compare.worker.own import tensors_of
 from compare.worker.randomness import states_of_generators
-from compare.worker.shards import (
-    Gradients,
-    Shard,
-    combine,
-    copy_tensors,
-    hash_samples,
-    hash_tensors,
-    mean_of,
-    scale_of,
-    seed_step,
-)
+from compare.worker.shards import Gradients, Shard, combine, copy_tensors, mean_of, scale_of, seed_step
 from compare.worker.task import Task
 from compare.worker.watchdog import Pace
 
@@ -66,8 +54,6 @@ class Reference:
         All models start with the parameters and buffers of ``start``. ``pace`` is notified of every pass.
         """
         index, count = (0, 1) if drifts else replica.shard
-        self.first_batches: list[str] = []
-        """SHA-256 of each shard's first batch; empty unless the loader is the user's own."""
         self.acted: list[bool] = []
         """Whether ``before_step`` changed a gradient, for each step; empty if it never can."""
         self.alone: Gradients = []
@@ -95,13 +81,12 @@ class Reference:
         self._mean: Gradients = []
         self._gradients: list[Gradients] = []
         self._keeps = sum(p.numel() for p in own.model.parameters()) * (count + 2) <= MOST_EXPLAINED
-        self._samples: list[set[str]] = []
         self._largest_change = 0.0
         self._start: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
         self._anchor: list[torch.Tensor] = []
         self._uses: dict[str, int] = {}
-        self._apart: list[torch.Tensor] = []
+        self._errors: list[torch.Tensor] = []
 
     def _make_shard(
         self, task: Task, index: int, count: int, start: nn.Module, shared: nn.Module | None = None
@@ -168,11 +153,7 @@ class Reference:
         gradients = []
         for index, shard in enumerate(self._shards):
             self._pace.note(self._passes)
-            # Random changes of samples draw from these generators, too.
-            seed_step(self._task.config, step, index)
-            shard.fetch(self._task.config.accumulate, self._parts)
-            if self._task.workload.loader:
-                self._note_samples(index, shard.taken)
+            shard.fetch(step, self._parts)
             gradients.append(shard.gradients(scale_of(index, scale), dense=not self._drifts))
         if step == 0:
             uses = (sum(g is not None for g in its) for its in zip(*gradients, strict=True))
@@ -215,17 +196,15 @@ class Reference:
                     far.add(name)
             self.untold[kind] = [name for name in self.untold[kind] if name not in far]
 
-    def _note_samples(self, shard: int, batches: list[Batch]) -> None:
-        """Note the hash of a shard's first batch, and the hashes of all its samples."""
-        if shard == len(self.first_batches):
-            self.first_batches.append(hash_tensors(tensors_of(batches[0])))
-            self._samples.append(set())
-        self._samples[shard].update(sample for batch in batches for sample in hash_samples(batch))
+    @property
+    def first_batches(self) -> list[str]:
+        """Return the SHA-256 of each shard's first batch; empty unless the loader is the user's own."""
+        return [shard.first_batch for shard in self._shards if shard.first_batch]
 
     @property
     def shared_samples(self) -> float:
         """Return the largest part of a shard's samples, from 0 to 1, that an earlier shard has too."""
-        pairs = combinations(self._samples, 2)
+        pairs = combinations([shard.samples for shard in self._shards], 2)
         return max((len(one & other) / len(other) for one, other in pairs if other), default=0.0)
 
     def unused(self) -> list[str]:
@@ -247,16 +226,13 @@ class Reference:
                     "ddp:find_unused_parameters=true."
                 )
 
-    @torch.no_grad()
     def update(self) -> float:
         """Return the largest number of this step's update, relative to the largest of its parameter."""
-        pairs = zip(self.model.parameters(), self._anchor, strict=True)
-        sizes = (relative(largest(p - a), p, a, least=self._largest_change) for p, a in pairs)
-        return max(sizes, default=0.0)
+        return max(differences(self.model, self._anchor, self._largest_change).values(), default=0.0)
 
     def differences(self, found: nn.Module) -> dict[str, float]:
         """Return the largest relative difference between the arm's model and this one, by parameter."""
-        return differences(found, self.model, self._largest_change)
+        return differences(found, self.model.parameters(), self._largest_change)
 
     @torch.no_grad()
     def _find_largest_change(self) -> float:
@@ -264,40 +240,31 @@ class Reference:
         changes = [largest(p - a) for p, a in zip(self.model.parameters(), self._anchor, strict=True)]
         return max((change for change in changes if math.isfinite(change)), default=0.0)
 
-    @torch.no_grad()
-    def compare_update(self, found: nn.Module) -> Update:
-        """Return how the arm's first update compares with the reference's."""
-        steps = list(zip(found.parameters(), self.model.parameters(), self._start, strict=True))
-        whole = dot((e - s, e - s) for _, e, s in steps)
-        if not whole:
-            return Update(math.nan, math.nan)
-        along, apart = dot((f - s, e - s) for f, e, s in steps), dot((f - e, f - e) for f, e, _ in steps)
-        return Update(along / whole, math.sqrt(apart / whole))
-
     def explain(self, found: nn.Module, step: int) -> dict[str, Any]:
         """Return fields of the ``WrongStep`` of the arm: its parts, and whether the workload hides a state.
 
         Both took the step from the same parameters, by plain SGD. The parts are left out if the gradients
-        were not kept, or if a number is not finite.
+        were not kept, or if a number is not finite. A step of the user's own for one process has no parts.
         """
+        if not self.is_plain:
+            return {}
         fields: dict[str, Any] = {"uncarried": not self._is_carried(step)}
         if not self._keeps or not self.rate:
             return fields
-        pairs = list(zip(self._anchor, found.parameters(), self.model.parameters(), strict=True))
-        taken = Taken(
-            update=joined(a - f for a, f, _ in pairs) / self.rate,
-            right=joined(a - e for a, _, e in pairs) / self.rate,
-            shards=torch.stack([self._joined_gradients(its) for its in self._gradients]),
-            before=joined(b - a for b, a in zip(self._before, self._anchor, strict=True)) / self.rate
-            if self._before
-            else None,
-        )
-        is_finite = bool(torch.isfinite(taken.update + taken.right).all())
-        return fields | explain(taken) if is_finite else fields
 
-    def _joined_gradients(self, gradients: Gradients) -> torch.Tensor:
-        zeros = map(torch.zeros_like, self.model.parameters())
-        return joined(zero if g is None else g for zero, g in zip(zeros, gradients, strict=True))
+        def moved(start: Iterable[torch.Tensor], end: Iterable[torch.Tensor]) -> torch.Tensor:
+            return joined(s - e for s, e in zip(start, end, strict=True)) / self.rate
+
+        update, right = (moved(self._anchor, model.parameters()) for model in (found, self.model))
+        if not bool(torch.isfinite(update + right).all()):
+            return fields
+        zeros = [torch.zeros_like(parameter) for parameter in self.model.parameters()]
+        shards = [
+            joined(zero if g is None else g for zero, g in zip(zeros, its, strict=True))
+            for its in self._gradients
+        ]
+        before = moved(self._before, self._anchor) if self._before else None
+        return fields | explain(update, right, torch.stack(shards), before)
 
     def _is_carried(self, step: int) -> bool:
         """Return whether two new models of the task have the same gradients.
@@ -338,30 +305,71 @@ class Reference:
         whole = dot((m, m) for _, m in pairs)
         return math.sqrt(dot((f - m, f - m) for f, m in pairs) / whole) if whole else None
 
-    def is_finite(self) -> bool:
-        """Return whether all parameters of the reference are finite."""
-        return all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters())
-
     def drop_start(self) -> None:
         """Free the copies of earlier parameters, after which no update can be compared."""
-        self._start, self._before, self._anchor = [], [], []
+        self._start, self._before, self._anchor, self._errors = [], [], [], []
 
     @torch.no_grad()
     def add_error(self, found: nn.Module) -> None:
         """Add the arm's difference after this step to the sum over all steps."""
-        self._apart = self._apart or [torch.zeros_like(p) for p in self.model.parameters()]
-        for total, f, e in zip(self._apart, found.parameters(), self.model.parameters(), strict=True):
+        self._errors = self._errors or [torch.zeros_like(p) for p in self.model.parameters()]
+        for total, f, e in zip(self._errors, found.parameters(), self.model.parameters(), strict=True):
             total.add_(f).sub_(e)
 
     @torch.no_grad()
-    def error_of_all(self, found: nn.Module) -> float:
-        """Return the sum of all differences over the sum of all right updates, by Euclidean norms.
+    def compare_updates(self, found: nn.Module) -> Update:
+        """Return how the sum of the arm's updates so far compares with the sum of the right ones.
 
-        NaN if the right updates add up to zero.
+        ``add_error`` must have been called after each of these steps.
         """
-        right = [f - s - a for f, s, a in zip(found.parameters(), self._start, self._apart, strict=True)]
+        apart = self._errors
+        right = [f - s - a for f, s, a in zip(found.parameters(), self._start, apart, strict=True)]
         whole = dot((r, r) for r in right)
-        return math.sqrt(dot((a, a) for a in self._apart) / whole) if whole else math.nan
+        if not whole:
+            return Update(math.nan, math.nan)
+        along = dot((r + a, r) for r, a in zip(right, apart, strict=True))
+        return Update(along / whole, math.sqrt(dot((a, a) for a in apart) / whole))
+
+
+class StepReference(Reference):
+    """A reference that takes the user's own step for one process, `Workload.reference_step`.
+
+    A workload has one if a step is more than a backward pass and an update. The step takes the batches of all
+    ranks. It is compared with two wrong steps: one that takes only this rank's batch, and one that changes
+    nothing.
+    """
+
+    is_plain = False
+
+    def __init__(self, task: Task, replica: Replica, start: nn.Module, pace: Pace) -> None:
+        super().__init__(task, replica, start, pace, drifts=False)
+        index, count = replica.shard
+        self._take = _step_of(self._shards[index])
+        self._other = self._make_shard(task, index, count, start)
+        self._take_alone = _step_of(self._other)
+        self.untold.pop("sum", None)
+
+    def step(self, step: int, scale: float = 1.0) -> None:
+        """Take a step, counted from 0; ``scale`` has no effect, because the step has its own losses."""
+        del scale
+        self._pace.note(self.shard_count)
+        for shard in self._shards:
+            shard.fetch(step, self._parts)
+        self._take([shard.taken[0] for shard in self._shards])
+        self._right = list(self.model.parameters())
+        self._wrong = self._wrong_parameters() if any(self.untold.values()) else {}
+        self._largest_change = self._find_largest_change()
+
+    def _wrong_parameters(self) -> dict[WrongKind, list[torch.Tensor | None]]:
+        """Return the parameters after each wrong step."""
+        copy_tensors(self._anchor, self._other.model.parameters())
+        self._pace.note()
+        self._take_alone([self._shards[self._index].taken[0]])
+        wrong: dict[WrongKind, list[torch.Tensor | None]] = {
+            "alone": list(self._other.model.parameters()),
+            "none": list(self._anchor),
+        }
+        return {kind: wrong[kind] for kind in self.untold}
 
 
 def _cloned(gradients: Gradients) -> Gradients:
@@ -371,3 +379,9 @@ def _cloned(gradients: Gradients) -> Gradients:
 def _give(model: nn.Module, gradients: Gradients) -> None:
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         parameter.grad = gradient
+
+
+def _step_of(shard: Shard) -> Callable[[list[Batch]], object]:
+    make = shard.task.workload.reference_step
+    assert make  # noqa: S101 -- the proof chose this class by it
+    return make(shard.model, shard.task.make_optimizer)

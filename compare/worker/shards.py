@@ -40,6 +40,10 @@ class Shard:
         self.taken: list[Batch] = []
         """The batches of the latest step."""
         self.parts: list[Batch] = []
+        self.first_batch = ""
+        """SHA-256 of the first batch; empty unless the loader is the user's own."""
+        self.samples: set[str] = set()
+        """SHA-256 of each sample so far; empty unless the loader is the user's own."""
         self._index = index
         copy_tensors(start.parameters(), self.model.parameters())
         copy_tensors(start.buffers(), self.model.buffers())
@@ -48,10 +52,15 @@ class Shard:
                 if own.requires_grad:
                     own.data = other.data
 
-    def fetch(self, passes: int, parts: Callable[[Batch], list[Batch]]) -> None:
-        """Take the batches of the next step, one for each pass, and cut them into their parts."""
-        self.taken = list(islice(self.batches, passes))
+    def fetch(self, step: int, parts: Callable[[Batch], list[Batch]]) -> None:
+        """Seed for a step, take its batches, one for each pass, and cut them into their parts."""
+        # Random changes of samples draw from these generators, too.
+        seed_step(self.task.config, step, self._index)
+        self.taken = list(islice(self.batches, self.task.config.accumulate))
         self.parts = list(chain.from_iterable(map(parts, self.taken)))
+        if self.task.workload.loader:
+            self.first_batch = self.first_batch or hash_tensors(tensors_of(self.taken[0]))
+            self.samples.update(sample for batch in self.taken for sample in hash_samples(batch))
 
     def gradients(self, scale: float = 1.0, *, dense: bool = True) -> Gradients:
         """Return the gradients of the mean loss of the latest batches, times a scale.
