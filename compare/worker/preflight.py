@@ -21,13 +21,12 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from backends.base import REPEATED, SPARSE, STRIDED, UNCOPIED, UNREACHED
 from compare.text import listed
-from compare.worker.alone import alone, pretended_group
 from compare.worker.messages import place_of, text_of
 from compare.worker.meters import reset_peak_memory
 from compare.worker.observed import graph_nodes
 from compare.worker.own import KNOWN, OwnTask, tensors_of
 from compare.worker.randomness import same_randomness, seed_generators
-from compare.worker.user_file import require_threads
+from compare.worker.user_file import alone, pretended_group, require_threads
 from compare.workload import WorkloadError
 
 if TYPE_CHECKING:

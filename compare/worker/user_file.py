@@ -1,13 +1,15 @@
 """Import the user's file, call its factory as often as a launch needs, and refuse what would harm the run.
 
-A script may read the command line, join a group, end the process or set its threads when it is imported. What
-a run cannot allow raises an error with the user's line.
+A script may read the command line, join a group, end the process or set its threads when it is imported. Its
+loss may call other ranks, but one process must be able to compute the loss, because the proof compares every
+arm with a single process. What a run cannot allow raises an error with the user's line.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import dis
 import importlib.util
 import os
 import sys
@@ -17,10 +19,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from time import monotonic
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import torch
+import torch.distributed as dist
 
 from compare.data.own import belongs, changed_files, code_digest
 from compare.text import counted
@@ -43,6 +46,20 @@ _AS_SCRIPT = (
     "Neither the import of the file nor its factory may do that. Put what a script does under "
     "`if __name__ == '__main__':`."
 )
+_LIBRARIES = ("/torch/distributed/", "/horovod/")
+_FILES = {
+    "/torch/distributed/distributed_c10d.py": "torch.distributed",
+    "/torch/distributed/nn/functional.py": "torch.distributed.nn",
+    "/torch/distributed/_functional_collectives.py": "torch.distributed",
+    "/horovod/torch/mpi_ops.py": "horovod.torch",
+    "/horovod/torch/functions.py": "horovod.torch",
+    "/horovod/common/basics.py": "horovod.torch",
+}
+"""Ends of the paths of files whose functions are watched, and the module that a message names."""
+_MOVES = ("reduce", "gather", "scatter", "broadcast", "all_to_all", "alltoall", "barrier", "send", "recv")
+_MAKES = ("init_process_group", "new_group", "new_subgroups", "init", "join")
+_ASKS = ("is_initialized", "get_world_size", "get_rank", "size", "rank", "local_rank", "local_size")
+_MPI = "mpi4py.MPI"
 _set_at: dict[str, str] = {}
 """For each of torch's setters that was called, by name: the user's file:line of the last call."""
 
@@ -181,7 +198,7 @@ def _watched(folder: str, file: Path) -> Iterator[None]:
     leave_really = os._exit
     joins = "your file joins a group itself, but each arm joins its own before it trains."
     with ExitStack() as ending:
-        ending.enter_context(_replaced(torch.distributed, "init_process_group", partial(refuse, joins)))
+        ending.enter_context(_replaced(dist, "init_process_group", partial(refuse, joins)))
         if horovod := sys.modules.get("horovod.torch"):
             ending.enter_context(_replaced(horovod, "init", partial(refuse, joins)))
         ending.enter_context(_replaced(os, "_exit", leave))
@@ -201,15 +218,10 @@ def _watched(folder: str, file: Path) -> Iterator[None]:
                 "may wrap the model.",
                 where=place_of(error, folder),
             ) from error
-    _require_no_group(before=bool(horovod))
-
-
-def _require_no_group(*, before: bool) -> None:
-    """Raise ``WorkloadError`` if the file has imported Horovod itself, and has joined its group."""
-    horovod = sys.modules.get("horovod.torch")
-    if not before and horovod and horovod.is_initialized():
+    # A file may have imported Horovod itself.
+    if not horovod and (imported := sys.modules.get("horovod.torch")) and imported.is_initialized():
         raise WorkloadError(
-            "your file calls hvd.init() itself, but each arm joins its own group.\n" + _AS_SCRIPT
+            f"your file calls hvd.init() itself, but each arm joins its own group.\n{_AS_SCRIPT}"
         )
 
 
@@ -220,9 +232,12 @@ def _why_exit(exit_: SystemExit) -> str:
     return f"your file ends the process: sys.exit({exit_.code!r})."
 
 
-def _users_line(folder: str) -> str:
-    """Return the innermost running line of the user's code, as file:line; empty if there is none."""
-    frames = traceback.extract_stack()
+def _users_line(folder: str, frame: FrameType | None = None) -> str:
+    """Return the innermost running line of the user's code, as file:line; empty if there is none.
+
+    The search begins at ``frame``, or at the caller.
+    """
+    frames = traceback.extract_stack(frame)
     users = [f"{frame.filename}:{frame.lineno}" for frame in frames if belongs(frame.filename, folder)]
     return users[-1] if users else ""
 
@@ -235,3 +250,90 @@ def _replaced(owner: Any, name: str, other: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, real)
+
+
+# ---- in one process alone ----
+
+
+@contextmanager
+def alone(what: str, folder: str, ranks: int, remedy: str) -> Iterator[None]:
+    """Run the block, and refuse its calls to other ranks.
+
+    ``what`` names the block in the message, such as the loss, and ``remedy`` ends the message. The user's
+    files, in ``folder``, may not ask for rank or number of ranks either, because the answer would change what
+    they compute. Where no group exists, the block gets a fake one of ``ranks`` ranks.
+
+    Raises:
+        WorkloadError: the block calls other ranks, even if it catches the error; it has the user's line.
+    """
+    refused: list[WorkloadError] = []
+
+    def watch(frame: FrameType, event: str, argument: Any) -> None:
+        del argument
+        if refused or event != "call":
+            return
+        call, line = _refused_call(frame, folder), ""
+        if has_mpi and not call and belongs(frame.f_code.co_filename, folder):
+            line = _line_with_mpi(frame)
+        if call or line:
+            message = f"one process cannot compute {what}: it calls {call or _MPI}.\n{remedy}"
+            refused.append(WorkloadError(message, where=line or _users_line(folder, frame)))
+            raise refused[0]
+
+    has_mpi = _MPI in sys.modules
+    with ExitStack() as ending:
+        if dist.is_available() and not dist.is_initialized():
+            ending.enter_context(pretended_group(ranks))
+        ending.callback(sys.setprofile, sys.getprofile())
+        sys.setprofile(watch)
+        yield
+    if refused:  # the user's code caught the error and continued
+        raise refused[0]
+
+
+def _refused_call(frame: FrameType, folder: str) -> str:
+    """Return the name of a refused call, such as ``torch.distributed.all_reduce``; empty if it is allowed."""
+    file, name = frame.f_code.co_filename, frame.f_code.co_name
+    module = next((module for end, module in _FILES.items() if file.endswith(end)), None)
+    if module is None:
+        return ""
+    asker = frame.f_back
+    while asker and _is_library(asker.f_code.co_filename, folder):
+        asker = asker.f_back
+    by_user = asker is not None and belongs(asker.f_code.co_filename, folder)
+    moves = name in _MAKES or any(part in name for part in _MOVES)
+    return f"{module}.{name}" if moves or (by_user and name in _ASKS) else ""
+
+
+def _is_library(file: str, folder: str) -> bool:
+    return any(part in file for part in _LIBRARIES) and not belongs(file, folder)
+
+
+def _line_with_mpi(frame: FrameType) -> str:
+    """Return the first line of a function that uses or imports mpi4py, as file:line; empty if none does.
+
+    The search reads the function's bytecode, because mpi4py's calls are compiled and no profiler sees them.
+    """
+    held = {**frame.f_globals, **frame.f_locals}
+    for instruction in dis.get_instructions(frame.f_code):
+        value = held.get(instruction.argval) if isinstance(instruction.argval, str) else None
+        is_module = isinstance(value, ModuleType) and value.__name__ == _MPI
+        is_mpi = is_module or type(value).__module__ == _MPI
+        if is_mpi or (instruction.opname == "IMPORT_NAME" and instruction.argval.startswith("mpi4py")):
+            line = (instruction.positions and instruction.positions.lineno) or frame.f_lineno
+            return f"{frame.f_code.co_filename}:{line}"
+    return ""
+
+
+@contextmanager
+def pretended_group(ranks: int) -> Iterator[None]:
+    """Give torch a fake group of ``ranks`` ranks during the block; its collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    hook = sys.excepthook  # torch puts its own around it with every group
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook
