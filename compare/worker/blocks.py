@@ -14,8 +14,8 @@ from compare.schema.config import RunConfig
 from compare.schema.job import Job
 from compare.schema.results import Block, Mode
 from compare.schema.turns import LEAST_STEPS, Turn
-from compare.worker.clock import PhaseClock, read_clock, time_work
 from compare.worker.loop import BeforeStep, train
+from compare.worker.meters import PhaseClock, read_clock, time_work
 from compare.worker.randomness import same_randomness
 from compare.worker.task import Task
 from compare.worker.watchdog import Watchdog

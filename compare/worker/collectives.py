@@ -22,7 +22,7 @@ from backends.base import Collectives, Group, Replica
 from compare.schema.collectives import NONE, Exchange, SizeTiming
 from compare.schema.job import SweepJob
 from compare.schema.results import Sweep
-from compare.worker.clock import time_work
+from compare.worker.meters import time_work
 from compare.worker.patterns import Pattern
 from compare.worker.watchdog import Watchdog
 

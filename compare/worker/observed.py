@@ -13,8 +13,8 @@ from backends.base import Batch, Facts
 from compare.schema.config import RunConfig
 from compare.schema.results import GradientTimes
 from compare.worker.blocks import Side
-from compare.worker.clock import Mark, mark_time, nanoseconds_between, read_clock
 from compare.worker.compilation import counting_graphs
+from compare.worker.meters import Mark, mark_time, nanoseconds_between, read_clock
 from compare.worker.randomness import same_randomness
 
 _GRADIENT_STEPS = 6

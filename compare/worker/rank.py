@@ -33,15 +33,16 @@ from compare.worker.blocks import (
     make_side,
     untimed_steps,
 )
-from compare.worker.clock import StartUp, read_clock
 from compare.worker.collectives import sweep, time_collectives, time_sizes
 from compare.worker.compilation import load_compiler
 from compare.worker.end_step import take_end_step
 from compare.worker.evaluation import Trained, test_model
 from compare.worker.meters import (
     CPUMeter,
+    StartUp,
     peak_device_memory_bytes,
     peak_memory_bytes,
+    read_clock,
     read_memory,
     reset_peak_memory,
 )

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from compare.system import clock
-from compare.worker.clock import StartUp
+from compare.worker.meters import StartUp
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from backends.base import BackendError, Replica
 from backends.strategies.local import LocalReplica
 from compare.schema.turns import LEAST_STEPS, Turn
-from compare.worker import clock as clock_module
+from compare.worker import meters
 from compare.worker.blocks import (
     BLOCK_STEPS,
     REFERENCE_BLOCKS,
@@ -219,8 +219,8 @@ def test_blocks_refuses_a_cycle_longer_than_the_timed_steps():
 def clock(monkeypatch):
     """A clock that only the steps of a test advance."""
     now = SimpleNamespace(ns=0)
-    monkeypatch.setattr(clock_module, "perf_counter_ns", lambda: now.ns)
-    monkeypatch.setattr(clock_module, "process_time_ns", lambda: 0)
+    monkeypatch.setattr(meters, "perf_counter_ns", lambda: now.ns)
+    monkeypatch.setattr(meters, "process_time_ns", lambda: 0)
     return now
 
 

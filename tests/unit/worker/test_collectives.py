@@ -11,8 +11,7 @@ import torch
 from backends.base import BackendError
 from compare.schema.collectives import Exchange
 from compare.schema.job import SweepJob
-from compare.worker import clock as clock_module
-from compare.worker import collectives
+from compare.worker import collectives, meters
 from compare.worker.collectives import (
     one_line,
     sweep,
@@ -52,8 +51,8 @@ def test_time_repeated_returns_the_time_of_one_call(monkeypatch):
     def barrier():
         now[0] += 100_000
 
-    monkeypatch.setattr(clock_module, "perf_counter_ns", lambda: now[0])
-    monkeypatch.setattr(clock_module, "process_time_ns", lambda: 0)
+    monkeypatch.setattr(meters, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(meters, "process_time_ns", lambda: 0)
     assert time_repeated(call, barrier, CPU, samples=3, calls=8, warmup=1) == [250] * 3
 
 
