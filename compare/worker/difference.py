@@ -7,7 +7,7 @@ much of each.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -73,18 +73,6 @@ def are_equal(one: Iterable[torch.Tensor | None], other: Iterable[torch.Tensor |
 def dot(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
     """Return the sum of the inner products of all pairs of tensors; of complex ones, the real part."""
     return sum(float(torch.vdot(one.flatten(), other.flatten()).real) for one, other in pairs)
-
-
-class Update(NamedTuple):
-    """An update of all parameters, compared with the right one; NaN if the right one is zero."""
-
-    share: float
-    """Component along the right update, over the size of that update.
-
-    1 is right, 0 is no update, and the number of ranks shows a sum in place of the mean.
-    """
-    error: float
-    """Distance from the right update, over the size of that update, by Euclidean norms."""
 
 
 def explain(

@@ -198,7 +198,7 @@ class _EndStep:
         names = {id(parameter): name for name, parameter in self._replica.model.named_parameters()}
         parameters = list(self._replica.model.parameters())
         start = copies(parameters)
-        with recorded_step(parameters, gradients=True) as record:
+        with recorded_step(parameters, keeps_gradients=True) as record:
             side.train(1)
         gradients = {names[one]: g for one, g in record.gradients.items() if one in names and g is not None}
         rates = {names[one]: rate for one, rate in record.rates.items() if one in names}

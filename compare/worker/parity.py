@@ -40,7 +40,6 @@ from compare.schema.job import PASSES, STEPS, Job
 from compare.schema.parity import Fingerprint, ParityPass, PassKind, WrongStep, rounding_limit
 from compare.worker.blocks import make_side
 from compare.worker.compilation import compiled_for_proof
-from compare.worker.difference import Update
 from compare.worker.own import tensors_of
 from compare.worker.randomness import same_randomness
 from compare.worker.reference import Reference, StepReference
@@ -161,7 +160,7 @@ class _Proof:
         self._shards = self._replica.shard[1]
         self._differences: list[float] = []
         self._updates: list[float] = []
-        self._first = Update(math.nan, math.nan)
+        self._first_share, self._first_error = math.nan, math.nan
         self._wrong: WrongStep | None = None
         self._diverged = False
         self._optimizer_steps: list[int] = []
@@ -229,7 +228,7 @@ class _Proof:
         self._differences.append(difference)
         self._updates.append(update)
         if step == 0:
-            self._first = reference.compare_updates(found)
+            self._first_share, self._first_error = reference.compare_updates(found)
         if self._kind == "as run" or self._wrong:
             return
         limit = rounding_limit(self._kind, update, self._shards)
@@ -260,7 +259,7 @@ class _Proof:
         if not own_step:
             side.train(1)
             return StepRecord([])
-        with recorded_step(self._parameters, backward=True) as record:
+        with recorded_step(self._parameters) as record:
             side.train(1)
         self._optimizer_steps.append(record.optimizer_steps)
         return record
@@ -303,9 +302,9 @@ class _Proof:
             hash=hash_tensors(self._whole.parameters()),
             unused=reference.unused(),
             diverged=self._diverged,
-            share_of_first_update=_finite(self._first.share),
-            error_of_first_update=_finite(self._first.error),
-            error_of_whole_update=_finite(reference.compare_updates(self._whole).error)
+            share_of_first_update=_finite(self._first_share),
+            error_of_first_update=_finite(self._first_error),
+            error_of_whole_update=_finite(reference.compare_updates(self._whole)[1])
             if self._leads
             else None,
             differences=[_finite(difference) for difference in self._differences],

@@ -14,7 +14,6 @@ from backends.base import BackendError, Batch, Replica
 from compare.schema.parity import WrongKind
 from compare.worker.difference import (
     MOST_EXPLAINED,
-    Update,
     are_equal,
     differences,
     distance,
@@ -317,18 +316,23 @@ class Reference:
             total.add_(f).sub_(e)
 
     @torch.no_grad()
-    def compare_updates(self, found: nn.Module) -> Update:
-        """Return how the sum of the arm's updates so far compares with the sum of the right ones.
+    def compare_updates(self, found: nn.Module) -> tuple[float, float]:
+        """Compare the sum of the arm's updates so far with the sum of the right ones.
 
         ``add_error`` must have been called after each of these steps.
+
+        Returns:
+            The component along the right sum, and the distance from it, both over its size by Euclidean
+            norms. A component of 1 is right, 0 is no update, and the number of ranks shows a sum in place of
+            the mean. Both are NaN if the right sum is zero.
         """
         apart = self._errors
         right = [f - s - a for f, s, a in zip(found.parameters(), self._start, apart, strict=True)]
         whole = dot((r, r) for r in right)
         if not whole:
-            return Update(math.nan, math.nan)
+            return math.nan, math.nan
         along = dot((r + a, r) for r, a in zip(right, apart, strict=True))
-        return Update(along / whole, math.sqrt(dot((a, a) for a in apart) / whole))
+        return along / whole, math.sqrt(dot((a, a) for a in apart) / whole)
 
 
 class StepReference(Reference):

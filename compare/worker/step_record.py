@@ -98,15 +98,13 @@ class StepRecord:
 
 
 @contextmanager
-def recorded_step(
-    parameters: list[nn.Parameter], *, gradients: bool = False, backward: bool = False
-) -> Iterator[StepRecord]:
+def recorded_step(parameters: list[nn.Parameter], *, keeps_gradients: bool = False) -> Iterator[StepRecord]:
     """Yield the record of a training step, which is taken in this block.
 
-    ``gradients`` keeps the gradients and parameters at each optimizer's step. ``backward`` notes each call of
-    ``torch.autograd.backward``, which ``Tensor.backward`` calls as well.
+    It notes each call of ``torch.autograd.backward``, which ``Tensor.backward`` calls as well. With
+    ``keeps_gradients``, it has the gradients and parameters at each optimizer's step.
     """
-    record = StepRecord(parameters, keeps_gradients=gradients)
+    record = StepRecord(parameters, keeps_gradients=keeps_gradients)
     plain: Callable[..., Any] = torch.autograd.backward
 
     def noting(*given: Any, **named: Any) -> None:
@@ -117,8 +115,7 @@ def recorded_step(
         register_optimizer_step_pre_hook(record.enter),
         register_optimizer_step_post_hook(record.leave),
     )
-    if backward:
-        torch.autograd.backward = noting  # type: ignore[assignment]
+    torch.autograd.backward = noting  # type: ignore[assignment]
     try:
         yield record
     finally:

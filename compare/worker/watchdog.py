@@ -42,7 +42,7 @@ class Watchdog:
         self._files = files
         self._rank = rank
         self.stall_seconds = stall_seconds
-        self._notes: BinaryIO | None = None
+        self._notes: BinaryIO
         self._timer: tuple[Stage, float] | None = None
         self._started_at = 0.0
         self._open: dict[int, os.stat_result | None] = {}
@@ -60,7 +60,7 @@ class Watchdog:
         faulthandler.register(signal.SIGTERM, file=stacks, chain=True)
         self._notes = open_progress(self._files, self._rank)
         self._open = {own: _file_of(own) for own in (stacks, self._notes.fileno())}
-        self._expect("start", 0, limit_seconds)
+        self.note("start", limit_seconds=limit_seconds)
 
     def steps_at_once(self, step_seconds: float) -> int:
         """Return how many steps may be taken between two records, which is at least one.
@@ -78,7 +78,12 @@ class Watchdog:
         A call takes some 0.1 ms, so timed code makes one only every few seconds. The limit is ``SLACK`` times
         the expected time, ``limit_seconds`` or the stall time: the longest of them.
         """
-        self._expect(stage, step, max(SLACK * expected_seconds, limit_seconds))
+        limit = max(self.stall_seconds, SLACK * expected_seconds, limit_seconds)
+        now = monotonic()
+        if (stage, limit) != self._timer or now - self._started_at > _RESTART_SECONDS:
+            faulthandler.dump_traceback_later(limit, exit=True)
+            self._timer, self._started_at = (stage, limit), now
+        self._record(stage, step, limit)
 
     def wait_for_turn(self, step: int) -> None:
         """Stop the timer, and record that the rank waits while other arms train."""
@@ -86,17 +91,7 @@ class Watchdog:
         self._timer = None
         self._record("turn", step, WAIT_SECONDS)
 
-    def _expect(self, stage: Stage, step: int, seconds: float) -> None:
-        limit = max(self.stall_seconds, seconds)
-        now = monotonic()
-        if (stage, limit) != self._timer or now - self._started_at > _RESTART_SECONDS:
-            faulthandler.dump_traceback_later(limit, exit=True)
-            self._timer, self._started_at = (stage, limit), now
-        self._record(stage, step, limit)
-
     def _record(self, stage: Stage, step: int, limit_seconds: float) -> None:
-        if self._notes is None:
-            self._notes = open_progress(self._files, self._rank)
         self._require_open()
         record = Progress(stage=stage, step=step, at=time(), limit_seconds=limit_seconds)
         note_progress(self._notes, record)

@@ -75,9 +75,9 @@ class _Witness:
         self._lease_ns, self._renewed_at = 0, time.monotonic()
         self._ended_by = ""
         self._stopped_until = -math.inf
-        self._kill_at: float | None = None
-        self._to_forward: list[tuple[float, signal.Signals]] = []
-        self._forwarded: set[signal.Signals] = set()
+        self._kill_at = math.inf
+        self._forward_at: dict[signal.Signals, float] = {}
+        """When each signal is forwarded that ends a rank; infinity once it has been."""
 
     def run(self) -> NoReturn:
         """Wait until the rank exits, record how it exited, and exit in the same way."""
@@ -107,7 +107,7 @@ class _Witness:
             if not self._ended_by and self._lease_has_expired():
                 self._end("lease", signal.SIGTERM)
             self._forward()
-            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            if time.monotonic() >= self._kill_at:
                 os.kill(self._pid, signal.SIGKILL)
                 self._kill_at = math.inf  # a rank in uninterruptible sleep exits when it can
 
@@ -124,9 +124,7 @@ class _Witness:
         return time.monotonic() - self._renewed_at > LEASE_SECONDS
 
     def _timeout_seconds(self) -> float:
-        if self._kill_at is None:
-            return _CHECK_SECONDS
-        awaited = min([self._kill_at, *(at for at, _ in self._to_forward)])
+        awaited = min([self._kill_at, *self._forward_at.values()])
         return max(0.0, min(_CHECK_SECONDS, awaited - time.monotonic()))
 
     def _status(self) -> int | None:
@@ -144,20 +142,19 @@ class _Witness:
 
     def _end(self, ended_by: str, number: signal.Signals) -> None:
         """Plan to forward a signal once, after a delay, and to kill the rank if it does not exit."""
-        self._ended_by = self._ended_by or ended_by
-        if self._kill_at is None:
-            self._kill_at = time.monotonic() + KILL_SECONDS
-        if number not in self._forwarded:
-            self._forwarded.add(number)
-            self._to_forward.append((time.monotonic() + _FORWARD_SECONDS, number))
+        now = time.monotonic()
+        if not self._ended_by:
+            self._ended_by, self._kill_at = ended_by, now + KILL_SECONDS
+        self._forward_at.setdefault(number, now + _FORWARD_SECONDS)
         self._send(signal.SIGCONT)  # a stopped process receives nothing else
 
     def _forward(self) -> None:
         """Send the signals whose time has come."""
-        while self._to_forward and time.monotonic() >= self._to_forward[0][0]:
-            _, number = self._to_forward.pop(0)
-            self._send(number)
-            self._send(signal.SIGCONT)
+        for number, at in self._forward_at.items():
+            if time.monotonic() >= at:
+                self._forward_at[number] = math.inf
+                self._send(number)
+                self._send(signal.SIGCONT)
 
     def _send(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

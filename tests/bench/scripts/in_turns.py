@@ -179,6 +179,7 @@ def measuring(mnist, out, seed, label, model, steps, palindromes):
     tensors = as_tensors(*published.training_set(mnist), CPU)
     training, reference = (side_of(arm, group, model, tensors) for arm in (label, "none"))
     watchdog = Watchdog(LaunchFiles(Path(out)), group.placement.rank, _STALL_SECONDS)
+    watchdog.start(limit_seconds=0.0)
 
     def turns(steps, **sides):
         """Train block by block, as a rank does: clock, progress records, watchdog."""
