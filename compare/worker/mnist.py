@@ -151,12 +151,7 @@ class PixelBatches:
 
     def attest(self) -> dict[str, object]:
         """Return samples, dtype and shard of a batch, and the number of training samples."""
-        return {
-            "samples": len(self._inputs),
-            "dtype": str(self._inputs.dtype),
-            "shard": list(self._order.shard),
-            "training_samples": len(self._images),
-        }
+        return self._order.attest([self._inputs])
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         fetch, inputs, epoch = self._fetcher(), self._inputs, 0

@@ -132,7 +132,7 @@ class SampleBatches:
         """Return samples, dtypes and shard of a batch, and the number of training samples."""
         with same_randomness(_CPU):
             batch = self._collate([self._data[0]])
-        return _facts_of(batch, self._order.size, self._order.shard, self._data)
+        return self._order.attest(tensors_of(batch))
 
     def __iter__(self) -> Iterator[Batch]:
         loader = DataLoader(
@@ -158,8 +158,9 @@ class LoaderBatches:
 
     def __init__(self, task: Task, shard: tuple[int, int]) -> None:
         assert task.workload.loader  # noqa: S101 -- the task chose this class by it
-        self._task, self._shard = task, shard
-        self._size = task.config.ranks * task.config.batch_size_per_rank // shard[1]
+        self._task = task
+        self._order = ShardOrder(shard, task.config, len(sized(task.workload.data)))
+        self._size = self._order.size
         with same_randomness(_CPU, task.config.seed):
             self._loader = task.workload.loader(*shard, self._size)
         self._place: tuple[int, int] | None = None
@@ -174,7 +175,7 @@ class LoaderBatches:
             whole = len(self._loader) * self._size  # type: ignore[arg-type]
         except TypeError:  # a stream has no length, and its DataLoader raises
             whole = None
-        return _facts_of(batch, self._size, self._shard, self._task.workload.data) | {
+        return self._order.attest(tensors_of(batch)) | {
             "samples_of_an_epoch": whole,
             "loader_workers": getattr(self._loader, "num_workers", 0),
         }
@@ -200,7 +201,7 @@ class LoaderBatches:
             first = next(batches, None)
         if first is None or not self._is_whole(first):
             raise WorkloadError(
-                f"the loader of shard {self._shard} does not begin with {self._size} samples. "
+                f"the loader of shard {self._order.shard} does not begin with {self._size} samples. "
                 "Yield batches of that size, its third argument, and begin each epoch anew."
             )
         return first, batches
@@ -216,15 +217,6 @@ class LoaderBatches:
             return not shapes
         index, dimension = self._place
         return index < len(shapes) and shapes[index][dimension : dimension + 1] == (self._size,)
-
-
-def _facts_of(batch: Batch, size: int, shard: tuple[int, int], data: Any) -> Facts:
-    return {
-        "samples": size,
-        "dtype": ", ".join(sorted({str(tensor.dtype) for tensor in tensors_of(batch)})),
-        "shard": list(shard),
-        "training_samples": len(sized(data)),
-    }
 
 
 def sized(data: Any) -> Sized:

@@ -18,7 +18,7 @@ A clip may act in none of these steps, or in all of them. So a workload that cha
 steps, each from the parameters at the end of the last one. All gradients are scaled down in two of them, and
 only those of the first shard are scaled up in the other two.
 
-``prove`` restores the random generators and the memory, so the training after it is not changed.
+The random generators and the memory are restored, so the training after a proof is not changed.
 
 A run proves each arm before its first training. A later launch with the same start and end, bit for bit,
 trained the same, so the proof holds for that launch too. Any other launch is proven after its training.
@@ -48,8 +48,6 @@ from compare.worker.step_record import StepRecord, furthest_ratio, recorded_step
 from compare.worker.task import Task
 from compare.worker.watchdog import Pace, Watchdog
 from compare.workload import WorkloadError
-
-MakeReplica = Callable[[nn.Module, MakeOptimizer], Replica]
 
 _LARGE = 4_000_000
 """Number of parameters above which a model is large.
@@ -91,49 +89,38 @@ def prove_steps(
         return make_replica(model, make_optimizer, group, options)
 
     pace = Pace(watchdog, group, first_seconds=job.config.compile_limit_seconds)
-    leads, brief, scaled = group.rank == 0, job.proof == "brief", job.arm.exact
+    passes = []
     with compiled_for_proof(job.config):
-        return [
-            prove(make, task, kind, pace, leads=leads, brief=brief, scaled=scaled)
-            for kind in PASSES[job.proof]
-        ]
+        for kind in PASSES[job.proof]:
+            with same_randomness(task.device):
+                proof = Proof(make, task.for_proof(kind), kind, pace, leads=group.rank == 0)
+                passes.append(proof.take(brief=job.proof == "brief", scaled=job.arm.exact))
+            del proof
+            gc.collect()  # a wrapper and its hooks hold each other
+            if task.device.type == "cuda":
+                torch.cuda.empty_cache()
+            # The allocator keeps freed memory for the gradients of every step (see schema/environment.py).
+            ctypes.CDLL(None).malloc_trim(0)
+    return passes
 
 
-def prove(
-    make_replica: MakeReplica,
-    task: Task,
-    kind: PassKind,
-    pace: Pace,
-    *,
-    leads: bool,
-    brief: bool = False,
-    scaled: bool = True,
-) -> ParityPass:
-    """Train ``STEPS`` steps through a strategy, and compare each with the reference. Collective.
+class Proof:
+    """One pass of a proof, in which an arm and the reference train step by step. Collective.
 
     Every rank takes the reference's first step, and compares its own first update with it. The rank that
     ``leads`` compares all steps, and equal hashes extend its result to the others. The passes ``float64`` and
-    ``float32`` train by plain SGD, and ``as run`` trains in float32 with the run's own optimizer. A ``brief``
-    pass of a large model takes ``_FEW_STEPS``, so that the launch starts soon. ``scaled`` allows
-    steps with scaled gradients, which show a clip, but half precision cannot carry all of these scales.
+    ``float32`` train by plain SGD, and ``as run`` trains in float32 with the run's own optimizer. ``task`` is
+    for this pass, see ``Task.for_proof``.
     """
-    with same_randomness(task.device):
-        proof = _Proof(make_replica, task.for_proof(kind), kind, pace, leads=leads)
-        taken = proof.take(brief=brief, scaled=scaled)
-    del proof
-    gc.collect()  # a wrapper and its hooks hold each other
-    if task.device.type == "cuda":
-        torch.cuda.empty_cache()
-    # The allocator keeps freed memory for the gradients of every step (see schema/environment.py).
-    ctypes.CDLL(None).malloc_trim(0)
-    return taken
-
-
-class _Proof:
-    """One pass of a proof, in which an arm and the reference train step by step."""
 
     def __init__(
-        self, make_replica: MakeReplica, task: Task, kind: PassKind, pace: Pace, *, leads: bool
+        self,
+        make_replica: Callable[[nn.Module, MakeOptimizer], Replica],
+        task: Task,
+        kind: PassKind,
+        pace: Pace,
+        *,
+        leads: bool,
     ) -> None:
         self._pace, self._kind, self._begun = pace, kind, monotonic()
         pace.step(0)
@@ -166,8 +153,13 @@ class _Proof:
         self._optimizer_steps: list[int] = []
         self._combined: float | None = None
 
-    def take(self, *, brief: bool, scaled: bool) -> ParityPass:
-        """Take all steps of the arm and of the reference, and return what they showed."""
+    def take(self, *, brief: bool = False, scaled: bool = True) -> ParityPass:
+        """Take ``STEPS`` steps of the arm and of the reference, and return what they showed.
+
+        A ``brief`` pass of a large model takes ``_FEW_STEPS``, so that the launch starts soon. ``scaled``
+        allows steps with scaled gradients, which show a clip, but half precision cannot carry all of these
+        scales.
+        """
         large = sum(parameter.numel() for parameter in self._parameters) > _LARGE
         count = _FEW_STEPS if brief and large else STEPS
         for step in range(count):

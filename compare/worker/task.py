@@ -82,6 +82,15 @@ class ShardOrder:
             )
         self._passes, self._seed, self._samples = config.accumulate, config.seed, samples
 
+    def attest(self, batch: Iterable[torch.Tensor]) -> Facts:
+        """Return samples, dtypes and shard of a batch, and the number of training samples."""
+        return {
+            "samples": self.size,
+            "dtype": ", ".join(sorted({str(tensor.dtype) for tensor in batch})),
+            "shard": list(self.shard),
+            "training_samples": self._samples,
+        }
+
     def of_epoch(self, epoch: int) -> torch.Tensor:
         """Return the indices of this shard's samples, shape (passes of the epoch, samples of a pass).
 

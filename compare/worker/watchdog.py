@@ -12,6 +12,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+from contextlib import suppress
 from time import monotonic, time
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -45,7 +46,7 @@ class Watchdog:
         self._notes: BinaryIO
         self._timer: tuple[Stage, float] | None = None
         self._started_at = 0.0
-        self._open: dict[int, os.stat_result | None] = {}
+        self._open: dict[int, os.stat_result] = {}
         """The rank's own descriptors, which a workload must not close, and the file of each."""
 
     def start(self, *, limit_seconds: float) -> None:
@@ -59,7 +60,7 @@ class Watchdog:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         faulthandler.register(signal.SIGTERM, file=stacks, chain=True)
         self._notes = open_progress(self._files, self._rank)
-        self._open = {own: _file_of(own) for own in (stacks, self._notes.fileno())}
+        self._open = {own: os.fstat(own) for own in (stacks, self._notes.fileno())}
         self.note("start", limit_seconds=limit_seconds)
 
     def steps_at_once(self, step_seconds: float) -> int:
@@ -105,20 +106,13 @@ class Watchdog:
             WorkloadError: a descriptor is closed, or belongs to another file.
         """
         for descriptor, file in self._open.items():
-            now = _file_of(descriptor)
-            if not (now and file and os.path.samestat(now, file)):
-                self._open = {}
-                raise WorkloadError(
-                    f"descriptor {descriptor} of the rank was closed. "
-                    "Let the workload close only what it has opened itself."
-                )
-
-
-def _file_of(descriptor: int) -> os.stat_result | None:
-    try:
-        return os.fstat(descriptor)
-    except OSError:  # it is closed
-        return None
+            with suppress(OSError):  # it is closed
+                if os.path.samestat(os.fstat(descriptor), file):
+                    continue
+            self._open = {}
+            raise WorkloadError(
+                f"descriptor {descriptor} of the rank was closed: let the workload close only what it has opened"
+            )
 
 
 class Pace:
