@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sized
+from functools import partial
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -47,7 +48,6 @@ class OwnTask(Task):
         self._make = Factory(make, config, device)
         super().__init__(config, device, self._make.first)
         self.has_metric = self.workload.metric is not None
-        self._is_taken = False
         samples, needed = len(sized(self.workload.data)), config.global_batch_size
         if samples < needed:
             raise WorkloadError(
@@ -61,15 +61,13 @@ class OwnTask(Task):
     def anew(self) -> Self:
         task = super().anew()
         task.workload = self._make()
-        vars(task)["_is_taken"] = False
         return task
 
     def build_model(self) -> nn.Module:
-        assert not self._is_taken, "a task gives its model once"  # noqa: S101 -- our own mistake
-        self._is_taken = True
         model = self.workload.model.to(self.device)
         if self.gate_dtype is not None:
-            _cast(model, self.gate_dtype)
+            change = partial(in_dtype, dtype=self.gate_dtype)
+            model._apply(change)  # noqa: SLF001 -- ``to`` makes complex numbers real
         torch.manual_seed(self.config.seed)
         return model
 
@@ -93,23 +91,6 @@ class OwnTask(Task):
             loss = _number(workload.loss(model, batch))
             metric = _number(workload.metric(model, batch)) if workload.metric else 0.0
         return samples * loss, samples * metric
-
-
-@torch.no_grad()
-def _cast(model: nn.Module, dtype: torch.dtype) -> None:
-    """Convert a model's floating-point tensors to a dtype, in place; complex ones stay complex.
-
-    Raises:
-        WorkloadError: a parameter has another value in float64 than before.
-    """
-    before = [(name, parameter.detach().clone()) for name, parameter in model.named_parameters()]
-    model._apply(lambda tensor: in_dtype(tensor, dtype))  # noqa: SLF001 -- ``to`` makes complex numbers real
-    for (name, old), new in zip(before, model.parameters(), strict=True):
-        if dtype == torch.float64 and not torch.equal(new.to(old.dtype), old):
-            raise WorkloadError(
-                f"{name} has another value in float64, so the proof would be of another model. Let no "
-                "parameter be NaN, and use dtypes that float64 holds exactly."
-            )
 
 
 def _number(figure: float | torch.Tensor) -> float:

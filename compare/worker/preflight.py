@@ -135,15 +135,10 @@ class _Trial:
 
     def _learn(self, task: Any, batch: Batch, remedy: str) -> None:
         """Compute the loss and the gradients of one batch; ``remedy`` is for an error's message."""
-        self._note()
         self._model = model = task.build_model()
         self._arrived.clear()
         seed_generators(self._seed)
-        with (
-            self._told("the loss fails on a training batch", remedy),
-            self._noting_gradients(model),
-            self._alone("the loss"),
-        ):
+        with self._noting_gradients(model), self._alone("the loss", "fails on a training batch", remedy):
             loss = task.loss(model, batch)
             _require_scalar(loss)
             loss.backward()
@@ -194,17 +189,20 @@ class _Trial:
         return self._task.test_needs_gradients
 
     def _test(self, model: nn.Module, samples: int, batch: Batch) -> None:
-        self._note()
-        with (
-            self._told("the loss or the metric fails on a test batch, in eval mode", _TRY),
-            self._alone("the test"),
-        ):
+        with self._alone("the test", "fails on a batch, in eval mode", _TRY):
             self._task.test_batch(model, batch, samples)
 
-    def _alone(self, what: str) -> Any:
-        if self._is_own:
-            return pretended_group(self._ranks)
-        return alone(what, self._folder, self._ranks, _TO_GO_ON)
+    @contextmanager
+    def _alone(self, what: str, fails: str, remedy: str) -> Iterator[None]:
+        """Run the block, which computes one batch, in one process, and tell how it ``fails``."""
+        self._note()
+        in_one_process = (
+            pretended_group(self._ranks)
+            if self._is_own
+            else alone(what, self._folder, self._ranks, _TO_GO_ON)
+        )
+        with self._told(f"{what} {fails}", remedy), in_one_process:
+            yield
 
     @contextmanager
     def _told(self, what: str, remedy: str | Callable[[Exception], str]) -> Iterator[None]:
@@ -281,10 +279,6 @@ def _why_not_copied(model: nn.Module) -> str:
                 f"Layer {name or 'of the model'} has torch's old weight_norm. Use "
                 "torch.nn.utils.parametrizations.weight_norm, or leave this arm out."
             )
-    for name, module in model.named_modules():
-        for attribute, held in vars(module).items():
-            if isinstance(held, torch.Tensor) and held.grad_fn is not None:
-                return f"Its {'.'.join(filter(None, [name, attribute]))} belongs to a graph: detach() it."
     return "Keep locks, files and the like out of the model, or leave this arm out."
 
 

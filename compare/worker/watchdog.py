@@ -138,7 +138,7 @@ class Pace:
     def note(self, passes: int = 1) -> None:
         """Restart the watchdog for so many passes of a shard, which begin; 0 is for other work."""
         self._end_passes()
-        self._expect(self._limit(passes))
+        self._watchdog.note("parity", limit_seconds=self._limit(passes))
         self._passes, self._begun = passes, monotonic()
 
     def meet(self, passes: int = 1) -> None:
@@ -148,10 +148,10 @@ class Pace:
         wait for rank 0 without a limit, but rank 0 waits for them only as long as ``passes`` may take.
         """
         self._end_passes()
-        if self._group.world_size == 1:
-            return
-        self._expect(WAIT_SECONDS if self._group.rank else self._limit(passes))
-        self._group.barrier()
+        if self._group.world_size > 1:
+            limit = WAIT_SECONDS if self._group.rank else self._limit(passes)
+            self._watchdog.note("parity", limit_seconds=limit)
+            self._group.barrier()
 
     def _end_passes(self) -> None:
         """Note the mean time of the passes that have ended, without the wait for other ranks."""
@@ -161,7 +161,5 @@ class Pace:
 
     def _limit(self, passes: int) -> float:
         passes, stall = max(passes, 1), self._watchdog.stall_seconds
-        return stall + passes * self._pass_seconds if self._pass_seconds else stall * passes
-
-    def _expect(self, seconds: float) -> None:
-        self._watchdog.note("parity", limit_seconds=max(seconds, self._least_seconds))
+        seconds = stall + passes * self._pass_seconds if self._pass_seconds else stall * passes
+        return max(seconds, self._least_seconds)
