@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import random
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -162,7 +164,7 @@ def slow_copy_beside_the_training():
 
 @right("manual", origin="own")
 def noise_in_the_data():
-    """Samples that draw noise from torch's generator."""
+    """Samples that draw noise from torch, NumPy and ``random``."""
 
     class Noisy(torch.utils.data.Dataset):
         def __init__(self):
@@ -173,8 +175,8 @@ def noise_in_the_data():
             return len(self.rows)
 
         def __getitem__(self, index):
-            row = self.rows[index]
-            return row + 0.1 * torch.randn(WIDTH), row.square().sum()[None]
+            row, noise = self.rows[index], np.random.rand() + random.random()  # noqa: NPY002 -- as users draw
+            return row + 0.1 * (noise + torch.randn(WIDTH)), row.square().sum()[None]
 
     return workload(data=Noisy())
 

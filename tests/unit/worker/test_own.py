@@ -1,26 +1,28 @@
-"""A workload of the user's own, on one rank."""
+"""A workload of the user's own, on one rank; a batch of any kind is moved, and its samples are counted."""
 
 from __future__ import annotations
 
-import random
 import re
+from collections import OrderedDict, UserDict, defaultdict
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
+from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence
 
 from backends.base import BackendError
 from backends.strategies.local import LocalReplica
 from compare import data
 from compare.worker.mnist import PixelBatches
-from compare.worker.own import OwnTask, load_workload
-from compare.worker.parity import prove
+from compare.worker.own import OwnTask, move, place_of_samples, shapes_of, tensors_of
+from compare.worker.parity import Proof
 from compare.worker.reference import Reference
-from compare.worker.reference_step import StepReference
+from compare.worker.user_file import load_workload
 from compare.worker.watchdog import Pace
 from compare.workload import Workload, WorkloadError
 from tests.unit.factories import a_config
@@ -60,6 +62,11 @@ def a_task(config=TWO_RANKS, **changes):
     return OwnTask(config, lambda: a_workload(**changes), CPU)
 
 
+def load(config, workload):
+    source = data.own_source(workload)
+    return OwnTask(config, load_workload(source, config.seed), CPU)
+
+
 def test_batches_take_the_samples_that_the_built_in_models_would():
     config = a_config("ddp", ranks=2, batch_size_per_rank=3, accumulate=2, steps=9, warmup_steps=1)
     images, labels = torch.randn(40, 784, dtype=torch.float64), torch.arange(40)
@@ -75,30 +82,6 @@ def test_batches_attest_without_a_change_of_the_generators():
     attested = batches.attest()
     assert attested == {"samples": 2, "dtype": "torch.float32", "shard": [1, 2], "training_samples": 20}
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_random_changes_of_samples_are_the_same_in_the_proof():
-    class Noisy(torch.utils.data.Dataset):
-        def __len__(self):
-            return 20
-
-        def __getitem__(self, index):
-            noise = np.random.rand() + random.random() + torch.rand(())  # noqa: NPY002 -- as users draw
-            inputs = torch.arange(2.0) + index / 20 + noise
-            return inputs, inputs.sum(0, keepdim=True)
-
-    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    taken = prove(ALONE, a_task(ONE_RANK, data=Noisy()), "float64", PACE, leads=True)
-    assert max(taken.differences) == 0
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
-
-
-def test_models_start_alike_and_never_from_a_trained_one():
-    task = a_task()
-    first = task.build_model()
-    with torch.no_grad():
-        first[0].weight.fill_(7)
-    assert not torch.equal(task.anew().build_model()[0].weight, first[0].weight)
 
 
 def test_schedule_sets_the_rates_and_clipping_comes_before_the_step():
@@ -126,15 +109,21 @@ def test_proof_of_a_replica_has_its_parts_and_averaged_gradients(averages, parts
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype", "rate"), [("float64", torch.float64, 0.01), ("as run", torch.float32, 0.5)]
+    ("kind", "own_step", "dtype", "rate"),
+    [
+        ("float64", None, torch.float64, 0.01),
+        ("float64", print, torch.float64, 0.01),
+        ("as run", None, torch.float32, 0.5),
+    ],
 )
-def test_gates_train_by_plain_sgd_and_the_curve_as_the_user_does(kind, dtype, rate):
-    task = a_task(schedule=lambda _: 0.0).for_proof(kind)
+def test_gates_train_by_plain_sgd_and_the_curve_as_the_user_does(kind, own_step, dtype, rate):
+    """Of the gates, only a step of the user's own follows the schedule."""
+    task = a_task(schedule=lambda _: 0.0, own_step=own_step).for_proof(kind)
     model = task.build_model()
     assert model[0].weight.dtype == dtype
     assert next(iter(task.batches((0, 1))))[0].dtype == dtype
     assert task.make_optimizer(model.parameters()).param_groups[0]["lr"] == rate
-    assert (task.before_step() is None) == (kind != "as run")
+    assert (task.before_step() is None) == (kind != "as run" and not own_step)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
@@ -164,7 +153,7 @@ def test_wrong_factory_is_refused(tmp_path, code, says):
     (tmp_path / "wrong.py").write_text(code)
     config = a_config("ddp", ranks=2, batch_size_per_rank=5, steps=9, warmup_steps=1)
     with pytest.raises(WorkloadError, match=says):
-        OwnTask.load(config, data.own_source(f"{tmp_path}/wrong.py:make"), CPU)
+        load(config, f"{tmp_path}/wrong.py:make")
 
 
 CHANGES = {
@@ -255,18 +244,6 @@ def test_own_step_is_needed_by_its_arm():
     assert a_task(own_step=loads).make_step is loads
 
 
-@pytest.mark.parametrize(("own_step", "rates"), [(None, [0.01, 0.01]), (loads, [0.01, 0.005])])
-def test_gates_keep_the_schedule_of_an_own_step_alone(own_step, rates):
-    task = a_task(schedule=lambda step: 1 / (1 + step), own_step=own_step).for_proof("float64")
-    optimizer = task.make_optimizer(iter([nn.Parameter(torch.zeros(1))]))
-    found, prepare = [], task.before_step()
-    for _ in range(2):
-        if prepare:
-            prepare(nn.Linear(1, 1), [optimizer])
-        found.append(optimizer.param_groups[0]["lr"])
-    assert found == rates
-
-
 @pytest.mark.parametrize(("loader", "shared"), [(loads, 0.0), (shuffles, 1.0)])
 def test_proof_counts_the_samples_that_shards_share(loader, shared):
     task = a_task(loader=loader)
@@ -277,29 +254,6 @@ def test_proof_counts_the_samples_that_shards_share(loader, shared):
         reference.anchor(model)
         reference.step(step)
     assert reference.shared_samples == shared
-
-
-def test_reference_by_an_own_step_names_no_unused_parameter():
-    def make_step(model, make_optimizer):
-        optimizer = make_optimizer(list(model.parameters()))
-
-        def step(batches):
-            optimizer.zero_grad()
-            sum(nn.functional.mse_loss(model(batch[0]), batch[1]) for batch in batches).backward()
-            optimizer.step()
-
-        return step
-
-    task = OwnTask(TWO_RANKS, lambda: a_workload(model=nn.Linear(2, 1), reference_step=make_step), CPU)
-    replica = SimpleNamespace(shard=(0, 2), broadcasts_buffers=False, parts=lambda batch: [batch])
-    model = task.build_model()
-    reference = StepReference(task, replica, model, PACE)
-    reference.anchor(model)
-    reference.step(0)
-    assert reference.untold == {"alone": ["weight", "bias"], "none": ["weight", "bias"]}
-    reference.tell_apart(1e-9)
-    assert reference.untold == {"alone": [], "none": []}
-    assert reference.unused() == []
 
 
 def counting():
@@ -321,7 +275,8 @@ def counting():
 
 def test_proof_carries_state_in_a_closure_and_leaves_that_of_the_training():
     make, counts = counting()
-    assert prove(ALONE, OwnTask(ONE_RANK, make, CPU), "float64", PACE, leads=True).is_exact
+    task = OwnTask(ONE_RANK, make, CPU).for_proof("float64")
+    assert Proof(ALONE, task, "float64", PACE, leads=True).take().is_exact
     assert counts[0] == [0], "the training's own loss was never called"
     assert max(calls[0] for calls in counts) == 20
 
@@ -339,7 +294,7 @@ def test_factory_that_takes_long_is_called_once_and_its_model_copied(monkeypatch
 
 def test_file_that_is_imported_slowly_has_no_slow_factory(tmp_path):
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(0.5)\n" + RIGHT)
-    task = OwnTask.load(ONE_RANK, data.own_source(f"{tmp_path}/slow.py:make"), CPU)
+    task = load(ONE_RANK, f"{tmp_path}/slow.py:make")
     assert task.attest() == {"function_called_once": False}
 
 
@@ -353,3 +308,83 @@ def test_optimizer_of_other_parameters_is_refused():
 def test_complex_parameters_stay_complex_in_the_proof():
     task = a_task(model=nn.Linear(2, 1, dtype=torch.complex64))
     assert task.for_proof("float64").build_model().weight.dtype == torch.complex128
+
+
+# ---- batches of any structure ----
+
+
+@dataclass(frozen=True)
+class Frozen:
+    rows: torch.Tensor
+    names: tuple[str, ...] = ("a",)
+    later: torch.Tensor = field(init=False, default_factory=lambda: torch.ones(1))
+
+
+@dataclass(slots=True)
+class Slotted:
+    rows: torch.Tensor
+
+
+class Pair(NamedTuple):
+    rows: torch.Tensor
+    names: list[str]
+
+
+class Attributes:
+    def __init__(self, rows):
+        self.rows = rows
+        self.itself = self
+
+
+ROWS = torch.ones(2, 3)
+BATCHES = {
+    "a tensor": ROWS,
+    "a tuple": (ROWS, "x", None),
+    "a list": [[ROWS]],
+    "a named tuple": Pair(ROWS, ["x"]),
+    "a dictionary": {"rows": ROWS},
+    "an ordered one": OrderedDict(rows=ROWS),
+    "a default one": defaultdict(list, rows=ROWS),
+    "a user's one": UserDict(rows=ROWS),
+    "a read-only one": MappingProxyType({"rows": ROWS}),
+    "a frozen data class": Frozen(ROWS),
+    "a data class with slots": Slotted(ROWS),
+    "a namespace": SimpleNamespace(rows=ROWS),
+    "an object that holds itself": Attributes(ROWS),
+    "a packed sequence": pack_sequence([ROWS[0], ROWS[1][:2]], enforce_sorted=False),
+}
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_move_changes_the_floats_in_a_batch_of_any_kind(batch):
+    moved = move(batch, CPU, torch.float64)
+    assert type(moved) is type(batch)
+    floats = [tensor for tensor in tensors_of(moved) if tensor.is_floating_point()]
+    assert floats
+    assert {tensor.dtype for tensor in floats} == {torch.float64}
+    assert {t.dtype for t in tensors_of(batch) if t.is_floating_point()} == {torch.float32}
+
+
+def test_move_keeps_what_is_no_float():
+    assert move(BATCHES["a default one"], CPU, torch.float64)["none"] == []
+    assert move(BATCHES["a named tuple"], CPU, torch.float64).names == ["x"]
+    packed = move(BATCHES["a packed sequence"], CPU, torch.float64)
+    assert packed.batch_sizes.dtype == torch.int64
+    assert move(torch.ones(2, dtype=torch.complex64), CPU, torch.float64).dtype == torch.complex128
+    whole, function = move((torch.ones(2, dtype=torch.int32), len), CPU, torch.float64)
+    assert (whole.dtype, function) == (torch.int32, len)
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "place"),
+    [
+        ((torch.ones(4, 9), torch.ones(4)), 4, (0, 0)),
+        ((torch.ones(7, 4, 9), torch.ones(4)), 4, (1, 0)),
+        ((torch.ones(7, 4, 9), torch.ones(7, 4)), 4, (0, 1)),
+        ((torch.ones(3, 4), torch.ones(3)), 4, None),
+        ((torch.ones(3, 4), torch.ones(3, 1)), 4, None),
+        (BATCHES["a packed sequence"], 2, (0, 0)),
+    ],
+)
+def test_samples_are_counted_in_the_first_dimension_or_after_time(batch, size, place):
+    assert place_of_samples(shapes_of(batch), size) == place

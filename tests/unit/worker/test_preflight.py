@@ -15,6 +15,7 @@ from compare import data
 from compare.worker.outcome import _describe
 from compare.worker.own import OwnTask
 from compare.worker.preflight import preflight
+from compare.worker.user_file import load_workload
 from tests.unit.factories import a_config
 
 CPU = torch.device("cpu")
@@ -83,7 +84,7 @@ def try_out(tmp_path, monkeypatch):
             arm=SimpleNamespace(traits=SimpleNamespace(own_step=own_step), options=chosen),
         )
         try:
-            task = OwnTask.load(config, source, CPU)
+            task = OwnTask(config, load_workload(source, config.seed), CPU)
             preflight(job, task, backends.load(backend, chosen)[1], (0, 2), lambda: None)
         except BaseException as error:  # noqa: BLE001 -- as a rank's last words
             failure = _describe(error, Placement(0, 0, 2, 2, "here"), str(tmp_path))
