@@ -291,14 +291,14 @@ class BlockTrainer:
         # A record slows the next step or two of the MLP by a tenth. So a block of quick steps has only one.
         if self._watchdog.steps_at_once(self.step_seconds) < plan.steps:
             self._note()
-        timing = time_work(partial(self._train, side, steps, clock), device)
+        wall_ns, cpu_ns = time_work(partial(self._train, side, steps, clock), device)
         if plan.mode == "training":
-            self.step_seconds = timing.wall_ns / 1e9 / steps
+            self.step_seconds = wall_ns / 1e9 / steps
         return Block(
             mode=plan.mode,
             steps=steps,
-            wall_ns=timing.wall_ns,
-            cpu_ns=timing.cpu_ns,
+            wall_ns=wall_ns,
+            cpu_ns=cpu_ns,
             phases=clock.read() if clock else {},
         )
 

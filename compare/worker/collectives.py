@@ -22,6 +22,7 @@ from backends.base import Collectives, Group, Replica
 from compare.schema.collectives import NONE, Exchange, SizeTiming
 from compare.schema.job import SweepJob
 from compare.schema.results import Sweep
+from compare.text import cut
 from compare.worker.meters import time_work
 from compare.worker.patterns import Pattern
 from compare.worker.watchdog import Watchdog
@@ -41,7 +42,6 @@ _FIRST_BYTES = 1 << 20
 """Size that is timed, but not reported, before a first size that is larger."""
 _MOST_CALLS = 1 << 14
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")
-_REASON_CHARACTERS = 160
 _THREAD_SECONDS = 0.1
 """Usual time until a library's thread releases a refused call."""
 _RELEASE_SECONDS = 5.0
@@ -74,7 +74,7 @@ def time_repeated(
     times = []
     for _ in range(samples):
         barrier()
-        times.append(time_work(in_a_row, device).wall_ns // calls)
+        times.append(time_work(in_a_row, device)[0] // calls)
     return times
 
 
@@ -175,12 +175,7 @@ def time_size(
     only the library's reason. The first rank of a host adds bytes and packets per call, if they are counted.
     """
     config = job.config
-    of_all: dict[str, Any] = {
-        "collective": exchange.collective,
-        "dtype": exchange.dtype,
-        "operation": exchange.operation,
-        "message_bytes": nbytes,
-    }
+    of_all: dict[str, Any] = msgspec.structs.asdict(exchange) | {"message_bytes": nbytes}
     note(1)
     ready = _prepare(group, exchange, nbytes, min(_RELEASE_SECONDS, config.stall_seconds / 2))
     if isinstance(ready, str):
@@ -234,7 +229,7 @@ def _prepare(
         call = group.prepare(buffers)
         call()
     except _REFUSALS as error:
-        refused = one_line(error)
+        refused = cut(str(error)).partition("\n")[0].strip() or type(error).__name__
         error.__traceback__ = None  # its frames hold the buffers
     else:
         return buffers, call
@@ -275,13 +270,6 @@ def make_buffers(exchange: Exchange, nbytes: int, group: Group) -> base.Buffers:
     source = target if name in _IN_PLACE else zeros(part if name == "all_gather" else nbytes)
     operation = "sum" if exchange.operation == NONE else exchange.operation
     return base.Buffers(name, source, target, operation)
-
-
-def one_line(error: BaseException) -> str:
-    """Return the first line of an error's text, cut to ``_REASON_CHARACTERS``; its class if it has none."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else type(error).__name__
-    return text if len(text) <= _REASON_CHARACTERS else f"{text[: _REASON_CHARACTERS - 1]}…"
 
 
 def _agree_on_calls(

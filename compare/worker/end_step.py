@@ -24,12 +24,11 @@ from compare.schema.arms import Arm
 from compare.schema.job import STEPS
 from compare.schema.parity import EndStep
 from compare.worker.blocks import Side
-from compare.worker.difference import are_equal, largest
 from compare.worker.evaluation import buffers_of, unmoved
 from compare.worker.randomness import same_randomness
 from compare.worker.reference import Reference
 from compare.worker.shards import Gradients, Shard, copy_tensors, seed_step
-from compare.worker.step_record import copies, furthest_ratio, recorded_step
+from compare.worker.steps import are_equal, copies, furthest_ratio, largest, recorded_step
 from compare.worker.task import Task
 from compare.worker.watchdog import Pace
 

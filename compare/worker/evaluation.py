@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -48,10 +47,13 @@ def test_model(
     whole = replica.whole()
     buffers = list(whole.buffers())
     buffer_hash = hash_tensors(buffers) if buffers else ""
-    shared = _buffers_of_first_rank(whole, group if communicates else None)
+    own = [buffer.detach().clone() for buffer in buffers]
+    if communicates:
+        copy_tensors(buffers_of(whole, group, 0), buffers)
     # Not compiled: another graph for one pass would take longer than it saves.
-    with shared, task.in_precision(), not_compiled(task.config):
+    with task.in_precision(), not_compiled(task.config):
         evaluation = task.test(whole, (group.rank, group.world_size), note)
+    copy_tensors(own, whole.buffers())
     changes: dict[str, list[Any]] = {"unmoved": [], "sketch": []}
     if group.rank == 0:
         with same_randomness(task.device):
@@ -66,19 +68,6 @@ def test_model(
         gradient_tensors=len(trained),
         **changes,
     )
-
-
-@contextmanager
-def _buffers_of_first_rank(model: nn.Module, group: Group | None) -> Iterator[None]:
-    """Give a model the buffers of rank 0 during the block, and its own again after it. Collective.
-
-    Without a group the model keeps its own buffers.
-    """
-    own = [buffer.detach().clone() for buffer in model.buffers()]
-    if group:
-        copy_tensors(buffers_of(model, group, 0), model.buffers())
-    yield
-    copy_tensors(own, model.buffers())
 
 
 def buffers_of(model: nn.Module, group: Group, rank: int) -> list[torch.Tensor]:

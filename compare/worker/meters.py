@@ -33,19 +33,15 @@ def read_clock(device: torch.device) -> int:
     return perf_counter_ns()
 
 
-class Timing(NamedTuple):
-    """Wall time and CPU time of a piece of work."""
+def time_work(work: Callable[[], None], device: torch.device) -> tuple[int, int]:
+    """Time work from an idle device until the device is idle again.
 
-    wall_ns: int
-    cpu_ns: int
-    """CPU time of this process, all its threads together."""
-
-
-def time_work(work: Callable[[], None], device: torch.device) -> Timing:
-    """Time work from an idle device until the device is idle again."""
+    Returns:
+        The nanoseconds of the clock, and of this process's CPU time, in all its threads together.
+    """
     began, began_cpu = read_clock(device), process_time_ns()
     work()
-    return Timing(read_clock(device) - began, process_time_ns() - began_cpu)
+    return read_clock(device) - began, process_time_ns() - began_cpu
 
 
 class PhaseClock:

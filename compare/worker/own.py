@@ -47,7 +47,6 @@ class OwnTask(Task):
         """
         self._make = Factory(make, config, device)
         super().__init__(config, device, self._make.first)
-        self.has_metric = self.workload.metric is not None
         samples, needed = len(sized(self.workload.data)), config.global_batch_size
         if samples < needed:
             raise WorkloadError(
@@ -118,17 +117,12 @@ class SampleBatches:
     def __iter__(self) -> Iterator[Batch]:
         loader = DataLoader(
             self._data,  # type: ignore[arg-type]  # it needs only len() and an index
-            batch_sampler=self._indices(),
+            batch_sampler=chain.from_iterable(self._order.of_epoch(epoch).tolist() for epoch in count()),
             collate_fn=self._collate,
             generator=torch.Generator(),
         )  # type: ignore[arg-type]
         for batch in loader:
             yield move(batch, self._task.device, self._task.gate_dtype)
-
-    def _indices(self) -> Iterator[list[int]]:
-        """Yield the indices of each batch, without end."""
-        for epoch in count():
-            yield from self._order.of_epoch(epoch).tolist()
 
 
 class LoaderBatches:

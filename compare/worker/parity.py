@@ -35,7 +35,7 @@ from time import monotonic
 import torch
 from torch import nn
 
-from backends.base import BackendError, Batch, Group, Loss, MakeOptimizer, Replica
+from backends.base import BackendError, Batch, Group, MakeOptimizer, Replica
 from compare.schema.job import PASSES, STEPS, Job
 from compare.schema.parity import Fingerprint, ParityPass, PassKind, WrongStep, rounding_limit
 from compare.worker.blocks import make_side
@@ -44,7 +44,7 @@ from compare.worker.own import tensors_of
 from compare.worker.randomness import same_randomness
 from compare.worker.reference import Reference, StepReference
 from compare.worker.shards import copy_tensors, hash_tensors, scale_of, seed_layers, seed_step
-from compare.worker.step_record import StepRecord, furthest_ratio, recorded_step
+from compare.worker.steps import StepRecord, furthest_ratio, recorded_step
 from compare.worker.task import Task
 from compare.worker.watchdog import Pace, Watchdog
 from compare.workload import WorkloadError
@@ -241,11 +241,9 @@ class Proof:
         """Take the arm's step, and return its record, which is empty unless the step is the user's own."""
         own_step = self._replica.takes_whole_step
         scale = scale_of(self._replica.shard[0], scale)
-        side = (
-            self._side
-            if own_step or scale == 1
-            else self._side._replace(loss=_scaled(self._side.loss, scale))
-        )
+        side, loss = self._side, self._side.loss
+        if not own_step and scale != 1:
+            side = side._replace(loss=lambda model, batch: loss(model, batch) * scale)
         self._scale = scale if own_step else 1.0
         seed_step(self._task.config, step, self._replica.shard[0])
         if not own_step:
@@ -318,10 +316,6 @@ def _structure(found: nn.Module, wrong: str, record: StepRecord) -> str:
     frozen = [name for name, parameter in found.named_parameters() if not parameter.requires_grad]
     moved = ["a parameter that does not train changes"] if wrong in frozen else []
     return ", ".join(filter(None, [record.structure, *moved]))
-
-
-def _scaled(loss: Loss, scale: float) -> Loss:
-    return lambda model, batch: loss(model, batch) * scale
 
 
 def _first_noted(task: Task, replica: Replica, reference: Reference) -> Iterator[Batch]:

@@ -98,9 +98,7 @@ class _Trial:
 
     def __init__(self, task: OwnTask, job: Job, shard: tuple[int, int], note: Callable[[], None]) -> None:
         self._task, self._shard, self._note = task, shard, note
-        self._folder = job.dataset.directory
-        self._seed = job.config.seed
-        self._ranks = job.config.ranks
+        self._folder, self._config = job.dataset.directory, job.config
         # If the user wrote the step of one process, the loss may need several processes.
         self._is_own = bool(job.arm.traits.own_step) and task.workload.reference_step is not None
         self._model: nn.Module = nn.Module()
@@ -137,7 +135,7 @@ class _Trial:
         """Compute the loss and the gradients of one batch; ``remedy`` is for an error's message."""
         self._model = model = task.build_model()
         self._arrived.clear()
-        seed_generators(self._seed)
+        seed_generators(self._config.seed)
         with self._noting_gradients(model), self._alone("the loss", "fails on a training batch", remedy):
             loss = task.loss(model, batch)
             _require_scalar(loss)
@@ -197,9 +195,9 @@ class _Trial:
         """Run the block, which computes one batch, in one process, and tell how it ``fails``."""
         self._note()
         in_one_process = (
-            pretended_group(self._ranks)
+            pretended_group(self._config.ranks)
             if self._is_own
-            else alone(what, self._folder, self._ranks, _TO_GO_ON)
+            else alone(what, self._folder, self._config.ranks, _TO_GO_ON)
         )
         with self._told(f"{what} {fails}", remedy), in_one_process:
             yield
@@ -221,25 +219,22 @@ class _Trial:
 
     def require_supported_by(self, strategy: type[Replica], options: Options) -> None:
         """Require that a strategy can copy the model, if it must, and average every gradient."""
-        cannot, found = strategy.unsupported_with(options), self._traits()
+        cannot = strategy.unsupported_with(options)
         self._note()
         if UNCOPIED in cannot:
             _require_copied(self._task.anew().workload.model)
-        for trait in sorted(cannot & found.keys()):
-            if names := found[trait]:
-                what, remedy = _REFUSED[trait]
-                raise WorkloadError(f"{what.format(names=listed(names))}\n{remedy}")
-
-    def _traits(self) -> dict[Trait, list[str]]:
-        """Return for each trait the names of the parameters that have it, which may be none."""
         trained = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
         reached = {id(node.variable) for node in graph_nodes(self._outputs) if hasattr(node, "variable")}
-        return {
+        having: dict[Trait, list[str]] = {
             SPARSE: [name for name, p in trained if p.grad is not None and p.grad.layout != torch.strided],
             STRIDED: [name for name, p in trained if not p.is_contiguous()],
             REPEATED: [name for name, times in self._arrived.items() if times > 1],
             UNREACHED: [name for name, p in trained if p.grad is None and id(p) in reached],
         }
+        for trait in sorted(cannot & having.keys()):
+            if names := having[trait]:
+                what, remedy = _REFUSED[trait]
+                raise WorkloadError(f"{what.format(names=listed(names))}\n{remedy}")
 
 
 def _require_parameters(model: nn.Module) -> None:

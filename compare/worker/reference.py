@@ -12,7 +12,9 @@ from torch import nn
 
 from backends.base import BackendError, Batch, Replica
 from compare.schema.parity import WrongKind
-from compare.worker.difference import (
+from compare.worker.randomness import states_of_generators
+from compare.worker.shards import Gradients, Shard, combine, copy_tensors, mean_of, scale_of, seed_step
+from compare.worker.steps import (
     MOST_EXPLAINED,
     are_equal,
     differences,
@@ -23,8 +25,6 @@ from compare.worker.difference import (
     largest,
     relative,
 )
-from compare.worker.randomness import states_of_generators
-from compare.worker.shards import Gradients, Shard, combine, copy_tensors, mean_of, scale_of, seed_step
 from compare.worker.task import Task
 from compare.worker.watchdog import Pace
 

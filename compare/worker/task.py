@@ -113,8 +113,6 @@ class Task(ABC):
 
     is_own: bool = False
     """Whether model and loss are the user's own; only built-in losses are sure to be means over samples."""
-    has_metric: bool = True
-    """Whether a test counts right answers, or adds up the user's metric."""
 
     def __init__(self, config: RunConfig, device: torch.device, workload: Workload) -> None:
         self.config = config
@@ -160,7 +158,7 @@ class Task(ABC):
             losses, metrics, count = losses + loss, metrics + metric, count + samples
         model.train(training)
         return Evaluation(
-            correct=metrics if self.has_metric else None,
+            correct=None if self.is_own and self.workload.metric is None else metrics,
             samples=count,
             loss_sum=losses if math.isfinite(losses) else None,
         )

@@ -94,7 +94,8 @@ class _Witness:
     def _wait(self) -> int:
         """Forward signals and check the lease; return the rank's wait status."""
         while True:
-            received = signal.sigtimedwait(_AWAITED, self._timeout_seconds())
+            awaited = min([self._kill_at, *self._forward_at.values()]) - time.monotonic()
+            received = signal.sigtimedwait(_AWAITED, max(0.0, min(_CHECK_SECONDS, awaited)))
             status = self._status()
             number = signal.Signals(received.si_signo) if received else None
             if status is not None:
@@ -122,10 +123,6 @@ class _Witness:
             if modified_ns != self._lease_ns:
                 self._lease_ns, self._renewed_at = modified_ns, time.monotonic()
         return time.monotonic() - self._renewed_at > LEASE_SECONDS
-
-    def _timeout_seconds(self) -> float:
-        awaited = min([self._kill_at, *self._forward_at.values()])
-        return max(0.0, min(_CHECK_SECONDS, awaited - time.monotonic()))
 
     def _status(self) -> int | None:
         """Return the wait status of a rank that has exited, else None.

@@ -172,7 +172,7 @@ def one_rank_sends_zeros():
 # ---- a factor ----
 
 
-@wrong(origin="a public report", ends="failed")
+@wrong(origin="a public report", ends="failed", names="It is 2 times the right one: a sum in place of the mean")
 def sum_for_the_mean():
     """An all-reduce without a division."""
 
@@ -254,7 +254,7 @@ def loss_not_divided_by_the_passes():
 # ---- the optimizer's step ----
 
 
-@wrong(origin="own", ends="failed")
+@wrong(origin="own", ends="failed", names="its gradients are not reset")
 def gradients_never_reset():
     """Gradients add up from step to step."""
 
@@ -271,7 +271,7 @@ def gradients_never_reset():
     return workload(own_step=own_step)
 
 
-@wrong(origin="own", ends="failed")
+@wrong(origin="own", ends="failed", names="the step does not reach them")
 def gradients_reset_before_the_step():
     """Gradients are reset after backward, so nothing trains."""
 

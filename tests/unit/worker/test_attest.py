@@ -98,13 +98,6 @@ def counts(monkeypatch):
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize(("precision", "dtypes"), [("float32", [FLOAT]), ("bf16-autocast", [BFLOAT, FLOAT])])
-def test_the_first_step_shows_the_dtypes_of_activations(precision, dtypes):
-    task = a_task(precision=precision)
-    assert attested(task)["activation_dtypes"] == dtypes
-    assert {parameter.dtype for parameter in task.build_model().parameters()} == {torch.float32}
-
-
 @pytest.mark.parametrize(
     ("kind", "autocast", "compiled"),
     [("float64", False, True), ("float32", False, False), ("as run", True, True)],

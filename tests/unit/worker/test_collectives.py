@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import Timer
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,6 @@ from compare.schema.collectives import Exchange
 from compare.schema.job import SweepJob
 from compare.worker import collectives, meters
 from compare.worker.collectives import (
-    one_line,
     sweep,
     time_collectives,
     time_repeated,
@@ -190,31 +188,6 @@ def test_time_size_refusal_is_kept_with_its_reason(error, at):
     assert (timing.refused, timing.ns, timing.wrong) == ("no room", [], 0)
 
 
-class _Holding(_Group):
-    """A thread of it still holds a call that it has refused."""
-
-    released = False
-
-    def prepare(self, exchange):
-        kept = [exchange.target]
-
-        def release():
-            self.released = True
-            kept.clear()
-
-        def call():
-            Timer(0.05, release).start()
-            raise RuntimeError("Invalid scalar type")
-
-        return call
-
-
-def test_time_size_refused_call_is_awaited_until_released():
-    group = _Holding()
-    assert timed(group).refused == "Invalid scalar type"
-    assert group.released, "before that, Gloo's barrier would raise the refusal again"
-
-
 class _Keeping(_Group):
     """It keeps what it has refused, by itself or in a cycle."""
 
@@ -237,11 +210,6 @@ def test_time_size_refused_call_that_is_kept_fails_with_its_reason(monkeypatch):
     monkeypatch.setattr(collectives, "_RELEASE_SECONDS", 0.05)
     with pytest.raises(BackendError, match=r"held after 0.05 s.*Invalid scalar type.*Leave it out"):
         timed(_Keeping(["others"]))
-
-
-def test_one_line_shortens_and_never_is_empty():
-    assert len(one_line(ValueError("x" * 500))) == 160
-    assert one_line(KeyError()) == "KeyError"
 
 
 def timed_sizes(**changes):

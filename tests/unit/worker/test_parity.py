@@ -17,11 +17,11 @@ from compare.schema.arms import parse_arm
 from compare.schema.job import STEPS
 from compare.worker import mnist, reference
 from compare.worker import parity as proving
-from compare.worker.difference import differences
 from compare.worker.mnist import MnistTask
 from compare.worker.parity import Proof, prove_steps
 from compare.worker.randomness import states_of_generators
 from compare.worker.shards import hash_tensors
+from compare.worker.steps import differences
 from compare.worker.watchdog import Pace
 from tests.unit.factories import a_config, a_rank
 
@@ -254,14 +254,6 @@ def test_prove_nan_is_none(data):
     assert taken.error_of_whole_update is None
 
 
-def test_prove_gates_use_sgd_and_the_curve_the_runs_optimizer(data):
-    gate, curve = (
-        proof(data, kind=kind, optimizer="adam", learning_rate=0.5) for kind in ("float64", "as run")
-    )
-    assert (gate.optimizer, gate.learning_rate) == ("sgd", 0.01)
-    assert (curve.optimizer, curve.learning_rate) == ("adam", 0.5)
-
-
 def test_prove_other_ranks_compare_only_the_first_step(data):
     leads, follows = proof(data), proof(data, leads=False)
     assert len(follows.differences) == 1
@@ -334,10 +326,10 @@ def test_differences_are_relative_to_the_largest_number_of_a_parameter():
         found.weight.copy_(torch.tensor([[100.0, 2.0]]))
         expected.bias.zero_()
         found.bias.fill_(1e-9)
-    assert differences(found, expected) == {"weight": pytest.approx(0.01, rel=1e-3), "bias": 1}
+    assert differences(found, expected.parameters()) == {"weight": pytest.approx(0.01, rel=1e-3), "bias": 1}
     found.bias.data.zero_()
-    assert differences(found, expected)["bias"] == 0, "zeros are defined"
-    assert differences(found, expected, least=200.0)["weight"] == pytest.approx(1 / 200)
+    assert differences(found, expected.parameters())["bias"] == 0, "zeros are defined"
+    assert differences(found, expected.parameters(), least=200.0)["weight"] == pytest.approx(1 / 200)
 
 
 def test_hash_covers_every_bit():

@@ -65,13 +65,6 @@ def start(tmp_path):
         one.process.wait()
 
 
-def is_gone(pid):
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 IGNORES_CHILDREN = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
 """A parent may have ignored the signal, and a program inherits that."""
 
@@ -203,29 +196,6 @@ def test_witness_wakes_a_stopped_rank_and_records_a_stop_for_a_while(start, woke
     assert time.monotonic() - began < 1.5
 
 
-def test_rank_dies_with_its_witness(start):
-    started = start()
-    wait_until(started.files.witness(3).exists)
-    started.process.kill()
-    started.process.wait()
-    wait_until(lambda: is_gone(started.rank_pid), 2)
-    assert not started.files.exit(3).exists()
-
-
-def test_rank_and_witness_die_with_the_launcher(tmp_path):
-    """The kernel sends the witness SIGTERM, and the witness forwards it."""
-    program = PROGRAM.format(rank=SLEEP, before="")
-    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}, sys.argv[1]])"
-    files = LaunchFiles(tmp_path)
-    files.lease.touch()
-    process = subprocess.Popen([sys.executable, "-c", launcher, str(tmp_path)])
-    wait_until(lambda: files.witness(3).exists() and (tmp_path / "ready").exists())
-    process.kill()
-    process.wait()
-    wait_until(files.exit(3).exists, 3)
-    assert json.loads(files.exit(3).read_text())["ended_by"] == "signal"
-
-
 @pytest.mark.parametrize(("both", "ended_by"), [(True, "signal"), (False, "")])
 def test_sigterm_to_the_rank_alone_is_its_own_death(start, both, ended_by):
     """The parent sends SIGTERM to all processes, in any order."""
@@ -248,15 +218,6 @@ def test_witness_whose_lease_expires_ends_the_rank(start, rank):
     code, record = start(rank, before="witness.LEASE_SECONDS = 0.5").record()
     assert (code, record["ended_by"]) == (-signal.SIGTERM, "lease")
     assert 0.5 <= time.monotonic() - began < 4
-
-
-def test_witness_of_a_renewed_lease_ends_nothing(start):
-    started = start(before="witness.LEASE_SECONDS = 1.5")
-    until = time.monotonic() + 3.5
-    while time.monotonic() < until:
-        started.files.lease.touch()
-        time.sleep(0.1)
-    assert started.process.poll() is None
 
 
 def test_witness_whose_folder_is_gone_exits_alike(start, tmp_path):
