@@ -148,10 +148,13 @@ def furthest_ratio(rates: Iterable[tuple[float, float]]) -> float:
 # ---- the record of a step ----
 
 
-def copies(tensors: list[nn.Parameter]) -> list[torch.Tensor]:
+def copies(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return detached copies of tensors, or of this rank's part of each ``DTensor``."""
-    local = (tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors)
-    return [tensor.detach().clone() for tensor in local]
+    return [tensor.detach().clone() for tensor in _local(tensors)]
+
+
+def _local(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors)
 
 
 class StepRecord:
@@ -217,7 +220,7 @@ class StepRecord:
     def note_backward(self) -> None:
         """Note the sum of all absolute parameters at a backward pass, which shows whether they change."""
         with torch.no_grad():
-            self._sums.append(sum(float(p.abs().sum()) for p in self._parameters))
+            self._sums.append(sum(float(tensor.abs().sum()) for tensor in _local(self._parameters)))
 
 
 @contextmanager
