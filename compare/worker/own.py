@@ -135,9 +135,8 @@ class LoaderBatches:
         assert task.workload.loader  # noqa: S101 -- the task chose this class by it
         self._task = task
         self._order = ShardOrder(shard, task.config, len(sized(task.workload.data)))
-        self._size = self._order.size
         with same_randomness(_CPU, task.config.seed):
-            self._loader = task.workload.loader(*shard, self._size)
+            self._loader = task.workload.loader(*shard, self._order.size)
         self._place: tuple[int, int] | None = None
 
     def attest(self) -> Facts:
@@ -147,7 +146,7 @@ class LoaderBatches:
         """
         batch = self._first(0)[0]
         try:
-            whole = len(self._loader) * self._size  # type: ignore[arg-type]
+            whole = len(self._loader) * self._order.size  # type: ignore[arg-type]
         except TypeError:  # a stream has no length, and its DataLoader raises
             whole = None
         return self._order.attest(tensors_of(batch)) | {
@@ -176,7 +175,7 @@ class LoaderBatches:
             first = next(batches, None)
         if first is None or not self._is_whole(first):
             raise WorkloadError(
-                f"the loader of shard {self._order.shard} does not begin with {self._size} samples. "
+                f"the loader of shard {self._order.shard} does not begin with {self._order.size} samples. "
                 "Yield batches of that size, its third argument, and begin each epoch anew."
             )
         return first, batches
@@ -187,11 +186,11 @@ class LoaderBatches:
         A batch without tensors counts as whole.
         """
         shapes = shapes_of(batch)
-        self._place = self._place or place_of_samples(shapes, self._size)
+        self._place = self._place or place_of_samples(shapes, self._order.size)
         if not shapes or self._place is None:
             return not shapes
         index, dimension = self._place
-        return index < len(shapes) and shapes[index][dimension : dimension + 1] == (self._size,)
+        return index < len(shapes) and shapes[index][dimension : dimension + 1] == (self._order.size,)
 
 
 def sized(data: Any) -> Sized:

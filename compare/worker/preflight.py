@@ -258,23 +258,20 @@ def _require_parameters(model: nn.Module) -> None:
 
 
 def _require_copied(model: nn.Module) -> None:
-    """Require that the model can be copied; the error names the part that cannot."""
+    """Require that the model can be copied; the error names a layer with torch's old ``weight_norm``."""
     try:
         copy.deepcopy(model)
     except Exception as error:
+        remedy = "Keep locks, files and the like out of the model, or leave this arm out."
+        for name, module in model.named_modules():
+            if any(isinstance(hook, WeightNorm) for hook in module._forward_pre_hooks.values()):  # noqa: SLF001
+                remedy = (
+                    f"Layer {name or 'of the model'} has torch's old weight_norm. Use "
+                    "torch.nn.utils.parametrizations.weight_norm, or leave this arm out."
+                )
         raise WorkloadError(
-            f"this arm copies the model, which cannot be copied.\n{text_of(error)}\n{_why_not_copied(model)}"
+            f"this arm copies the model, which cannot be copied.\n{text_of(error)}\n{remedy}"
         ) from error
-
-
-def _why_not_copied(model: nn.Module) -> str:
-    for name, module in model.named_modules():
-        if any(isinstance(hook, WeightNorm) for hook in module._forward_pre_hooks.values()):  # noqa: SLF001
-            return (
-                f"Layer {name or 'of the model'} has torch's old weight_norm. Use "
-                "torch.nn.utils.parametrizations.weight_norm, or leave this arm out."
-            )
-    return "Keep locks, files and the like out of the model, or leave this arm out."
 
 
 def _require_plain_step(optimizer: torch.optim.Optimizer) -> None:

@@ -103,15 +103,12 @@ def _prepare_device(job: LaunchJob, placement: Placement) -> torch.device:
     """Set the number of torch's threads, check the CPUs, and return the rank's device.
 
     Raises:
-        BackendError: the rank has no GPU of its own, or other CPUs or threads than the job requires.
+        BackendError: the rank has no GPU of its own, or other CPUs than the job requires.
     """
     torch.set_num_threads(job.config.threads_per_rank)
-    expected = (job.affinity, job.config.threads_per_rank)
-    found = (sorted(os.sched_getaffinity(0)), torch.get_num_threads())
-    if found != expected:
+    if (found := sorted(os.sched_getaffinity(0))) != job.affinity:
         raise BackendError(
-            f"This rank has CPUs {found[0]} and {found[1]} threads, not {expected[0]} and {expected[1]}. "
-            "Arms with different bindings cannot be compared. Remove settings that bind processes to CPUs."
+            f"This rank has CPUs {found}, not {job.affinity}. Arms with different bindings cannot be compared."
         )
     if job.config.device == "cpu":
         return torch.device("cpu")
