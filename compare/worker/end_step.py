@@ -53,10 +53,9 @@ def take_end_step(arm: Arm, own: Side, task: Task, group: Group, pace: Pace, *, 
     if why_not := _why_no_end_step(arm, task, own.replica):
         return EndStep(step=steps, why_not=why_not, unseen_bend=bend)
     with same_randomness(group.device):
-        taken = _EndStep(own, task, steps, pace, group=group)
-        end = taken.take()
+        end = _EndStep(own, task, steps, pace, group=group).take()
         # Without this wait, other ranks would measure while rank 0 may still look for the cause.
-        taken.meet()
+        pace.meet()
     return msgspec.structs.replace(end, unseen_bend=bend)
 
 
@@ -123,7 +122,7 @@ class _EndStep:
         start = [parameter.detach().clone() for parameter in whole.parameters()]
         expected = self._expected(whole, buffers) if self._leads else []
         never_moved = unmoved(whole, self._live.anew().build_model()) if self._leads else []
-        self.meet()
+        self._pace.meet()
         self._pace.note()
         given = self._step()
         if given.optimizer_steps and self._stands(given, start):
@@ -161,9 +160,6 @@ class _EndStep:
         if self._replica.shard[1] == 1:
             return [[buffer.detach().clone() for buffer in whole.buffers()]]
         return [buffers_of(whole, self._group, rank) for rank in range(self._group.world_size)]
-
-    def meet(self) -> None:
-        self._pace.meet(self._group.world_size if self._replica.takes_whole_step else 1)
 
     def _expected(self, whole: nn.Module, buffers: list[list[torch.Tensor]]) -> list[Gradients | None]:
         """Return the mean gradients of one process, in float64 and in the run's precision.

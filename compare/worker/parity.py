@@ -167,7 +167,7 @@ class Proof:
         for number, scale in enumerate(_SCALES if scaled and self._can_scale() else (), start=count):
             self._step(number, scale)
             count += 1
-        self._meet(count)
+        self._pace.meet()
         return self._result(count)
 
     def _step(self, step: int, scale: float = 1.0) -> None:
@@ -187,7 +187,7 @@ class Proof:
             if self._leads and self._kind == "float64":
                 self._pace.note(self._shards)
                 self._combined = reference.distance_of_combined() if self._task.is_own else None
-        self._meet(step)
+        self._pace.meet()
         self._pace.note()
         record = self._train(step, scale)
         self._whole = self._replica.whole()
@@ -253,11 +253,6 @@ class Proof:
             side.train(1)
         self._optimizer_steps.append(record.optimizer_steps)
         return record
-
-    def _meet(self, step: int) -> None:
-        """Wait for all ranks, with more time in steps where each takes the reference's passes."""
-        all_lead = step == 0 or self._replica.takes_whole_step
-        self._pace.meet(self._shards if all_lead else 1)
 
     # ---- scaled steps ----
 

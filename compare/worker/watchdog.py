@@ -141,15 +141,16 @@ class Pace:
         self._watchdog.note("parity", limit_seconds=self._limit(passes))
         self._passes, self._begun = passes, monotonic()
 
-    def meet(self, passes: int = 1) -> None:
+    def meet(self) -> None:
         """Wait until all ranks have called this method.
 
         Rank 0 trains the reference on the samples of all ranks, under its own watchdog. So the other ranks
-        wait for rank 0 without a limit, but rank 0 waits for them only as long as ``passes`` may take.
+        wait for rank 0 without a limit, but rank 0 waits for them only as long as a pass for each rank takes.
         """
         self._end_passes()
-        if self._group.world_size > 1:
-            limit = WAIT_SECONDS if self._group.rank else self._limit(passes)
+        ranks = self._group.world_size
+        if ranks > 1:
+            limit = WAIT_SECONDS if self._group.rank else self._limit(ranks)
             self._watchdog.note("parity", limit_seconds=limit)
             self._group.barrier()
 
