@@ -24,7 +24,7 @@ from compare.schema.arms import Arm
 from compare.schema.job import STEPS
 from compare.schema.parity import EndStep
 from compare.worker.blocks import Side
-from compare.worker.evaluation import buffers_of, unmoved
+from compare.worker.observed import buffers_of, unmoved
 from compare.worker.randomness import same_randomness
 from compare.worker.reference import Reference
 from compare.worker.shards import Gradients, Shard, copy_tensors, seed_step

@@ -44,7 +44,7 @@ from compare.worker.own import tensors_of
 from compare.worker.randomness import same_randomness
 from compare.worker.reference import Reference, StepReference
 from compare.worker.shards import copy_tensors, hash_tensors, scale_of, seed_layers, seed_step
-from compare.worker.steps import StepRecord, furthest_ratio, recorded_step
+from compare.worker.steps import StepRecord, differences, furthest_ratio, recorded_step
 from compare.worker.task import Task
 from compare.worker.watchdog import Pace, Watchdog
 from compare.workload import WorkloadError
@@ -204,11 +204,11 @@ class Proof:
     def _compare(self, step: int, record: StepRecord) -> None:
         """Compare a step of the arm with the reference's, and explain the first one beyond rounding."""
         found, reference = self._whole, self._reference
-        differences, update = reference.differences(found), reference.update()
+        by_name = differences(found, reference.model.parameters(), reference.largest_change)
+        update = reference.update()
         # NaN counts as the largest difference.
-        by_size = {name: math.inf if math.isnan(size) else size for name, size in differences.items()}
-        parameter = max(by_size, key=by_size.__getitem__)
-        difference = differences[parameter]
+        parameter = max(by_name, key=lambda name: math.inf if math.isnan(by_name[name]) else by_name[name])
+        difference = by_name[parameter]
         # With some models the training of a gate diverges. Then the steps before that prove the arm.
         self._diverged = self._diverged or (
             math.isnan(difference)
@@ -226,12 +226,12 @@ class Proof:
         limit = rounding_limit(self._kind, update, self._shards)
         reference.tell_apart(limit)
         if not difference <= limit:
-            wrong = sum(not size <= limit for size in differences.values())
+            wrong = sum(not size <= limit for size in by_name.values())
             self._wrong = WrongStep(
                 step=step + 1,
                 parameter=parameter,
                 difference=_finite(difference),
-                only=len(differences) > 1 and wrong == 1,
+                only=len(by_name) > 1 and wrong == 1,
                 structure=_structure(found, parameter, record) if reference.is_plain else "",
                 rate=furthest_ratio((rate, reference.rate) for rate in record.rates.values()),
                 **reference.explain(found, step),

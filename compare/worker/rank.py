@@ -36,7 +36,6 @@ from compare.worker.blocks import (
 from compare.worker.collectives import sweep, time_collectives, time_sizes
 from compare.worker.compilation import load_compiler
 from compare.worker.end_step import take_end_step
-from compare.worker.evaluation import Trained, test_model
 from compare.worker.meters import (
     CPUMeter,
     StartUp,
@@ -47,7 +46,7 @@ from compare.worker.meters import (
     reset_peak_memory,
 )
 from compare.worker.mnist import EVALUATION_BATCH, MnistTask
-from compare.worker.observed import take_first_step, time_gradients
+from compare.worker.observed import Trained, take_first_step, test_model, time_gradients
 from compare.worker.own import OwnTask
 from compare.worker.parity import prove_steps, repeats_proven
 from compare.worker.preflight import preflight

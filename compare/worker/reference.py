@@ -80,7 +80,8 @@ class Reference:
         self._mean: Gradients = []
         self._gradients: list[Gradients] = []
         self._keeps = sum(p.numel() for p in own.model.parameters()) * (count + 2) <= MOST_EXPLAINED
-        self._largest_change = 0.0
+        self.largest_change = 0.0
+        """Largest finite change of a number in the latest step."""
         self._start: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
         self._anchor: list[torch.Tensor] = []
@@ -134,7 +135,7 @@ class Reference:
         _give(self.model, self._right)
         self._optimizer.step()
         _give(self.model, [None] * len(mean))
-        self._largest_change = self._find_largest_change()
+        self._note_largest_change()
 
     def give_buffers(self, buffers: list[list[torch.Tensor]]) -> None:
         """Copy the buffers of each shard into its model; an empty list changes nothing."""
@@ -190,7 +191,7 @@ class Reference:
         for kind, wrong in self._wrong.items():
             far = set()
             for (name, p), one, other in zip(self.model.named_parameters(), self._right, wrong, strict=True):
-                apart = relative(rate * distance(one, other), p, least=self._largest_change)
+                apart = relative(rate * distance(one, other), p, least=self.largest_change)
                 if _CLEARLY * limit < apart < math.inf:
                     far.add(name)
             self.untold[kind] = [name for name in self.untold[kind] if name not in far]
@@ -227,17 +228,12 @@ class Reference:
 
     def update(self) -> float:
         """Return the largest number of this step's update, relative to the largest of its parameter."""
-        return max(differences(self.model, self._anchor, self._largest_change).values(), default=0.0)
-
-    def differences(self, found: nn.Module) -> dict[str, float]:
-        """Return the largest relative difference between the arm's model and this one, by parameter."""
-        return differences(found, self.model.parameters(), self._largest_change)
+        return max(differences(self.model, self._anchor, self.largest_change).values(), default=0.0)
 
     @torch.no_grad()
-    def _find_largest_change(self) -> float:
-        """Return the largest change of a number in this step's update; 0 if none is finite."""
+    def _note_largest_change(self) -> None:
         changes = [largest(p - a) for p, a in zip(self.model.parameters(), self._anchor, strict=True)]
-        return max((change for change in changes if math.isfinite(change)), default=0.0)
+        self.largest_change = max((change for change in changes if math.isfinite(change)), default=0.0)
 
     def explain(self, found: nn.Module, step: int) -> dict[str, Any]:
         """Return fields of the ``WrongStep`` of the arm: its parts, and whether the workload hides a state.
@@ -362,7 +358,7 @@ class StepReference(Reference):
         self._take([shard.taken[0] for shard in self._shards])
         self._right = list(self.model.parameters())
         self._wrong = self._wrong_parameters() if any(self.untold.values()) else {}
-        self._largest_change = self._find_largest_change()
+        self._note_largest_change()
 
     def _wrong_parameters(self) -> dict[WrongKind, list[torch.Tensor | None]]:
         """Return the parameters after each wrong step."""

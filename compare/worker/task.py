@@ -9,7 +9,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
@@ -195,9 +195,8 @@ class Task(ABC):
 
         Parameters and gradients keep their dtypes, so any backend can average them.
         """
-        if self.config.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+        enabled = self.config.precision != "float32"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Return a new optimizer of some of the model's parameters: plain SGD in a gate.

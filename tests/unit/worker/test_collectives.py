@@ -11,13 +11,7 @@ from backends.base import BackendError
 from compare.schema.collectives import Exchange
 from compare.schema.job import SweepJob
 from compare.worker import collectives, meters
-from compare.worker.collectives import (
-    sweep,
-    time_collectives,
-    time_repeated,
-    time_size,
-    time_sizes,
-)
+from compare.worker.collectives import sweep, time_collectives, time_repeated, time_size, time_sizes
 from compare.worker.patterns import Pattern
 from tests.unit.collectives import a_sweep_config
 
