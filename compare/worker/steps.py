@@ -34,9 +34,7 @@ _FROM_ZERO = 1e9
 """The ratio where only the right learning rate is zero."""
 
 
-def differences(
-    found: nn.Module, expected: Iterable[torch.Tensor], least: float = 0.0
-) -> dict[str, float]:
+def differences(found: nn.Module, expected: Iterable[torch.Tensor], least: float = 0.0) -> dict[str, float]:
     """Return for each parameter of a model, by name, its largest relative difference from another one.
 
     ``expected`` has the other parameters, in the model's order. A difference is divided by the largest number

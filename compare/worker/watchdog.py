@@ -111,7 +111,8 @@ class Watchdog:
                     continue
             self._open = {}
             raise WorkloadError(
-                f"descriptor {descriptor} of the rank was closed: let the workload close only what it has opened"
+                f"descriptor {descriptor} of the rank was closed: "
+                "let the workload close only what it has opened"
             )
 
 

@@ -172,7 +172,7 @@ def one_rank_sends_zeros():
 # ---- a factor ----
 
 
-@wrong(origin="a public report", ends="failed", names="It is 2 times the right one: a sum in place of the mean")
+@wrong(origin="a public report", ends="failed", names="2 times the right one: a sum in place of the mean")
 def sum_for_the_mean():
     """An all-reduce without a division."""
 
