@@ -201,11 +201,11 @@ def sized(data: Any) -> Sized:
     """
     if isinstance(data, IterableDataset):  # it inherits an index, and may have a length
         raise WorkloadError(
-            f"the workload's data is a stream ({type(data).__name__}), which no rank can take its shard of.\n"
-            "Hand over a map-style data set. A stream may come from loader, beside it."
+            f"the workload's data is a stream ({type(data).__name__}), so ranks cannot take shards of it.\n"
+            "Let data be a map-style data set. A stream may come from loader in addition."
         )
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        raise WorkloadError("the workload's data has no len() or no index: hand over a map-style data set")
+        raise WorkloadError("the workload's data has no len() or no index. Let it be a map-style data set.")
     return data  # type: ignore[no-any-return]
 
 

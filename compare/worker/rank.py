@@ -107,7 +107,8 @@ def _prepare_device(job: LaunchJob, placement: Placement) -> torch.device:
     torch.set_num_threads(job.config.threads_per_rank)
     if (found := sorted(os.sched_getaffinity(0))) != job.affinity:
         raise BackendError(
-            f"This rank has CPUs {found}, not {job.affinity}. Arms with other bindings cannot be compared."
+            f"This rank has CPUs {found}, not {job.affinity}. Arms with different bindings cannot be "
+            "compared. Remove settings that bind processes to CPUs."
         )
     if job.config.device == "cpu":
         return torch.device("cpu")

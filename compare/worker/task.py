@@ -78,7 +78,7 @@ class ShardOrder:
         if rest:
             raise BackendError(
                 f"{shard[1]} shards do not divide a global batch of {config.ranks} × "
-                f"{config.batch_size_per_rank} samples: choose another --batch-size"
+                f"{config.batch_size_per_rank} samples. Choose another --batch-size."
             )
         self._passes, self._seed, self._samples = config.accumulate, config.seed, samples
 

@@ -111,8 +111,8 @@ class Watchdog:
                     continue
             self._open = {}
             raise WorkloadError(
-                f"descriptor {descriptor} of the rank was closed: "
-                "let the workload close only what it has opened"
+                f"descriptor {descriptor} of the rank was closed. "
+                "Let the workload close only what it has opened itself."
             )
 
 

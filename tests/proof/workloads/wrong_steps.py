@@ -254,7 +254,7 @@ def loss_not_divided_by_the_passes():
 # ---- the optimizer's step ----
 
 
-@wrong(origin="own", ends="failed", names="its gradients are not reset")
+@wrong(origin="own", ends="failed", names="so gradients are not reset")
 def gradients_never_reset():
     """Gradients add up from step to step."""
 

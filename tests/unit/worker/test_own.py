@@ -143,7 +143,7 @@ def test_every_sample_is_tested_once(shards):
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("def make(): return 3", "returned int: return a compare.workload.Workload"),
+        ("def make(): return 3", "returned int. Return a compare.workload.Workload"),
         ("make = 3", "has no function make"),
         ("", "has no function make"),
         (RIGHT, "has 8 training samples, but a step of all ranks takes 10"),
@@ -239,7 +239,7 @@ def test_batches_that_cannot_be_made_are_refused(changes, shards, error, says):
 
 
 def test_own_step_is_needed_by_its_arm():
-    with pytest.raises(WorkloadError, match="set own_step in your Workload"):
+    with pytest.raises(WorkloadError, match="Set own_step in your Workload"):
         a_task().make_step  # noqa: B018 -- the property raises
     assert a_task(own_step=loads).make_step is loads
 

@@ -119,7 +119,7 @@ def test_watchdog_refuses_a_workload_that_closes_the_files_of_the_rank(tmp_path,
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
     assert (done.returncode != 0) == refused, done.stderr
     if "0, 1000" not in act:
-        assert ("let the workload close only what it has opened" in done.stderr) == refused
+        assert ("Let the workload close only what it has opened" in done.stderr) == refused
     last = (tmp_path / "rank-0.progress").read_text().splitlines()[-1]
     assert json.loads(last)["stage"] == ("data" if refused else "join")
 
