@@ -93,12 +93,7 @@ class Watchdog:
         self._record("turn", step, WAIT_SECONDS)
 
     def _record(self, stage: Stage, step: int, limit_seconds: float) -> None:
-        self._require_open()
-        record = Progress(stage=stage, step=step, at=time(), limit_seconds=limit_seconds)
-        note_progress(self._notes, record)
-
-    def _require_open(self) -> None:
-        """Require that nothing has closed this rank's own descriptors.
+        """Append a record, after checking that nothing has closed this rank's own descriptors.
 
         Otherwise another file or a connection could get their numbers, and receive the rank's records.
 
@@ -114,6 +109,8 @@ class Watchdog:
                 f"descriptor {descriptor} of the rank was closed. "
                 "Let the workload close only what it has opened itself."
             )
+        record = Progress(stage=stage, step=step, at=time(), limit_seconds=limit_seconds)
+        note_progress(self._notes, record)
 
 
 class Pace:
