@@ -177,7 +177,7 @@ def a_pace(clock, rank=0, **known):
 
 
 def test_pass_may_take_the_stall_longer_than_the_one_before_it(clock):
-    """To make a shard is no pass."""
+    """Making a shard does not count as a pass."""
     pace = a_pace(clock)
     for passes, seconds in ((1, 6.0), (0, 0.1), (0, 0.1), (1, 1.0), (1, 0.5)):
         pace.note(passes)
