@@ -136,7 +136,8 @@ class _Trial:
         self._model = model = task.build_model()
         self._arrived.clear()
         seed_generators(self._config.seed)
-        with self._noting_gradients(model), self._alone("the loss", "fails on a training batch", remedy):
+        what = "the loss fails on a training batch"
+        with self._noting_gradients(model), self._alone("the loss", what, remedy):
             loss = task.loss(model, batch)
             _require_scalar(loss)
             loss.backward()
@@ -187,19 +188,20 @@ class _Trial:
         return self._task.test_needs_gradients
 
     def _test(self, model: nn.Module, samples: int, batch: Batch) -> None:
-        with self._alone("the test", "fails on a batch, in eval mode", _TRY):
+        what = "the loss or the metric fails on a test batch, in eval mode"
+        with self._alone("the test", what, _TRY):
             self._task.test_batch(model, batch, samples)
 
     @contextmanager
-    def _alone(self, what: str, fails: str, remedy: str) -> Iterator[None]:
-        """Run the block, which computes one batch, in one process, and tell how it ``fails``."""
+    def _alone(self, name: str, what: str, remedy: str) -> Iterator[None]:
+        """Run the block, which computes one batch, in one process; ``what`` is for an error's message."""
         self._note()
         in_one_process = (
             pretended_group(self._config.ranks)
             if self._is_own
-            else alone(what, self._folder, self._config.ranks, _TO_GO_ON)
+            else alone(name, self._folder, self._config.ranks, _TO_GO_ON)
         )
-        with self._told(f"{what} {fails}", remedy), in_one_process:
+        with self._told(what, remedy), in_one_process:
             yield
 
     @contextmanager
