@@ -289,9 +289,7 @@ class Proof:
             diverged=self._diverged,
             share_of_first_update=_finite(self._first_share),
             error_of_first_update=_finite(self._first_error),
-            error_of_whole_update=_finite(reference.compare_updates(self._whole)[1])
-            if self._leads
-            else None,
+            error_of_whole_update=_finite(reference.compare_updates(self._whole)[1]) if self._leads else None,
             differences=[_finite(difference) for difference in self._differences],
             updates=[_finite(update) for update in self._updates],
             wrong=self._wrong,

@@ -218,8 +218,13 @@ def _watched(folder: str, file: Path) -> Iterator[None]:
                 "may wrap the model.",
                 where=place_of(error, folder),
             ) from error
-    # A file may have imported Horovod itself.
-    if not horovod and (imported := sys.modules.get("horovod.torch")) and imported.is_initialized():
+    _require_no_group(before=bool(horovod))
+
+
+def _require_no_group(*, before: bool) -> None:
+    """Raise ``WorkloadError`` if the file has imported Horovod itself, and has joined its group."""
+    horovod = sys.modules.get("horovod.torch")
+    if not before and horovod and horovod.is_initialized():
         raise WorkloadError(
             f"your file calls hvd.init() itself, but each arm joins its own group.\n{_AS_SCRIPT}"
         )

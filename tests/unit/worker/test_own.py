@@ -1,4 +1,4 @@
-"""A workload of the user's own, on one rank; a batch of any kind is moved, and its samples are counted."""
+"""A workload of the user's own, on one rank, and batches of any kind."""
 
 from __future__ import annotations
 
