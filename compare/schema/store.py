@@ -158,7 +158,7 @@ def _fields(file: Path, content: Any) -> dict[str, Any]:
     version = fields.get("schema_version")
     if not isinstance(version, int) or version not in _RENAMED:
         raise OutputError(
-            f"{file} has {f'schema version {version}' if version else 'no schema version'}.",
+            f"{file} has {'no schema version' if version is None else f'schema version {version}'}.",
             found=f"This version of Ringside reads schema versions {' and '.join(map(str, _RENAMED))}.",
             remedy="Read it with the version of Ringside that wrote it.",
         )

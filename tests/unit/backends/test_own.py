@@ -51,7 +51,7 @@ def test_own_replica_needs_an_optimizer_that_the_proof_can_choose():
         optimizer = torch.optim.Adam(model.parameters())
         return lambda batch: optimizer.step()
 
-    with pytest.raises(BackendError, match=r"write optimizer = make_optimizer\(model.parameters\(\)\)"):
+    with pytest.raises(BackendError, match=r"Write optimizer = make_optimizer\(model.parameters\(\)\)"):
         a_replica(own)
 
 
