@@ -132,8 +132,12 @@ def carried_out(monkeypatch):
         ),
         ("--backend ddp --model resnet", USAGE, ["--model cannot be resnet", "mlp or wide or convnet"]),
         ("--backend ddp --device tpu", USAGE, ["--device", "'tpu'", "'cpu', 'cuda'"]),
-        ("--backend ddp --budget soon", USAGE, ["'--budget'", "'soon' is no time", "5m"]),
-        ("--backend ddp --wait-for-hosts soon", USAGE, ["'--wait-for-hosts'", "'soon' is no time"]),
+        ("--backend ddp --budget soon", USAGE, ["'--budget'", "'soon' is not a length of time", "5m"]),
+        (
+            "--backend ddp --wait-for-hosts soon",
+            USAGE,
+            ["'--wait-for-hosts'", "'soon' is not a length of time"],
+        ),
         ("--backend ddp --wait-for-hosts nan", USAGE, ["--wait-for-hosts cannot be nan"]),
         ("--backend ddp --dataset cifar", USAGE, ["'cifar'", "'mnist', 'digits'"]),
         *((f"-np {value}", USAGE, ["-np"]) for value in ("0", "two")),
@@ -148,7 +152,11 @@ def carried_out(monkeypatch):
             UNAVAILABLE,
             ["without its mpi controller", "compare install horovod"],
         ),
-        ("--backend ddp --device cuda", UNAVAILABLE, ["2 ranks on localhost need 2 GPUs", "--device cpu"]),
+        (
+            "--backend ddp --device cuda",
+            UNAVAILABLE,
+            ["localhost has too few GPUs for 2 ranks", "--device cpu"],
+        ),
         ("--backend ddp --export-json gone/run.json", OUTPUT, ["gone/run.json cannot be written"]),
         ("--backend ddp --export-json .", OUTPUT, ["is a folder"]),
         (
@@ -691,7 +699,7 @@ def test_doctor_without_hosts_examines_this_machine(compare):
 def test_doctor_that_finds_a_problem_exits_with_9(compare):
     ended = compare("doctor", "--quick", "--python", "/no/such/python")
     assert ended.code == HOST
-    assert "/no/such/python does not exist." in ended.out
+    assert "/no/such/python does not exist, or cannot" in ended.out
     assert ended.err == HERE.replace("Hosts", "Examining 1 host")
 
 

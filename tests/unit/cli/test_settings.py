@@ -76,7 +76,7 @@ def test_paths_of_settings_are_relative_to_their_file():
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        ("bugdet = 3\n", ["'bugdet'", "It has the flags of every command"]),
+        ("bugdet = 3\n", ["'bugdet'", "Settings are named like flags"]),
         ("stepz = 3", ["'stepz'", "Did you mean steps?"]),
         ("[runn]\nsteps = 3", ["'runn'", "Did you mean run?"]),
         ("[data.fetsh]\nx = 1", ["'fetsh' in [data]", "Did you mean fetch?"]),

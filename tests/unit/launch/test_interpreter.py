@@ -47,7 +47,7 @@ def test_interpreter_with_another_protocol_gets_this_package(monkeypatch, protoc
     ],
 )
 def test_program_that_is_no_interpreter_is_refused(tmp_path, text):
-    with pytest.raises(UnavailableError, match="does not answer"):
+    with pytest.raises(UnavailableError, match="did not answer"):
         find_interpreter(a_program(tmp_path, text))
 
 
@@ -70,7 +70,7 @@ def test_program_that_floods_or_sleeps_is_ended_with_all_that_it_started(tmp_pat
     monkeypatch.setattr(interpreter, "_ANSWER_SECONDS", 1.0)
     file = tmp_path / "child"
     began = time.monotonic()
-    with pytest.raises(UnavailableError, match="does not answer") as refused:
+    with pytest.raises(UnavailableError, match="did not answer") as refused:
         find_interpreter(a_program(tmp_path, text.format(file=file)))
     assert found in refused.value.found
     assert time.monotonic() - began < 10

@@ -160,7 +160,7 @@ def test_stall_on_too_few_cores_may_be_slowness(files, waiting):
 @pytest.mark.parametrize(
     ("begun", "stacks", "says"),
     [
-        (True, "", ["It wrote no progress record.", "their files are in {folder}."]),
+        (True, "", ["It wrote no progress record.", "Their files are in {folder}."]),
         # The watchdog of the rank that waits for it fires first.
         (False, LOADING, ["loader.py:7"]),
     ],

@@ -75,8 +75,8 @@ def test_job_that_names_its_hosts_is_taken_with_them(tmp_path, environ, written,
 
 TORCH = {"MASTER_ADDR": "pod-0", "MASTER_PORT": "23456"}
 REFUSED = {
-    "PBS": ({"PBS_JOBID": "9"}, "This is PBS job 9"),
-    "LSF": ({"LSB_JOBID": "8"}, "This is LSF job 8"),
+    "PBS": ({"PBS_JOBID": "9"}, "runs in PBS job 9"),
+    "LSF": ({"LSB_JOBID": "8"}, "runs in LSF job 8"),
     "Grid Engine": ({"JOB_ID": "7", "SGE_O_HOST": "login", "NHOSTS": "2"}, "Grid Engine job 7"),
     "Grid Engine, slots": ({"JOB_ID": "7", "NSLOTS": "6", "QUEUE": "all.q"}, "Grid Engine job 7"),
     "OAR": ({"OAR_JOBID": "5"}, "a job of OAR"),
@@ -213,7 +213,7 @@ def test_program_started_twice_is_refused_by_its_launcher(name, environ):
         require_started_once(environ)
     assert caught.value.what.startswith(name)
     assert "starts compare 2 times" in caught.value.what
-    assert "every command that launches ranks" in caught.value.remedy
+    assert "it starts all ranks itself" in caught.value.remedy
     require_started_once({variable: value.replace("2", "1") for variable, value in environ.items()})
 
 
