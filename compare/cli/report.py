@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from compare.cli.options import Detail, Format, Sort, Wide, output_flag
 from compare.cli.output import show, shown_from
 from compare.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from compare.report.document import Document
 
 
 def report(
@@ -35,11 +30,10 @@ def report(
     pictures: Annotated[
         Path | None, output_flag(help="Also write each picture of the page into this folder, as SVG.")
     ] = None,
-    png: Annotated[bool, output_flag("--png", help="With --pictures: also as PNG.")] = False,
 ) -> None:
     """Show a run again in any format, also one that was stopped."""
     from compare.report import View, document_of
-    from compare.report.formats.html import page_of
+    from compare.report.formats.html import page_of, pictures_of
     from compare.schema.store import OF_RESULTS, file_of, find_run, read_result
     from compare.system.files import write_text
 
@@ -50,8 +44,6 @@ def report(
             found=f"{len(paths)} are named.",
             remedy="Name one of them, or use --format html.",
         )
-    if png and not pictures:
-        raise UsageError("--png needs a folder for the pictures.", remedy="Name it: --pictures DIR.")
     if output and os.path.realpath(output) in map(os.path.realpath, map(file_of, paths)):
         raise UsageError(f"{output} holds the run itself.", remedy="Write the report to another file.")
     results = [read_result(path) for path in paths]
@@ -59,7 +51,9 @@ def report(
         with shown_from(*paths):
             pages = [document_of(result, "html", View(sort=sort)) for result in results]
         if pictures:
-            _write_pictures(pages, pictures, png=png)
+            pictures.mkdir(parents=True, exist_ok=True)
+            for name, svg in pictures_of(pages).items():
+                write_text(pictures / f"{name}.svg", svg + "\n")
         if form == "html":
             text = page_of(pages)
             write_text(output, text + "\n") if output else typer.echo(text)
@@ -68,17 +62,3 @@ def report(
     with shown_from(paths[0]):
         document = document_of(results[0], form, view)
     show(document, form, output=output)
-
-
-def _write_pictures(pages: Sequence[Document], folder: Path, *, png: bool) -> None:
-    from compare.report.formats.html import pictures_of
-    from compare.report.formats.png import png_of
-    from compare.system.files import write_bytes, write_text
-
-    drawn = pictures_of(pages)
-    pixels = dict(zip(drawn, png_of(drawn.values()), strict=True)) if png else {}
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, svg in drawn.items():
-        write_text(folder / f"{name}.svg", svg + "\n")
-    for name, image in pixels.items():
-        write_bytes(folder / f"{name}.png", image)

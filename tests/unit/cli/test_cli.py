@@ -283,7 +283,6 @@ def test_report_puts_several_runs_on_one_page(compare):
     assert Path("both.html").read_text().count("<article") == 2
     assert {"1-time.svg", "2-time.svg"} <= {path.name for path in Path("svg").iterdir()}
     assert compare("report", "one", "two").parts[0] == "--format table shows one run."
-    assert compare("report", "one", "--png").parts[0] == "--png needs a folder for the pictures."
 
 
 def test_explain_prints_a_lesson_of_the_arms(compare):

@@ -3,7 +3,6 @@
 import html
 import math
 import re
-import sys
 import time
 from xml.etree import ElementTree as ET
 
@@ -14,11 +13,9 @@ from hypothesis import strategies as st
 
 from compare.analysis import analyse
 from compare.analysis.predict import forecast
-from compare.errors import UnavailableError
 from compare.report import document_of, of_prediction
 from compare.report.cells import in_units
 from compare.report.formats.html import page_of, pictures_of
-from compare.report.formats.png import png_of
 from compare.report.pictures import Scale, byte_ticks, linear_ticks, log_ticks
 from compare.schema.hosts import Host
 from tests.comparing import ROOT
@@ -30,7 +27,6 @@ from tests.unit.runs import EVIL, RUNS, measured
 from tests.unit.scales import BENDING, a_scale
 
 SVG = "{http://www.w3.org/2000/svg}"
-PNG = b"\x89PNG\r\n"
 
 
 def swept():
@@ -228,27 +224,6 @@ def test_pictures_leave_out_ratios_in_noise_and_explain_shaded_rounds():
 )
 def test_figures_have_a_unit_that_suits_them_and_no_exponent(size, words):
     assert in_units(size, {"MiB": 1 << 20, "KiB": 1 << 10, "B": 1}) == words
-
-
-# ---- PNG ----
-
-
-def test_png_of_a_picture_has_its_colours_and_labels():
-    svg = pictures_of([ITEMS["run"]])["time"]
-    try:
-        with_labels, without = png_of([svg, re.sub("<text.*?</text>", "", svg)])
-    except UnavailableError as error:
-        assert "needs a font" in error.what  # noqa: PT017 -- a machine without fonts must refuse
-        return
-    assert with_labels.startswith(PNG)
-    assert len(with_labels) > len(without) + 1000
-
-
-def test_png_without_its_library_is_refused_with_the_remedy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(UnavailableError) as caught:
-        png_of([])
-    assert "resvg-py" in caught.value.remedy
 
 
 # ---- a browser ----
