@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from compare.cli.options import output_flag
-from compare.cli.output import shown_from
+from compare.cli.output import show
 from compare.errors import UsageError
 
 
@@ -25,12 +25,10 @@ def explain(
 ) -> None:
     """Explain a run's figures as a lesson, with the code that synchronises."""
     from compare.analysis import analyse
-    from compare.report.lesson import RENDERERS
-    from compare.report.of_run import arrange
+    from compare.report.of_lesson import document_of
     from compare.schema.store import RESULTS_FILE, find_run, read_run
 
-    path = find_run(run_directory, [RESULTS_FILE])
-    run = read_run(path)
+    run = read_run(find_run(run_directory, [RESULTS_FILE]))
     labels = [own.label for own in run.config.arms if own.traits.communicates]
     for name in arm or ():
         if name not in labels:
@@ -38,6 +36,4 @@ def explain(
                 f"{run_directory} has no arm {name} that communicates.",
                 remedy=f"Use one of: {', '.join(labels)}." if labels else "None of its arms communicates.",
             )
-    with shown_from(path):
-        lesson = RENDERERS[form](run, arrange(analyse(run), None), arm or ())
-    typer.echo(lesson)
+    show(document_of(run, analyse(run), arm or ()), "table" if form == "text" else form)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 from rich.cells import cell_len, set_cell_size
@@ -18,11 +18,6 @@ _WITH_AN_EXPONENT = 999.5
 def printable_line(text: str, style: str = "") -> Text:
     """Return a line with a style and with its control characters escaped."""
     return Text(printable(text), style=style)
-
-
-def markdown_text(lines: Iterable[str]) -> str:
-    """Return the lines joined, with control characters and ``<`` escaped."""
-    return "\n".join(printable(line).replace("<", "&lt;") for line in lines)
 
 
 def cut_in_the_middle(name: str, width: int) -> str:

@@ -39,6 +39,13 @@ class Row(NamedTuple):
     """Length of each cell's bar, from 0 to 1; None is no bar, and an empty tuple no bars."""
 
 
+class Listing(NamedTuple):
+    """Lines of source code, and the place where they stand."""
+
+    place: str
+    code: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Rows of cells. The first column names the item of a row."""
@@ -50,6 +57,8 @@ class Table:
     """Whether neighbouring rows with the same first cell form a group, which a gap sets apart."""
     is_prose: bool = False
     """Whether the cells of text are sentences, which may be wrapped."""
+    listings: Sequence[Listing] = ()
+    """Code that follows below the rows."""
 
     @classmethod
     def of(
@@ -60,10 +69,11 @@ class Table:
         title: str = "",
         style: Callable[[T], Style] = lambda _: "",
         groups: bool = False,
+        is_prose: bool = False,
     ) -> Table:
         """Make a table with one row for each item."""
         rows = [Row(tuple(column.cell(item) for column in columns), style(item)) for item in items]
-        return cls(columns=columns, rows=rows, title=title, groups=groups)
+        return cls(columns=columns, rows=rows, title=title, groups=groups, is_prose=is_prose)
 
 
 class Attested(NamedTuple):

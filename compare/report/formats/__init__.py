@@ -6,7 +6,6 @@ import csv as csv_module
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from compare.report.cells import markdown_text
 from compare.report.document import Document, Table
 from compare.report.formats.terminal import plain
 from compare.system.files import json_text
@@ -19,14 +18,20 @@ _FORMULA = ("=", "+", "-", "@")
 
 def markdown(document: Document) -> str:
     """Return a document as Markdown, for READMEs and issues: title, tables, and all other lines as a list."""
-    parts = [part for line in document.alerts for part in (f"**{line}**", "")]
-    parts += [f"**{document.title}**", ""]
+    blocks = [_escaped(f"**{line}**") for line in [*document.alerts, document.title]]
     for table in document.tables:
-        parts += [*([f"**{table.title}**", ""] if table.title else []), *_markdown_rows(table), ""]
+        rows = "\n".join(_markdown_rows(table))
+        blocks += [_escaped(block) for block in ([f"**{table.title}**", rows] if table.title else [rows])]
+        blocks += [f"`{printable(place)}`:\n\n```python\n{code}\n```" for place, code in table.listings]
     bold = [*document.failures, *document.warnings]
     lines = [*map(_bold, bold), *map(str.strip, [*document.lead, *document.statements]), *document.notes]
     lines += map(_bold, filter(None, [document.conclusion]))
-    return markdown_text([*parts, *(f"- {line}" for line in lines)])
+    return "\n\n".join([*blocks, *(["\n".join(_escaped(f"- {line}") for line in lines)] if lines else [])])
+
+
+def _escaped(text: str) -> str:
+    """Return the text with control characters and ``<`` escaped."""
+    return printable(text).replace("<", "&lt;")
 
 
 def _markdown_rows(table: Table) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -27,6 +28,8 @@ _STYLES: dict[Style, str] = {
     "doubtful": "yellow",
 }
 _GAP = "  "
+_FIXED_SPACE = "\N{NO-BREAK SPACE}"
+_UNIT = re.compile(r"(?<=\d) (?=(?:ms|µs|[kMG]?B|[MG]B/s|bytes|ranks?|samples?|tensors?|calls?)\b)")
 _BAR_CELLS = 8
 _NARROWEST_WITH_BARS = 72
 _SHORTEST_NAME = 12
@@ -96,6 +99,24 @@ def lay_out(table: Table, width: int, *, cuts: bool = False) -> Iterator[Text]:
         yield from _Part(table, places, natural, width).lines(cuts=cuts)
         if blocks:
             yield Text()
+    for place, code in table.listings:
+        yield from [Text(), printable_line(f"  {place}"), *map(Text, _folded(code, width))]
+
+
+def _folded(code: str, width: int) -> Iterator[str]:
+    """Yield indented lines of code; those that are too wide are folded."""
+    for line in printable(code).splitlines():
+        words = line.lstrip()
+        indent = " " * (4 + len(line) - len(words))
+        more = indent + ("# " if words.startswith("#") else "        ")
+        yield from wrap(
+            words,
+            width,
+            initial_indent=indent,
+            subsequent_indent=more,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]
 
 
 def _with_bars(table: Table, cells: int) -> Table:
@@ -212,5 +233,7 @@ def _style_of(row: Row, place: int) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    lines = printable(text).splitlines()
-    return [part for line in lines for part in wrap(line, width, break_on_hyphens=False) or [""]]
+    """Return the lines of a cell, wrapped between words, but never between a figure and its unit."""
+    lines = _UNIT.sub(_FIXED_SPACE, printable(text)).splitlines()
+    parts = [part for line in lines for part in wrap(line, width, break_on_hyphens=False) or [""]]
+    return [part.replace(_FIXED_SPACE, " ") for part in parts]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 
 import msgspec
 import pytest
-from rich.cells import cell_len
 from typer.testing import CliRunner
 
-from compare.analysis.history import History, Trend, enter, follow_runs
+from compare.analysis.history import enter, follow_runs
 from compare.cli.main import app
-from compare.errors import OutputError, RingsideError
-from compare.report.history import table
+from compare.errors import OutputError
 from compare.schema.hosts import Host
 from compare.schema.results import Failure, Interleaved
 from compare.schema.store import list_runs
@@ -51,27 +48,13 @@ def test_folder_without_a_results_file_is_no_run(runs, tmp_path):
         list_runs(tmp_path / "missing")
 
 
-@pytest.mark.parametrize(
-    ("name", "arms"),
-    [
-        ("many", [f"ddp:bucket_cap_mb={size}" for size in (1, 2, 4, 8, 16)]),
-        ("漢字の名前がとても長いフォルダーの名前", ["ddp", "manual", "mpi"]),
-        ("escape\x1b[31m\x1b[31m\x1b[31m", ["ddp", "manual", "mpi"]),
-        ("tab\there", ["ddp", f"ddp:env.NCCL_{'X' * 80}=1"]),
-        ("2026-11-21T09-00-00-mlp-np2", ["ddp", "horovod", "horovod:compression=fp16"]),
-    ],
-)
-def test_history_has_one_line_of_80_cells_for_a_run(tmp_path, name, arms):
-    failure = Failure(arm="ddp", round=1, kind="NotEnoughSpaceLeftError", message="")
-    for number, changes in enumerate(({}, {"complete": False, "failure": failure})):
-        run = a_run({"none": [0.6], **{arm: [1234.5] for arm in arms}}, **changes)
-        write_json(a_folder(tmp_path, f"{name}{number}") / "results.json", run)
-    lines = call("history", tmp_path).output.splitlines()
-    shown = lines[: lines.index("")]
-    assert len(shown) == 2
-    assert max(map(cell_len, lines)) <= 80
-    for line in shown:
-        assert re.search(r": (…|none 0\.60.* ms( …)?)$", line), line
+def test_hostile_names_reach_no_terminal(tmp_path):
+    a_folder(tmp_path / "runs", "a\x1b[31m\nwould remove /home")
+    a_folder(tmp_path / "runs", "tab\there")
+    shown = call("history", tmp_path / "runs").output
+    assert "\x1b" not in shown
+    assert "tab\\there" in shown
+    assert not any(line.lstrip().startswith("would remove /home") for line in shown.splitlines())
 
 
 def test_history_has_a_line_for_each_run_and_a_trend(runs):
@@ -83,8 +66,8 @@ def test_history_has_a_line_for_each_run_and_a_trend(runs):
     shown = call("history", runs).output
     assert sum("2026-11-21 09:00" in line for line in shown.splitlines()) == 5
     assert "killed" in shown
-    assert re.search(r"  killed +3 rounds, unfinished: none", shown)
-    assert re.search(r"^2026-11-21T09-00-00-mlp-np2 +3 rounds, interrupted: none", shown, re.MULTILINE)
+    assert re.search(r"  killed +3 rounds, unfinished +none", shown)
+    assert re.search(r"^ 2026-11-21T09-00-00-mlp-np2 +3 rounds, interrupted +none", shown, re.MULTILINE)
     assert "old: not read." in shown
     assert any(line.split()[:2] == ["ddp", "▁▁▁▁▁▁"] for line in shown.splitlines())
     found = msgspec.json.decode(call("history", runs, "--json").output)
@@ -106,49 +89,17 @@ def test_history_shows_the_other_runs_beside_a_hostile_file(tmp_path, text):
     (tmp_path / "bad" / "results.json").write_text(text)
     done = call("history", tmp_path)
     assert done.exit_code == 0, done.output
-    assert re.search(r"good +3 rounds: none", done.output)
+    assert re.search(r"good +3 rounds +none", done.output)
     assert "bad: not read." in done.output
-
-
-@pytest.mark.parametrize(
-    "spoilt",
-    [
-        {"blocks": []},
-        {"attestation": {"group": ["a"], "threads": 1}},
-        {"attestation": {"replica": None}},
-        {"evaluation": {"samples": 0, "correct": 0, "loss_sum": 500.0}},
-    ],
-    ids=["blocks", "group", "replica", "samples"],
-)
-def test_edited_run_is_shown_or_refused_beside_the_others(tmp_path, spoilt):
-    a_folder(tmp_path, "good")
-    file = a_folder(tmp_path, "bad") / "results.json"
-    content = json.loads(file.read_text())
-    for launch in content["launches"]:
-        for rank in launch["ranks"]:
-            rank.update(spoilt)
-    file.write_text(json.dumps(content))
-    for words in (["report", file], ["report", file, "--detail"], ["explain", file], ["diff", file, file]):
-        done = call(*words)
-        assert done.exception is None or isinstance(done.exception, RingsideError), done.exception
-    listed = call("history", tmp_path)
-    assert listed.exit_code == 0, listed.output
-    assert re.search(r"good +3 rounds: none", listed.output)
-
-
-def test_history_wraps_names_of_wide_characters():
-    trend = Trend(group="模" * 80 + " · 2 ranks", arm="ddp", step_seconds=[0.1, 0.2], noisy=0)
-    lines = table(History(runs=[], trends=[trend], unread={})).splitlines()
-    assert max(map(cell_len, lines)) <= 80
 
 
 def test_history_names_a_noisy_run_in_its_line_and_its_trends(tmp_path):
     a_folder(tmp_path, "quiet")
     write_json(a_folder(tmp_path, "loud") / "results.json", noisy(a_run(), 1, 3))
     shown = call("history", tmp_path).output
-    assert re.search(r"loud +3 rounds, 2 noisy: none", shown)
-    assert re.search(r"quiet +3 rounds: none", shown)
-    assert "4.00 → 4.00, 1 of 2 noisy" in shown
+    assert re.search(r"loud +3 rounds, 2 noisy +none", shown)
+    assert re.search(r"quiet +3 rounds +none", shown)
+    assert re.search(r"none +▁▁ +4.00 +4.00 +1 of 2", shown)
 
 
 ON_A_GPU = {"group": {"transport": "TCP over lo"}, "threads": 1, "device": "NVIDIA H200"}
@@ -178,9 +129,8 @@ def test_history_names_what_the_runs_of_a_trend_have_in_common(tmp_path):
     for name in ("one", "two"):
         run = a_run(config={"steps": 50}, hosts=hosts, cores=1, cores_by_host=[1, 4])
         write_json(a_folder(tmp_path, name) / "results.json", run)
-    lines = call("history", tmp_path).output.splitlines()
-    at = lines.index("Step in ms, oldest to newest") + 2
-    assert lines[at : at + 2] == [
-        "mlp on mnist · 2 ranks × 1 thread · 2 hosts of 1 rank · cpu · 1+4 cores ·",
-        "    batch 64 · steps 50 · warmup_steps 10 · one launch after another",
-    ]
+    title = (
+        "Step in ms, oldest to newest: mlp on mnist · 2 ranks × 1 thread · 2 hosts of 1 rank · cpu · "
+        "1+4 cores · batch 64 · steps 50 · warmup_steps 10 · one launch after another"
+    )
+    assert title in " ".join(call("history", tmp_path).output.split())

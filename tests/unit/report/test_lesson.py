@@ -1,29 +1,40 @@
 """Test the lesson that ``compare explain`` prints."""
 
+import re
+
 import pytest
 
 from compare.analysis import analyse
-from compare.report.lesson import RENDERERS
+from compare.report.formats import terminal, write
+from compare.report.of_lesson import document_of
 from tests.unit.factories import a_launch, a_rank, a_run
 from tests.unit.predictions import a_measured_run
 from tests.unit.runs import RUNS, measured
 
 
-def lesson_of(run, form="text", arms=()):
-    return RENDERERS[form](run, analyse(run), arms)
+def lesson_of(run, arms=()):
+    return terminal.plain(document_of(run, analyse(run), arms), 80)
 
 
 def words_of(run):
     return " ".join(lesson_of(run).split())
 
 
-@pytest.mark.parametrize("form", RENDERERS)
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_lesson_of_every_run_ends_with_its_conclusion(run, form):
-    text = lesson_of(run, form)
+def test_lesson_of_every_run_fits_80_columns(run):
+    text = lesson_of(run)
     assert "nan" not in text
-    if form == "text":
-        assert max(map(len, text.splitlines())) <= 80
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_lesson_keeps_a_figure_beside_its_unit():
+    assert not re.search(r"\d\n +(ms|MB|kB|ranks?)\b", lesson_of(RUNS["quiet"]))
+
+
+def test_lesson_in_markdown_has_its_code_in_fences():
+    text = write(document_of(RUNS["quiet"], analyse(RUNS["quiet"])), "markdown")
+    assert re.search(r"^`backends/.*`:\n\n```python\n", text, re.MULTILINE)
+    assert "| Sends |" in text
 
 
 def test_lesson_states_bytes_times_and_the_sum():
@@ -60,6 +71,6 @@ def test_small_messages_have_no_known_algorithm():
 
 
 def test_lesson_of_named_arms_has_no_other():
-    text = lesson_of(measured(), arms=["mpi"])
+    text = lesson_of(measured(), ["mpi"])
     assert "\nmpi\n" in text
     assert "\nddp\n" not in text

@@ -1,4 +1,4 @@
-"""Write a run as a lesson, with the code that synchronises.
+"""Make the document of a lesson: a run's figures in sentences, with the code that synchronises.
 
 The lesson states what a step sends, and how long that takes. Every figure comes from the run's results. Where
 something was not measured, the lesson says so.
@@ -6,28 +6,22 @@ something was not measured, the lesson says so.
 
 from __future__ import annotations
 
-import re
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 from backends.code import Quote, code_of, summary_of
 from compare.analysis import Analysis
 from compare.analysis.lesson import Lesson, control_seconds, lessons
 from compare.report.causes import explain
-from compare.report.cells import in_units, markdown_text
+from compare.report.cells import in_units
+from compare.report.document import Column, Document, Listing, Row, Table
 from compare.report.limits import noise_first, warnings
+from compare.report.of_run import arrange
 from compare.report.origin import short_headline
 from compare.report.sentences import conclusion, proof, why_marked
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
-from compare.text import counted, printable
+from compare.text import counted
 
-WIDTH = 80
-_LABEL = 11
-_CODE = "    "
-_FIXED_SPACE = "\N{NO-BREAK SPACE}"
-_UNIT = re.compile(r"(?<=\d) (?=(?:ms|µs|[kMG]?B|[MG]B/s|bytes|ranks?|samples?|tensors?|calls?)\b)")
 _BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "bytes": 1.0}
 _SLOW = 0.1
 """A rate below this, in GB/s, is written in MB/s."""
@@ -47,74 +41,49 @@ _WHEN = {
 }
 
 
-class Section(NamedTuple):
-    """One section of the lesson: a heading, its paragraphs with a label each, and code."""
+def document_of(run: Run, analysis: Analysis, arms: Sequence[str] = ()) -> Document:
+    """Return the lesson of a run.
 
-    heading: str
-    parts: list[tuple[str, str]]
-    quotes: Sequence[Quote] = ()
-
-
-def text(run: Run, analysis: Analysis, arms: Sequence[str] = ()) -> str:
-    """Return the lesson for a terminal, at most 80 columns wide; ``arms`` as for ``sections``."""
-    lines = _wrapped(_first(run, analysis))
-    for section in sections(run, analysis, arms):
-        lines += ["", *_wrapped([section.heading])]
-        for label, words in section.parts:
-            lines += _wrapped([words], f"  {label:<{_LABEL}} ", " " * (_LABEL + 3))
-        for quote in section.quotes:
-            lines += ["", f"  {quote.file}:{quote.line}  {quote.function}"]
-            lines += [f"{_CODE}{line}" for line in _folded(quote)]
-    return "\n".join([*lines, "", *_wrapped(_last(run, analysis))])
-
-
-def markdown(run: Run, analysis: Analysis, arms: Sequence[str] = ()) -> str:
-    """Return the lesson as Markdown, with the code in fences; ``arms`` as for ``sections``."""
-    first, *rest = _first(run, analysis)
-    lines = [f"**{first}**", *(f"\n{line}" for line in rest)]
-    parts = [markdown_text(lines)]
-    for section in sections(run, analysis, arms):
-        listed = [f"- **{label}.** {words}" for label, words in section.parts]
-        parts.append(markdown_text([f"## {section.heading}", "", *listed]))
-        for quote in section.quotes:
-            parts.append(f"`{quote.function}` at `{quote.file}:{quote.line}`:")
-            parts.append(f"```python\n{quote.text}\n```")
-    return "\n\n".join([*parts, markdown_text(f"**{line}**" for line in _last(run, analysis))])
-
-
-RENDERERS: dict[str, Callable[..., str]] = {"text": text, "markdown": markdown}
-
-
-def sections(run: Run, analysis: Analysis, arms: Sequence[str] = ()) -> Iterator[Section]:
-    """Yield a section on what every step needs, then one for each arm that communicates.
-
-    ``arms`` are the labels of the arms to explain; if it is empty, all are explained. Code that several arms
-    share is quoted once. Without a launch of such an arm, there is no section.
+    It has a table on what every step needs, then one for each arm that communicates, with its code. ``arms``
+    are the labels of the arms to explain; if it is empty, all are explained. Without a launch of such an arm,
+    there is no table.
     """
+    shown = arrange(analysis, None)
+    first = noise_first(run, shown.summary)
+    return Document(
+        title=short_headline(run, shown.summary),
+        alerts=first,
+        tables=list(_tables(run, shown, arms)),
+        warnings=[line for line in warnings(run, shown) if line not in first],
+        lead=list(proof(run, shown.summary)),
+        conclusion=conclusion(run, shown),
+    )
+
+
+def _tables(run: Run, analysis: Analysis, arms: Sequence[str]) -> Iterator[Table]:
+    """Yield a table of sentences for each section; code that several arms share is quoted once."""
     found = lessons(run, analysis.summary)
     if not found:
         return
     computing = control_seconds(analysis.summary)
-    yield Section("What every step needs", list(_needs(run, found, computing)))
+    yield _table("What every step needs", _needs(run, found, computing))
     quoted: set[Quote] = set()
     for lesson in found:
         if arms and lesson.figures.arm not in arms:
             continue
         quotes = [quote for quote in code_of(lesson.arm.backend, lesson.arm.options) if quote not in quoted]
         quoted.update(quotes)
-        yield Section(lesson.figures.arm, list(_of_arm(analysis, lesson, computing)), quotes)
+        yield _table(lesson.figures.arm, _of_arm(analysis, lesson, computing), quotes)
 
 
-def _first(run: Run, analysis: Analysis) -> Iterator[str]:
-    yield short_headline(run, analysis.summary)
-    noise = noise_first(run, analysis.summary)
-    yield from noise
-    yield from (line for line in warnings(run, analysis) if line not in noise)
-
-
-def _last(run: Run, analysis: Analysis) -> Iterator[str]:
-    yield from proof(run, analysis.summary)
-    yield conclusion(run, analysis)
+def _table(title: str, sentences: Iterator[tuple[str, str]], quotes: Sequence[Quote] = ()) -> Table:
+    return Table(
+        columns=[Column("", str, is_text=True)] * 2,
+        rows=[*map(Row, sentences)],
+        title=title,
+        is_prose=True,
+        listings=[Listing(f"{own.file}:{own.line}  {own.function}", own.text) for own in quotes],
+    )
 
 
 # ---- what every step needs ----
@@ -246,7 +215,7 @@ def _added(lesson: Lesson, compute: float, alone: float, step: float) -> Iterato
         yield f"A step takes {_ms(step)}, so computing hides {_ms(both - step)} of communicating."
 
 
-# ---- words and lines ----
+# ---- words ----
 
 
 def _ms(seconds: float) -> str:
@@ -260,28 +229,3 @@ def _rate(bandwidth: float) -> str:
 
 def _bytes(size: float) -> str:
     return in_units(size, _BYTES)
-
-
-def _wrapped(lines: Iterable[str], first: str = "", rest: str = "") -> list[str]:
-    """Return lines wrapped at ``WIDTH``, but never between a figure and its unit."""
-    return [
-        part.replace(_FIXED_SPACE, " ")
-        for line in lines
-        for part in textwrap.wrap(
-            _UNIT.sub(_FIXED_SPACE, printable(line)),
-            WIDTH,
-            initial_indent=first,
-            subsequent_indent=rest,
-            break_on_hyphens=False,
-        )
-    ]
-
-
-def _folded(quote: Quote) -> Iterator[str]:
-    """Yield the lines of quoted code; those that are too wide are folded."""
-    for line in quote.text.splitlines():
-        indent = line[: len(line) - len(line.lstrip())]
-        more = indent + ("# " if line.lstrip().startswith("#") else "        ")
-        yield from textwrap.wrap(
-            line, WIDTH - len(_CODE), subsequent_indent=more, break_long_words=False, break_on_hyphens=False
-        ) or [""]
