@@ -52,6 +52,11 @@ def with_interval(
     return mean if is_alone else f"{mean} ({low}{dash}{high})"
 
 
+def difference(relative: float | None) -> str:
+    """Return a relative difference such as ``2e-16``; None is one that is not a number."""
+    return "no number" if relative is None else f"{relative:.0e}" if relative else "0"
+
+
 def in_units(value: float, units: Mapping[str, float]) -> str:
     """Return a value in the largest unit that it reaches, otherwise in the smallest: ``1.5 ms``.
 

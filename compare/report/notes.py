@@ -1,19 +1,16 @@
-"""Write the notes below a table: lines that explain the figures, and that compare what arms trained."""
+"""Write the notes below a table: lines that explain the figures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from statistics import fmean
 
 from compare.analysis import Analysis
 from compare.analysis.budget import elapsed_seconds
 from compare.analysis.looks import ALPHA, FIRST_LOOK
 from compare.analysis.noise import POWER
-from compare.analysis.parity import Parity
 from compare.analysis.summary import WAITING_CORES_LIMIT, Summary, TurnsSummary
 from compare.report.columns import describe, size_of
-from compare.report.sentences import why_marked
-from compare.schema.arms import Arm
 from compare.schema.results import Launch, Run
 from compare.text import counted, duration, listed
 
@@ -27,14 +24,12 @@ _FASTEST_IS_APART = (
     "Fastest is judged apart, with the quickest arm as the baseline: every other arm must be slower. "
     f"It is wrong {_WRONG_AT_MOST}, too."
 )
-_HASH_DIGITS = 12
-_NOT_A_NUMBER = "with a difference that is not a number"
 _LONGER = 3
 """Factor by which a longer budget is proposed where the time was too short."""
 
 
 def notes(run: Run, analysis: Analysis) -> Iterator[str]:
-    """Yield lines that explain the figures, and that compare what the arms trained."""
+    """Yield lines that explain the figures."""
     summary = analysis.summary
     if not summary.arms:
         yield "No launch has finished."
@@ -59,8 +54,6 @@ def notes(run: Run, analysis: Analysis) -> Iterator[str]:
             yield _FASTEST_IS_APART
     yield from _unresolved(run, summary)
     yield from would_have_seen(summary)
-    yield from _trained_model(run, summary)
-    yield from _parity(run, summary)
     yield from _buffers(run)
     yield from _compiled(run)
 
@@ -164,81 +157,6 @@ def would_have_seen(summary: Summary) -> Iterator[str]:
     )
     if each and not summary.noise_hides_all:
         yield f"Open: {POWER * 100:g} of 100 such runs would have seen a difference of {each}."
-
-
-# ---- the same training ----
-
-
-def _trained_model(run: Run, summary: Summary) -> Iterator[str]:
-    """Yield lines that compare the final parameters of exact arms, and say why other arms differ."""
-    arms = {arm.label: arm for arm in run.config.synchronising}
-    ends = {arm.arm: arm.final_hash for arm in summary.arms if arm.arm in arms}
-    exact = {label: end for label, end in ends.items() if not _why_other(arms[label])}
-    first = next(iter(exact.values()), None)
-    if first is not None and set(exact.values()) == {first}:
-        every = "every arm" if len(exact) > 1 else "the arm"
-        whose = every if len(exact) == len(ends) else ", ".join(exact)
-        yield f"All ranks of {whose} ended with the same parameters, bit for bit ({_short(first)})."
-    elif exact:
-        each = ", ".join(f"{arm} {_short(end)}" for arm, end in exact.items())
-        yield f"The ranks of every launch ended with the same parameters, but the arms differ: {each}."
-    for label, end in ends.items():
-        if why := _why_other(arms[label]):
-            yield f"{label} {why} ({_short(end)})."
-
-
-def _why_other(arm: Arm) -> str:
-    """Return why an arm may end with another hash than exact arms; empty if it may not."""
-    if arm.traits.one_process:
-        return "adds up the samples of a step in one process, in another order"
-    if not arm.same_training:
-        return f"is {why_marked(arm)}: read its accuracy and loss beside its speed"
-    if arm.traits.in_shards:
-        return "holds its parameters in shards, so only the reference proves its training"
-    return "" if arm.exact else f"{why_marked(arm)}: its ranks agree, on other parameters than exact arms"
-
-
-def _short(end: str | None) -> str:
-    return "not the same in every round" if end is None else end[:_HASH_DIGITS]
-
-
-def _parity(run: Run, summary: Summary) -> Iterator[str]:
-    """Yield lines with the difference of each arm from a single process, as rank 0 found it."""
-    proven = {arm.arm: arm.parity for arm in summary.arms if arm.parity.steps is not None}
-    if not proven:
-        return
-    steps = min(parity.steps or 0 for parity in proven.values())
-    exact = {arm: parity for arm, parity in proven.items() if parity.outcome != "exempt"}
-    other = {arm.label for arm in run.config.arms if arm.traits.another_training}
-    found = [f"{_whose(run, summary, proven, exact)} {_near(exact)}"] if exact else []
-    for arm, parity in proven.items():
-        if arm not in exact:
-            away = _NOT_A_NUMBER if parity.difference is None else f"{parity.difference:.0e} away"
-            found.append(f"{arm} ({'another training' if arm in other else 'lossy'}) {away}")
-    yield f"Parity with a single process, in each of {steps} float64 steps: {'; '.join(found)}."
-    repeating = {arm: parity.by_hash for arm, parity in proven.items() if parity.by_hash}
-    if each := ", ".join(f"{counted(count, 'round')} of {arm}" for arm, count in repeating.items()):
-        yield f"Proven by their hashes, equal to those of a proven launch: {each}."
-
-
-def _whose(run: Run, summary: Summary, proven: Mapping[str, Parity], exact: Mapping[str, Parity]) -> str:
-    """Name the arms that have a parity pass: one by one, or as every arm or every arm that synchronises."""
-    at_period_1 = {
-        arm.label for arm in run.config.arms if not arm.same_training and not arm.traits.another_training
-    }
-    if at_period_1 or len(exact) < len(proven):
-        return ", ".join(f"{arm} at period 1" if arm in at_period_1 else arm for arm in exact)
-    if len(proven) == len(summary.arms):
-        return "every arm"
-    asked = {arm.label for arm in run.config.synchronising if run.of(arm)}
-    return "every arm that synchronises" if set(proven) == asked else ", ".join(proven)
-
-
-def _near(exact: Mapping[str, Parity]) -> str:
-    numbers = [parity.difference for parity in exact.values() if parity.difference is not None]
-    if len(numbers) < len(exact):
-        return _NOT_A_NUMBER
-    return f"within {max(numbers):.0e}" if max(numbers) > 0 else "exactly"
 
 
 def _buffers(run: Run) -> Iterator[str]:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from compare.analysis import Analysis
-from compare.analysis.summary import ArmSummary
+from compare.analysis.summary import ArmSummary, Summary
 from compare.report.causes import conditions, explain, main_cause
-from compare.report.cells import as_record
+from compare.report.cells import as_record, difference
 from compare.report.columns import BELOW_NOISE, COST_TITLE, against_baseline, cost_columns, speed_columns
 from compare.report.document import Column, Document, Row, Style, Table, View
 from compare.report.limits import noise_first, warnings
 from compare.report.notes import notes, would_have_seen
 from compare.report.origin import attested_by, facts_of, headline, shared_options, short_headline
 from compare.report.run_pictures import draw
-from compare.report.sentences import MARK, conclusion, marks, proof, why_marked
+from compare.report.sentences import MARK, conclusion, marked, marks, proof, why_marked
+from compare.schema.arms import Arm
 from compare.schema.results import Run
 
 _LONGEST_BASELINE = 12
+_HASH_DIGITS = 12
 _KEYS: Mapping[str, Callable[[ArmSummary], Any]] = {
     "step": lambda arm: arm.step_seconds.mean,
     "name": lambda arm: arm.arm,
@@ -65,7 +67,7 @@ def document_of(run: Run, analysis: Analysis, view: View) -> Document:
     shown = arrange(analysis, view.sort)
     summary = shown.summary
     first = noise_first(run, summary)
-    tables = [_table(shown, speed_columns(run, summary))] if summary.arms else []
+    tables = [_table(shown, speed_columns(run, summary)), *_trained(run, summary)] if summary.arms else []
     if view.detail and summary.arms:
         tables += [_table(shown, cost_columns(), COST_TITLE), conditions(analysis)]
     for_programs = _sorted(analysis, view.sort) if view.sort else analysis
@@ -74,6 +76,7 @@ def document_of(run: Run, analysis: Analysis, view: View) -> Document:
         alerts=first,
         tables=tables,
         warnings=[warning for warning in warnings(run, shown) if warning not in first],
+        lead=list(proof(run, summary)),
         statements=list(explain(shown.causes, noisy=bool(summary.noisy_rounds))),
         notes=list(notes(run, shown)),
         conclusion=conclusion(run, shown),
@@ -181,6 +184,30 @@ def _table(analysis: Analysis, columns: list[Column[ArmSummary]], title: str = "
         title=title,
         style=lambda own: "best" if own.fastest else "",
     )
+
+
+def _trained(run: Run, summary: Summary) -> Iterator[Table]:
+    """Yield a table of what each arm trained, how far that is from a single process, and where it ended."""
+    arms = {arm.label: arm for arm in run.config.synchronising}
+    columns: list[Column[ArmSummary]] = [
+        Column("arm", lambda own: marked(run, [own.arm])[0], is_text=True),
+        Column("training", lambda own: _training(arms[own.arm]), is_text=True),
+        Column("proven steps", lambda own: str(own.parity.steps or "–")),
+        Column("difference", lambda own: difference(own.parity.difference) if own.parity.steps else "–"),
+        Column("launches by hash", lambda own: str(own.parity.by_hash or "–")),
+        Column("parameters", lambda own: (own.final_hash or "several")[:_HASH_DIGITS], is_text=True),
+    ]
+    if trained := [arm for arm in summary.arms if arm.arm in arms]:
+        yield Table.of(columns, trained, title="What the arms trained (docs/proof.md)")
+
+
+def _training(arm: Arm) -> str:
+    """Return what an arm trains, and why it may end with other parameters than exact arms."""
+    if arm.traits.one_process:
+        return "the same, added up in one process"
+    if arm.same_training and arm.traits.in_shards:
+        return "the same, held in shards"
+    return why_marked(arm) or "the same"
 
 
 def _why(run: Run, analysis: Analysis) -> list[str]:

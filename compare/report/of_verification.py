@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from compare.analysis.parity import AT_PERIOD_1, fail_alike
-from compare.report.cells import as_record
+from compare.report.cells import as_record, difference
 from compare.report.document import Column, Document, Table
 from compare.report.limits import attested_notes
 from compare.report.origin import attested_by, facts_of, headline
@@ -49,7 +49,7 @@ def _records(arm: ArmVerification) -> Iterator[dict[str, object]]:
 
 
 def _distance(step: int, arm: ArmVerification) -> str:
-    return _figure(arm.curve[step - 1]) if step <= len(arm.curve) else "–"
+    return difference(arm.curve[step - 1]) if step <= len(arm.curve) else "–"
 
 
 def _cell(name: str, arm: ArmVerification) -> str:
@@ -61,16 +61,10 @@ def _cell(name: str, arm: ArmVerification) -> str:
     if gate.outcome == "exempt":
         if gate.figure is None:
             return "–" if name == "end" else gate.what or "exempt"
-        return f"{_figure(gate.figure)} {'other' if gate.what else 'lossy'}"
+        return f"{difference(gate.figure)} {'other' if gate.what else 'lossy'}"
     if gate.outcome == "failed":
-        return "FAILED" if gate.figure is None else f"{_figure(gate.figure)} FAILED"
-    return "same" if gate.limit is None else _figure(gate.figure)
-
-
-def _figure(difference: float | None) -> str:
-    if difference is None:
-        return "not a number"
-    return f"{difference:.0e}" if difference else "0"
+        return "FAILED" if gate.figure is None else f"{difference(gate.figure)} FAILED"
+    return "same" if gate.limit is None else difference(gate.figure)
 
 
 def _verdict(arm: ArmVerification) -> str:

@@ -180,7 +180,7 @@ def _of_one(run: Run, summary: Summary) -> str:
 
 def _settled(run: Run, summary: Summary, lead: Lead) -> str:
     if lead.equivalent:
-        equal = listed(_marked(run, [lead.first, *lead.rivals]))
+        equal = listed(marked(run, [lead.first, *lead.rivals]))
         return f"Fastest here: {equal}, equivalent within {MARGIN * 100:g} %."
     if lead.fastest is None:
         return ""
@@ -199,7 +199,7 @@ def _against_baseline(run: Run, own: ArmSummary) -> Iterator[str]:
         yield f"{MARK} {why}"
 
 
-def _marked(run: Run, labels: Sequence[str]) -> list[str]:
+def marked(run: Run, labels: Sequence[str]) -> list[str]:
     """Return the labels, with a mark on each arm that by design does not train exactly the same."""
     of = {arm.label: arm for arm in run.config.arms}
     return [f"{label} {MARK}" if why_marked(of[label]) else label for label in labels]
@@ -214,7 +214,7 @@ def _open(run: Run, summary: Summary, lead: Lead) -> str:
         elif run.complete and run.config.settle_seconds is None:
             remedy = " Leave --repeats out."
         return f"Fastest here: open until round {FIRST_LOOK}; this is round {rounds}.{remedy}"
-    names = _marked(run, [lead.first, *lead.rivals])
+    names = marked(run, [lead.first, *lead.rivals])
     whose = " or ".join(names) if len(names) <= _FEW_NAMES else f"{names[0]} or {len(names) - 1} others"
     more = lead.rounds_to_settle
     if any(

@@ -214,9 +214,8 @@ def test_proof_of_later_rounds_names_their_hashes():
     repeated = msgspec.structs.replace(run, launches=run.launches[:2] + later[2:])
     line = "trained the same model: proven for 20 steps, in later rounds by their hashes, equal bit for bit."
     assert line in printed(repeated, 200)
-    detailed = render(repeated, analyse(repeated), "table", wide=True)
-    rounds = run.launches[-1].round - 1
-    assert f"equal to those of a proven launch: {rounds} rounds of ddp, {rounds} rounds of mpi." in detailed
+    detailed = render(repeated, analyse(repeated), "markdown")
+    assert f"| mpi | the same | 20 | 2e-16 | {run.launches[-1].round - 1} |" in detailed
     one = without(repeated, "mpi")
     assert "proven for 20 steps, in later rounds by its hash." in printed(one, 200)
 
