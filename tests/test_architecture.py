@@ -255,7 +255,7 @@ def test_only_its_engine_and_the_command_line_know_ssh():
         *(
             "compare.experiment.allocation",
             "compare.cli.options",
-            "compare.cli.hosts",
+            "compare.cli.requests",
         ),
         "compare.schema.hostfile_forms",  # ssh's own files are lists of hosts, too
     }

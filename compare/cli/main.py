@@ -18,7 +18,6 @@ from typer.core import TyperGroup
 
 from compare import __version__
 from compare.cli.help import SUMMARIES
-from compare.cli.nccl_tests import answer_to
 from compare.cli.output import ClosedPipeError, leave_nothing_to_write, print_error, print_notes, take_over
 from compare.cli.settings import ConfigFile, ConfiguredCommand
 from compare.errors import OutputError, RingsideError, UnavailableError, UsageError, system_reason
@@ -129,11 +128,14 @@ def _call() -> int:
         if context is None or error.format_message().startswith("Usage:"):  # no command: all of them
             error.show()
             return error.exit_code
-        unknown = getattr(error, "option_name", "") if context.command_path == "compare collectives" else ""
-        if answer := answer_to(unknown):
-            raise UsageError(
-                f"{unknown} is a flag of nccl-tests, not of this program.", remedy=answer
-            ) from None
+        if context.command_path == "compare collectives":
+            from compare.cli.collectives import answer_to
+
+            flag = getattr(error, "option_name", "")
+            if answer := answer_to(flag):
+                raise UsageError(
+                    f"{flag} is a flag of nccl-tests, not of this program.", remedy=answer
+                ) from None
         raise UsageError(
             error.format_message().replace("Value error, ", ""),
             remedy=f"`{context.command_path} --help` shows every flag and its choices.",

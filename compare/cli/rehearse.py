@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from compare.cli.hosts import REHEARSED
+from compare.cli.requests import REHEARSED
 
 REHEARSABLE = ("run", "aa", "verify", "collectives", "scale", "doctor")
 """The commands that can be rehearsed, because they take hosts."""

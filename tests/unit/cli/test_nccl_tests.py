@@ -3,7 +3,7 @@
 import pytest
 
 from compare.cli import main as cli
-from compare.cli.nccl_tests import answer_to
+from compare.cli.collectives import answer_to
 from compare.errors import UsageError
 
 

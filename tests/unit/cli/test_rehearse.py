@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 from typer.testing import CliRunner
 
-from compare.cli.hosts import REHEARSED
+from compare.cli.requests import REHEARSED
 from compare.cli.main import app
 from compare.errors import UsageError
 from compare.experiment import run
