@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from compare.cli.options import (
-    MaxReruns,
     RunFlags,
     arms_flag,
     length_flag,
@@ -24,8 +23,6 @@ from compare.errors import SlowerError, TooNoisyError, UsageError
 
 if TYPE_CHECKING:
     from compare.analysis.change import Changes
-    from compare.experiment.settle import UserRequest
-    from compare.report import View
     from compare.schema.results import Run
 
 
@@ -64,7 +61,6 @@ def gate(
             help="Maximum time, in seconds or as 5m: add rounds until every arm is settled, or one is slower."
         ),
     ] = None,
-    max_reruns: MaxReruns = 3,
     form: Annotated[ChangeFormat, output_flag("--format", help="What to print.")] = "table",
     export_junit: Annotated[
         Path | None, output_flag("--export-junit", help="Also write JUnit XML here, one test for each arm.")
@@ -77,6 +73,8 @@ def gate(
 
     The exit code is 14 if an arm is slower, and 15 if that is open.
     """
+    from compare.analysis import analyse
+    from compare.experiment import compare_arms
     from compare.experiment.settle import choose_length
     from compare.schema.store import require_writable
     from compare.system.files import STANDARD_OUTPUT
@@ -87,13 +85,13 @@ def gate(
         replace(flags, backend=flags.backend or ["ddp"]),
         against=against,
         steps=steps,
-        warmup_steps=flags.warmup,
-        max_reruns=max_reruns,
-        interleave=flags.interleave,
         slower_limit=read_percent(fail_if_slower),
         **choose_length(repeats, budget),
     )
-    changes, directory = _carry_out(request, flags, export_junit)
+    exporting = partial(_export, flags=flags, export_junit=export_junit)
+    run, directory = carry_out(compare_arms, request, flags, exporting=exporting)
+    changes = analyse(run).gate
+    assert changes is not None  # noqa: S101 -- the run has a limit and twins
     to_stdout = STANDARD_OUTPUT in {*flags.exports.values(), export_junit}
     say_to_stderr = to_stdout or form != "table"
     make_say(make_console(stderr=say_to_stderr), quiet=flags.quiet)(f"Results: {directory}")
@@ -101,29 +99,20 @@ def gate(
     require_passed(changes)
 
 
-def _carry_out(request: UserRequest, flags: RunFlags, export_junit: Path | None) -> tuple[Changes, Path]:
-    """Carry out a gate, export it, and return what it found, with the folder of the run."""
+def _export(run: Run, *, flags: RunFlags, export_junit: Path | None) -> None:
+    """Export the run of a gate; its Markdown and its JUnit are those of the gate, unless it ended early."""
     from compare.analysis import analyse
-    from compare.experiment import compare_arms
-    from compare.report import View
-    from compare.report.changes import document_of, junit
+    from compare.report.changes import document_of, junit, junit_of_early_end
     from compare.system.files import write_text
 
-    view = View(detail=flags.detail, sort=flags.sort)
-    run, directory = carry_out(
-        compare_arms,
-        request,
-        replace(flags, export_markdown=None),  # the Markdown of this command is that of the gate
-        view,
-        export_early_end=partial(_export_unfinished, flags=flags, view=view, junit=export_junit),
-    )
-    changes = analyse(run).gate
-    assert changes is not None  # noqa: S101 -- the run has a limit and twins
-    if flags.export_markdown:
-        show(document_of(changes), "markdown", output=flags.export_markdown)
-    if export_junit:
-        write_text(export_junit, junit(changes) + "\n")
-    return changes, directory
+    changes = analyse(run).gate if run.complete else None
+    try:
+        export(run, replace(flags, export_markdown=None) if changes else flags, flags.view())
+        if changes and flags.export_markdown:
+            show(document_of(changes), "markdown", output=flags.export_markdown)
+    finally:
+        if export_junit:
+            write_text(export_junit, (junit(changes) if changes else junit_of_early_end(run)) + "\n")
 
 
 def read_percent(written: str) -> float:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
 
 import typer
 
 from compare.schema.config import Interleave, Precision
 from compare.system.files import STANDARD_OUTPUT
 from compare.text import seconds_of
+
+if TYPE_CHECKING:
+    from compare.report import View
 
 Format: TypeAlias = Literal["table", "markdown", "html", "csv", "json"]
 """Formats of what was measured or predicted."""
@@ -64,12 +68,6 @@ DataDir = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")]
-Wide = Annotated[bool, output_flag("--wide", help="Show every column and note, with full names.")]
-Detail = Annotated[bool, output_flag("--detail", help="As --wide, and where the cost goes.")]
-Sort = Annotated[
-    Order | None,
-    output_flag(show_default="step; as named where nothing is ranked", help="Order of the arms."),
-]
 Backends = Annotated[
     list[str] | None,
     arms_flag(
@@ -81,21 +79,6 @@ Backends = Annotated[
         autocompletion=complete_names("backends", "BACKENDS"),
     ),
 ]
-Warmup = Annotated[int, training_flag(help="First steps, which train but are not timed.")]
-InterleaveMode = Annotated[
-    Interleave,
-    arms_flag(
-        help="blocks: all arms alive, training in turns. launches: one launch after another. "
-        "auto: in turns where it is possible."
-    ),
-]
-MaxReruns = Annotated[
-    int,
-    length_flag(
-        help="One launch after another: maximum number of noisy rounds to repeat, one twice at most."
-    ),
-]
-
 
 def output_option(suffix: str = "", *, name: str = "runs/<time>-<model>-np<ranks>") -> Any:
     """Return the option for the folder of results; ``--help`` shows ``name`` + ``suffix`` as its default."""
@@ -260,26 +243,61 @@ class Shared(LaunchFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFlags(Shared):
+class TimedFlags(Shared):
+    """The flags of every command that trains arms for their times."""
+
+    warmup: Annotated[int, training_flag(help="First steps, which train but are not timed.")] = 30
+    interleave: Annotated[
+        Interleave,
+        arms_flag(
+            help="blocks: all arms alive, training in turns. launches: one launch after another. "
+            "auto: in turns where it is possible."
+        ),
+    ] = "auto"
+    max_reruns: Annotated[
+        int,
+        length_flag(
+            help="One launch after another: maximum number of noisy rounds to repeat, one twice at most."
+        ),
+    ] = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewFlags:
+    """The flags that choose what is shown of a run."""
+
+    wide: Annotated[bool, output_flag("--wide", help="Show every column and note, with full names.")] = False
+    detail: Annotated[bool, output_flag("--detail", help="As --wide, and where the cost goes.")] = False
+    sort: Annotated[
+        Order | None,
+        output_flag(show_default="step; as named where nothing is ranked", help="Order of the arms."),
+    ] = None
+
+    def view(self, report_argument: str = "RUN") -> View:
+        """Return the view that they choose; ``report_argument`` is that of ``compare report``."""
+        from compare.report import View
+
+        return View(wide=self.wide, detail=self.detail, sort=self.sort, report_argument=report_argument)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags(ViewFlags, TimedFlags):
     """The flags that ``run``, ``aa`` and ``gate`` share."""
 
-    warmup: Warmup = 30
-    interleave: InterleaveMode = "auto"
-    wide: Wide = False
-    detail: Detail = False
-    sort: Sort = None
 
-
-def with_flags(kind: type[Any], **described: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_flags(
+    kind: type[Any], defaults: Mapping[str, Any] = MappingProxyType({}), **described: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator by which a command gets the flags of a dataclass as its first argument.
 
-    ``described`` replaces the annotations of some flags by name, and so what ``--help`` shows of them. The
-    flags of ``LaunchFlags`` come last among those of ``kind``.
+    ``defaults`` replaces the defaults of some flags by name, and ``described`` their annotations, and so what
+    ``--help`` shows of them. The flags of ``LaunchFlags`` come last among those of ``kind``.
     """
     hints = get_type_hints(kind, include_extras=True) | described
     # The signature of a dataclass has its flags, all with defaults.
     flags = [
-        flag.replace(annotation=hints[name]) for name, flag in inspect.signature(kind).parameters.items()
+        flag.replace(annotation=hints[name], default=defaults.get(name, flag.default))
+        for name, flag in inspect.signature(kind).parameters.items()
     ]
     flags.sort(key=lambda flag: flag.name in LaunchFlags.__dataclass_fields__)
 

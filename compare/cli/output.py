@@ -181,12 +181,12 @@ def carry_out(
     view: View | None = None,
     *,
     counts: int = 1,
-    export_early_end: Callable[[ResultType], None] | None = None,
+    exporting: Callable[[ResultType], None] | None = None,
 ) -> tuple[ResultType, Path]:
     """Carry out a request by ``start``, a function of ``compare.experiment``, and export its result.
 
-    What was saved of a request that is stopped or fails is exported as well, by ``export_early_end`` if that
-    is given. ``counts`` is how many numbers of ranks there are; each has all launches of the config.
+    What was saved of a request that is stopped or fails is exported as well. ``exporting`` takes the place of
+    ``export``. ``counts`` is how many numbers of ranks there are; each has all launches of the config.
 
     Returns:
         The result, and the path of its folder.
@@ -194,13 +194,14 @@ def carry_out(
     from compare.report.progress import LiveProgress
 
     log = make_console(stderr=True)
+    write: Callable[[ResultType], None] = exporting or partial(export, flags=flags, view=view)
     result, directory = start(
         request,
         make_say(log, quiet=flags.quiet),
         partial(LiveProgress, log, verbose=flags.verbose, quiet=flags.quiet, counts=counts),
-        export_early_end or partial(export, flags=flags, view=view),
+        write,
     )
-    export(result, flags, view)
+    write(result)
     return result, directory
 
 

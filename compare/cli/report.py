@@ -8,12 +8,15 @@ from typing import Annotated
 
 import typer
 
-from compare.cli.options import Detail, Format, Sort, Wide, output_flag
+from compare.cli.options import Format, ViewFlags, output_flag, with_flags
 from compare.cli.output import show, shown_from
 from compare.errors import UsageError
 
 
+@with_flags(ViewFlags)
 def report(
+    flags: ViewFlags,
+    *,
     runs: Annotated[
         list[Path],
         typer.Argument(
@@ -21,18 +24,14 @@ def report(
             help="Folder of a run, or its results.json; or `last`, the newest in runs/. HTML takes several.",
         ),
     ],
-    *,
     form: Annotated[Format, output_flag("--format", help="What to write.")] = "table",
-    wide: Wide = False,
-    detail: Detail = False,
-    sort: Sort = None,
     output: Annotated[Path | None, output_flag(help="Write to this file instead.")] = None,
     pictures: Annotated[
         Path | None, output_flag(help="Also write each picture of the page into this folder, as SVG.")
     ] = None,
 ) -> None:
     """Show a run again in any format, also one that was stopped."""
-    from compare.report import View, document_of
+    from compare.report import document_of
     from compare.report.formats.html import page_of, pictures_of
     from compare.schema.store import OF_RESULTS, file_of, find_run, read_result
     from compare.system.files import write_text
@@ -49,7 +48,7 @@ def report(
     results = [read_result(path) for path in paths]
     if pictures or form == "html":
         with shown_from(*paths):
-            pages = [document_of(result, "html", View(sort=sort)) for result in results]
+            pages = [document_of(result, "html", flags.view()) for result in results]
         if pictures:
             pictures.mkdir(parents=True, exist_ok=True)
             for name, svg in pictures_of(pages).items():
@@ -58,7 +57,5 @@ def report(
             text = page_of(pages)
             write_text(output, text + "\n") if output else typer.echo(text)
             return
-    view = View(wide=wide, detail=detail, sort=sort, report_argument=str(runs[0]))
     with shown_from(paths[0]):
-        document = document_of(results[0], form, view)
-    show(document, form, output=output)
+        show(document_of(results[0], form, flags.view(str(runs[0]))), form, output=output)

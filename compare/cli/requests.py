@@ -36,6 +36,7 @@ def read_request(
         UsageError: a flag has a wrong value.
         OutputError: a file to export to cannot be written.
     """
+    from compare.cli.options import TimedFlags
     from compare.experiment.settle import OWN_STEPS, UserRequest, read_own_workload
     from compare.launch.interpreter import find_interpreter
     from compare.schema.arms import parse_arms
@@ -55,8 +56,14 @@ def read_request(
         "seed": shared.seed,
         "precision": shared.precision,
         "compile": shared.compile,
-        **config,
     }
+    if isinstance(shared, TimedFlags):
+        settings |= {
+            "warmup_steps": shared.warmup,
+            "interleave": shared.interleave,
+            "max_reruns": shared.max_reruns,
+        }
+    settings |= config
     own = None
     if shared.workload is not None:
         replaced = {

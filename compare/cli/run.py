@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from compare.cli.options import (
-    MaxReruns,
     RunFlags,
     arms_flag,
     length_flag,
@@ -44,7 +42,6 @@ def run(
         float | None,
         time_flag(help="Maximum time, in seconds or as 5m: add rounds until every verdict is settled."),
     ] = None,
-    max_reruns: MaxReruns = 3,
     baseline: Annotated[
         str | None,
         arms_flag(show_default="the first named", help="Arm that the others are compared with."),
@@ -72,9 +69,6 @@ def run(
         control=control,
         epochs=epochs,
         steps=steps,
-        warmup_steps=flags.warmup,
-        max_reruns=max_reruns,
-        interleave=flags.interleave,
         **choose_length(repeats, budget),
     )
     if dry_run:
@@ -89,13 +83,12 @@ def run_and_print(request: UserRequest, flags: RunFlags) -> Analysis:
     """Carry out a run, export and print it, and return its analysis."""
     from compare.analysis import analyse
     from compare.experiment import compare_arms
-    from compare.report import View, document_of
+    from compare.report import document_of
     from compare.schema.store import name_of_run
 
-    view = View(wide=flags.wide, detail=flags.detail, sort=flags.sort)
-    result, directory = carry_out(compare_arms, request, flags, view)
+    result, directory = carry_out(compare_arms, request, flags, flags.view())
     analysis = analyse(result)
-    view = replace(view, report_argument=name_of_run(directory))
+    view = flags.view(name_of_run(directory))
     print_result(document_of(result, view=view, analysis=analysis), directory, flags)
     return analysis
 

@@ -8,10 +8,7 @@ from typing import Annotated
 
 from compare.cli.options import (
     Format,
-    InterleaveMode,
-    MaxReruns,
-    Shared,
-    Warmup,
+    TimedFlags,
     arms_flag,
     hosts_flag,
     length_flag,
@@ -26,7 +23,7 @@ from compare.errors import UsageError
 
 
 @with_flags(
-    Shared,
+    TimedFlags,
     num_proc=Annotated[str | None, hosts_flag("-np", "--num-proc", help="Numbers of ranks: 1,2,4.")],
     batch_size=Annotated[
         int, training_flag(help="Samples per rank and pass; with --strong, of all ranks together.")
@@ -34,16 +31,13 @@ from compare.errors import UsageError
     output=Annotated[Path | None, output_option(name="runs/<time>-<model>-np<most>-<weak or strong>")],
 )
 def scale(
-    shared: Shared,
+    flags: TimedFlags,
     *,
     weak: Annotated[
         bool, hosts_flag("--weak/--strong", help="Keep the batch of each rank, or the global batch.")
     ] = True,
     repeats: Annotated[int, length_flag(help="Rounds; each launches every arm with every count.")] = 5,
     steps: Annotated[int, training_flag(help="Training steps of a launch.")] = 150,
-    warmup: Warmup = 30,
-    max_reruns: MaxReruns = 3,
-    interleave: InterleaveMode = "auto",
     control: Annotated[
         bool, arms_flag("--control/--no-control", help="Also run the ranks without communication.")
     ] = True,
@@ -54,18 +48,11 @@ def scale(
     from compare.report import document_of
     from compare.schema.scale import read_counts
 
-    if shared.num_proc is None:
+    if flags.num_proc is None:
         raise UsageError("compare scale needs numbers of ranks.", remedy="Name two or more: -np 1,2,4.")
-    counts = read_counts(str(shared.num_proc))
-    request = read_request(
-        replace(shared, num_proc=counts[-1]),
-        control=control,
-        steps=steps,
-        warmup_steps=warmup,
-        rounds=repeats,
-        max_reruns=max_reruns,
-        interleave=interleave,
-    )
+    counts = read_counts(str(flags.num_proc))
+    most = replace(flags, num_proc=counts[-1])
+    request = read_request(most, control=control, steps=steps, rounds=repeats)
     asked = ScaleRequest(**vars(request), mode="weak" if weak else "strong", counts=counts)
-    found, directory = carry_out(scale_arms, asked, shared, counts=len(counts))
-    print_result(document_of(found), directory, shared, form)
+    found, directory = carry_out(scale_arms, asked, flags, counts=len(counts))
+    print_result(document_of(found), directory, flags, form)
