@@ -299,7 +299,8 @@ def with_flags(
         flag.replace(annotation=hints[name], default=defaults.get(name, flag.default))
         for name, flag in inspect.signature(kind).parameters.items()
     ]
-    flags.sort(key=lambda flag: flag.name in LaunchFlags.__dataclass_fields__)
+    if issubclass(kind, LaunchFlags):
+        flags.sort(key=lambda flag: flag.name in LaunchFlags.__dataclass_fields__)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
