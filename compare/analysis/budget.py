@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from compare.analysis.looks import FIRST_LOOK, Look, is_close_to_the_end, look_rounds
+from compare.schema.collectives import CollectivesRun
 from compare.schema.results import Launch, Run
 
 
@@ -88,20 +89,22 @@ def seconds_to_settle(run: Run) -> float:
     return math.inf if run.config.limit_seconds is None else run.config.limit_seconds - elapsed_seconds(run)
 
 
-def fullest_host(run: Run) -> tuple[int, int]:
+def fullest_host(run: Run | CollectivesRun) -> tuple[int, int]:
     """Return the ranks and the cores of the host with the most ranks per core.
 
     The hosts of a rehearsal share the cores of one machine, so they count as one host.
     """
     if run.network.rehearsed:
-        return sum(host.slots for host in run.hosts), run.cores
+        return sum(host.slots for host in run.hosts), max(cores_of(run))
     pairs = [(host.slots, cores) for host, cores in zip(run.hosts, cores_of(run), strict=True)]
     return max(pairs, key=lambda pair: pair[0] / pair[1])
 
 
-def cores_of(run: Run) -> list[int]:
+def cores_of(run: Run | CollectivesRun) -> list[int]:
     """Return how many cores the ranks may use on each host, in the run's order of hosts."""
-    return run.cores_by_host or [run.cores] * len(run.hosts)
+    if isinstance(run, Run) and not run.cores_by_host:
+        return [run.cores] * len(run.hosts)
+    return run.cores_by_host
 
 
 def is_oversubscribed(run: Run) -> bool:

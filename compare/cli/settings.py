@@ -14,7 +14,6 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin
@@ -36,8 +35,6 @@ ConfigFile = Annotated[
     ),
 ]
 PYPROJECT = "pyproject.toml"
-_MOST_BYTES = 1 << 20
-"""Maximum size of a file of settings."""
 """Name of the file that is looked for; its table ``tool.ringside`` holds the settings."""
 _USED: ContextVar[Path | None] = ContextVar("_USED", default=None)
 _TAKEN_KEY = f"{__name__}.taken"
@@ -206,17 +203,14 @@ def read_settings(path: Path) -> SettingsFile:
     from compare.system.files import read_bytes
 
     of_a_project = path.name == PYPROJECT
-    cannot_be_read = partial(
-        UsageError,
-        f"{path}: the settings cannot be read.",
-        remedy="Make it a readable TOML file, or name another one: --config run.toml.",
-    )
     try:
-        content = read_bytes(path, _MOST_BYTES + 1)
+        content = read_bytes(path)
     except OSError as error:
-        raise cannot_be_read(found=f"{system_reason(error)}.") from None
-    if len(content) > _MOST_BYTES:
-        raise cannot_be_read(found=f"It has more than {_MOST_BYTES:,} bytes.")
+        raise UsageError(
+            f"{path}: the settings cannot be read.",
+            found=f"{system_reason(error)}.",
+            remedy="Name a TOML file: --config run.toml.",
+        ) from None
     # Most projects have no settings of this program, so their files may be wrong for all it knows.
     unrelated = of_a_project and b"ringside" not in content
     try:

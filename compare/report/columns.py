@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from compare.analysis.estimate import Estimate
 from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.noise import half_width
@@ -40,6 +42,7 @@ def speed_columns(run: Run, summary: Summary) -> list[Column[ArmSummary]]:
         Column(f"vs {baseline}", lambda arm: _ratio(summary, arm)),
         Column("verdict", _verdict, is_text=True),
         *_test_columns(run),
+        *([Column[ArmSummary]("graphs (breaks)", partial(_graphs, run))] if run.config.compile else []),
         Column("peak MiB", lambda arm: _mebibytes(arm.peak_memory_bytes)),
         *(
             [Column[ArmSummary]("GPU MiB", lambda arm: _mebibytes(arm.peak_device_memory_bytes))]
@@ -64,6 +67,13 @@ def _test_columns(run: Run) -> list[Column[ArmSummary]]:
     ]
     has_loss = run.config.is_own or not all(arm.same_training for arm in run.config.arms)
     return columns if has_loss else columns[:1]
+
+
+def _graphs(run: Run, arm: ArmSummary) -> str:
+    """Return how many graphs an arm compiled, and of breaks, where the code runs as it was written."""
+    launch = next(launch for launch in run.launches if launch.arm == arm.arm)
+    graphs, breaks = map(launch.ranks[0].attestation.get, ("compiled_graphs", "graph_breaks"))
+    return f"{graphs} ({breaks})" if graphs else "–"
 
 
 def cost_columns() -> list[Column[ArmSummary]]:

@@ -106,7 +106,7 @@ class Document:
     alerts: Sequence[str] = ()
     """Warnings that stand before the title, because every figure must be read with them."""
     glance: Table | None = None
-    """A short table before the others; None without one."""
+    """A short table before the pictures of a page; None without one."""
     tables: Sequence[Table] = ()
     warnings: Sequence[str] = ()
     """Lines about what limits the figures."""

@@ -55,7 +55,6 @@ def notes(run: Run, analysis: Analysis) -> Iterator[str]:
     yield from _unresolved(run, summary)
     yield from would_have_seen(summary)
     yield from _buffers(run)
-    yield from _compiled(run)
 
 
 def _meaning(run: Run, summary: Summary) -> str:
@@ -176,20 +175,3 @@ def _buffers(run: Run) -> Iterator[str]:
             f"Buffers, such as BatchNorm's statistics, differ between the ranks of {', '.join(different)}. "
             "The test used rank 0's on every rank."
         )
-
-
-def _compiled(run: Run) -> Iterator[str]:
-    """Yield a line with the number of compiled graphs of each arm, and of the breaks between them."""
-    arms: dict[tuple[int, int], list[str]] = {}
-    for arm in run.config.arms if run.config.compile else ():
-        for launch in run.of(arm)[:1]:
-            found = launch.ranks[0].attestation
-            if found.get("compiled_graphs"):
-                arms.setdefault((found["compiled_graphs"], found["graph_breaks"]), []).append(arm.label)
-    each = [
-        f"{counted(graphs, 'graph')} with {counted(breaks, 'break')}"
-        + (f" in {', '.join(labels)}" if len(arms) > 1 else "")
-        for (graphs, breaks), labels in arms.items()
-    ]
-    if each:
-        yield f"Compiled: {'; '.join(each)}. What lies at a break runs as it was written."

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from compare.analysis.budget import fullest_host
 from compare.analysis.collectives import GroupAtSize, bus_factor, summarise_sweeps, why_no_forms
 from compare.report.cells import written
 from compare.report.document import Attested, Column, Document, Table
@@ -116,7 +117,7 @@ def _warnings(run: CollectivesRun, rows: _Rows) -> Iterator[str]:
             yield from _of_group(f"{group}, {exchange}", list(own))
     yield from (f"FAILED: {failure.message}" for failure in run.failures)
     yield from refused_copies({la.group: [rank.attestation for rank in la.ranks] for la in run.launches})
-    ranks, cores = _fullest_host(run)
+    ranks, cores = fullest_host(run)
     threads = run.config.threads_per_rank
     if ranks * threads > cores:
         each = f"{counted(ranks, 'rank')} × {counted(threads, 'thread')}"
@@ -134,17 +135,6 @@ def _of_group(name: str, rows: _Rows) -> Iterator[str]:
     for reason, its in groupby([row for row in rows if row.status == "refused"], lambda row: row.problem):
         sizes = [str(row.message_bytes) for row in its]
         yield f"REFUSED: {name}{f' at {listed(sizes)} bytes' if len(sizes) < len(rows) else ''}: {reason}"
-
-
-def _fullest_host(run: CollectivesRun) -> tuple[int, int]:
-    """Return the ranks and cores of the host with the most ranks per core.
-
-    The hosts of a rehearsal share the cores of one machine, so they count as one host.
-    """
-    if run.network.rehearsed:
-        return run.config.ranks, max(run.cores_by_host)
-    pairs = zip((host.slots for host in run.hosts), run.cores_by_host, strict=True)
-    return max(pairs, key=lambda pair: pair[0] / pair[1])
 
 
 def _notes(run: CollectivesRun, rows: _Rows) -> Iterator[str]:

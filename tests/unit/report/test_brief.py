@@ -137,13 +137,6 @@ def test_few_rounds_that_are_all_noisy_show_neither_cost_nor_ratio(name, shown):
     assert [arm for arm in analyse(run).summary.arms if arm.sync_seconds], "programs get all figures"
 
 
-def test_first_table_names_arms_that_are_cut_to_the_same():
-    names = [f"manual:mode=overlap:env.NCCL_{'X' * 40}={value}:env.TAIL_{'Y' * 30}=9" for value in "AB"]
-    run = measured({"none": 4.0, names[0]: 5.0, names[1]: 6.0, "ddp": 7.0})
-    text = printed(run, 80).replace("\n", "")
-    assert [name for name in names if name not in text] == []
-
-
 @pytest.mark.parametrize("width", range(1, 30))
 def test_cut_in_the_middle_keeps_both_ends(width):
     name = "manual:模式=重叠:bucket_mb=25"

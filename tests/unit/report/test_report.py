@@ -153,7 +153,7 @@ LINES = {
         BUFFERS,
         ["differ between the ranks of manual, horovod. The test used rank 0's on every rank."],
     ),
-    "no buffers": (QUIET, [], "Buffers", "ompiled"),
+    "no buffers": (QUIET, [], "Buffers", "ompiled", "graphs"),
     "compiled": (
         launched(
             {"none": [], "ddp": [], "manual": [], "mpi": []},
@@ -164,7 +164,7 @@ LINES = {
         ),
         [
             "· cpu · bf16-autocast · compiled · batch 64",
-            "Compiled: 1 graph with 0 breaks in none, ddp; 3 graphs with 2 breaks in manual.",
+            *("graphs (breaks)", "1 (0)", "3 (2)"),
             "Not compiled: mpi. --compile compiles calls of the model",
         ],
     ),
