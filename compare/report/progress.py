@@ -51,37 +51,21 @@ class Pace:
     """
 
     def __init__(self, config: RunConfig | SweepConfig, arms: int, counts: int) -> None:
+        self.is_known = bool(config.total_launches)
+        """Whether the number of all launches is known; otherwise time decides it."""
+        self.expected = (config.total_launches or 0) * counts or FIRST_LOOK * arms
+        """Number of launches, with those of repeated rounds and without skipped ones."""
         self.done = 0
-        self._arms = arms
-        self._is_known = bool(config.total_launches)
-        self._expected = (config.total_launches or 0) * counts or FIRST_LOOK * arms
+        self.began_at: float | None = None
+        """When the first launch began."""
+        self._ended_at = 0.0
         self._limit_seconds = config.limit_seconds if isinstance(config, RunConfig) else None
         self._is_hard = isinstance(config, RunConfig) and config.budget_seconds is not None
-        self._began_at: float | None = None
-        self._ended_at = 0.0
-
-    @property
-    def launches(self) -> int | None:
-        """Return the number of all launches, with those of repeated rounds; None where time decides it."""
-        return self._expected if self._is_known else None
-
-    def start(self, now: float) -> None:
-        """Start the clock at the first launch; later calls have no effect."""
-        if self._began_at is None:
-            self._began_at = now
 
     def count(self, now: float) -> None:
         """Count a launch that ended."""
         self.done += 1
         self._ended_at = now
-
-    def repeat(self) -> None:
-        """Expect the launches of one round more, because a round is repeated."""
-        self._expected += self._arms
-
-    def skip(self) -> None:
-        """Expect one launch less."""
-        self._expected -= 1
 
     def left(self, now: float) -> str:
         """Return the time left as text; empty before the pace is known.
@@ -89,18 +73,17 @@ class Pace:
         Under a --budget, or once the expected launches are done, it is the rest of the time limit. Otherwise
         it is estimated from the mean time of a launch.
         """
-        if self._began_at is None:
+        if self.began_at is None:
             return ""
-        if self._limit_seconds is not None and (self._is_hard or self.done >= self._expected):
-            return f"at most {duration(max(0.0, self._began_at + self._limit_seconds - now))} left"
+        if self._limit_seconds is not None and (self._is_hard or self.done >= self.expected):
+            return f"at most {duration(max(0.0, self.began_at + self._limit_seconds - now))} left"
         if not self.done:
             return ""
-        of_one = (self._ended_at - self._began_at) / self.done
-        left = of_one * (self._expected - self.done) - (now - self._ended_at)
+        of_one = (self._ended_at - self.began_at) / self.done
+        left = of_one * (self.expected - self.done) - (now - self._ended_at)
         if left <= 0:
             return "any moment"
-        whole = "left" if self.launches else f"for {FIRST_LOOK} rounds"
-        return f"about {duration(left)} {whole}"
+        return f"about {duration(left)} {'left' if self.is_known else f'for {FIRST_LOOK} rounds'}"
 
 
 class LiveProgress:
@@ -141,7 +124,7 @@ class LiveProgress:
             TextColumn("{task.fields[left]}"),
             auto_refresh=False,
         )
-        self._launches = self._bar.add_task("launches", total=self._pace.launches, left="")
+        self._launches = self._bar.add_task("launches", total=None, left="")
         drawn = console.is_terminal and not console.is_dumb_terminal and not quiet
         # Without a thread that redraws: only events do.
         self._live = Live(console=console, auto_refresh=False, transient=True) if drawn else None
@@ -169,7 +152,8 @@ class LiveProgress:
     def _show(self, doing: str) -> None:
         if self._live:
             left = self._pace.left(time.monotonic())
-            self._bar.update(self._launches, left=left, completed=self._pace.done, total=self._pace.launches)
+            total = self._pace.expected if self._pace.is_known else None
+            self._bar.update(self._launches, left=left, completed=self._pace.done, total=total)
             line = Text(printable(doing), style="dim", no_wrap=True, overflow="ellipsis")
             self._live.update(Group(self._bar, line), refresh=True)
 
@@ -177,7 +161,7 @@ class LiveProgress:
 
     def launch_begins(self, planned: Planned) -> None:
         """Show which launch of its round starts."""
-        self._pace.start(time.monotonic())
+        self._pace.began_at = self._pace.began_at or time.monotonic()
         self._begun += 1
         self._in_turn, self._seen = False, None
         self._show(self._of_launch(planned, "starting"))
@@ -235,7 +219,7 @@ class LiveProgress:
 
     def round_repeats(self, round_: int, other_load: float) -> None:
         """Print that a noisy round is repeated, and expect its launches again."""
-        self._pace.repeat()
+        self._pace.expected += self._arms
         self._ended_before = self._pace.done
         used = f"other processes used {other_load * 100:.0f} % of the CPUs"
         self._print(f"round {round_} is repeated: {used}", "yellow")
@@ -266,7 +250,7 @@ class LiveProgress:
     def sweep_skipped(self) -> None:
         """Expect one launch less, because a group is skipped; the next launch keeps its number."""
         self._begun += 1
-        self._pace.skip()
+        self._pace.expected -= 1
 
     def sweep_ended(self, planned: Planned, launch: SweepLaunch | None) -> None:
         """Count a launch of ``compare collectives``, and print its time; None is a launch that failed."""

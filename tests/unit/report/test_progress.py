@@ -124,22 +124,10 @@ def test_standing_counts_the_verdicts_that_are_settled():
 )
 def test_pace_tells_the_time_left(config, done, left):
     pace = Pace(a_start(0, config).config, 3, 1)
-    pace.start(100.0)
+    pace.began_at = 100.0
     for _ in range(done):
         pace.count(100.0 + done / 3 * 10)
     assert pace.left(100.0 + done / 3 * 10 + 2) == left
-
-
-def test_pace_expects_a_repeated_round_and_no_launch_that_is_skipped():
-    pace = Pace(a_start(0, {"rounds": 2}).config, 3, 1)
-    pace.repeat()
-    assert pace.launches == 9
-    pace.start(0.0)
-    for _ in range(2):
-        pace.skip()
-        pace.count(10.0)
-    assert (pace.launches, pace.done) == (7, 2)
-    assert pace.left(10.0) == "about 25 s left"
 
 
 # ---- in a terminal ----
