@@ -37,8 +37,6 @@ ConfigFile = Annotated[
 PYPROJECT = "pyproject.toml"
 """Name of the file that is looked for; its table ``tool.ringside`` holds the settings."""
 _USED: ContextVar[Path | None] = ContextVar("_USED", default=None)
-_TAKEN_KEY = f"{__name__}.taken"
-"""Key in typer's context of the line that names the settings file and the keys taken from it."""
 _RIVALS = {
     "hosts": ["hostfile"],
     "hostfile": ["hosts"],
@@ -136,7 +134,6 @@ class ConfiguredCommand(Command):
         if (named is not None or taken) and not quiet:
             listed = ", ".join(taken) or f"none for `compare {command}`"
             typer.secho(printable(f"Settings of {file.path}: {listed}"), dim=True, err=True)
-        ctx.meta[_TAKEN_KEY] = f"With settings of {file.path}: {', '.join(taken)}." if taken else ""
         ctx.default_map = {name_of[key]: value for key, value in taken.items()}
         _USED.set(file.path if taken and named is None else None)
         try:
@@ -149,18 +146,6 @@ class ConfiguredCommand(Command):
                 f"{file.path}: {key}: {error.message.replace('Value error, ', '')}",
                 remedy=f"`{ctx.command_path} --help` shows every flag and its choices.",
             ) from None
-
-    def invoke(self, ctx: Any) -> Any:
-        """Carry out the command; an error of usage also names the settings that were taken from a file.
-
-        Raises:
-            UsageError: a flag, or a setting in its place, is wrong.
-        """
-        try:
-            return super().invoke(ctx)
-        except UsageError as error:
-            error.found = "\n".join(filter(None, [error.found, ctx.meta.get(_TAKEN_KEY)]))
-            raise
 
 
 def command_line() -> list[str]:

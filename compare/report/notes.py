@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from compare.analysis import Analysis
-from compare.analysis.budget import elapsed_seconds
 from compare.analysis.looks import ALPHA, FIRST_LOOK
 from compare.analysis.noise import POWER
 from compare.analysis.summary import WAITING_CORES_LIMIT, Summary, TurnsSummary
@@ -24,8 +23,6 @@ _FASTEST_IS_APART = (
     "Fastest is judged apart, with the quickest arm as the baseline: every other arm must be slower. "
     f"It is wrong {_WRONG_AT_MOST}, too."
 )
-_LONGER = 3
-"""Factor by which a longer budget is proposed where the time was too short."""
 
 
 def notes(run: Run, analysis: Analysis) -> Iterator[str]:
@@ -52,7 +49,7 @@ def notes(run: Run, analysis: Analysis) -> Iterator[str]:
         yield VERDICTS_TOGETHER
         if any(arm.fastest for arm in summary.arms):
             yield _FASTEST_IS_APART
-    yield from _unresolved(run, summary)
+    yield from _unresolved(summary)
     yield from would_have_seen(summary)
     yield from _buffers(run)
 
@@ -122,10 +119,7 @@ def _end(run: Run, analysis: Analysis) -> Iterator[str]:
     elif not settled and config.budget_seconds is not None:
         why = f"--budget {config.budget_seconds:g} leaves no time for another"
     elif not settled:
-        minutes = max(1, round(max(config.limit_seconds, elapsed_seconds(run)) * _LONGER / 60))
-        uneven = any(verdict.uneven_load for verdict in judged)
-        remedy = "" if uneven else f". Give it longer: --budget {minutes * 60}"  # uneven load has its own
-        why = f"{duration(config.limit_seconds)} leave no time for another{remedy}"
+        why = f"{duration(config.limit_seconds)} have no time for another"
     elif summary.oversubscribed:
         why = "more would not help, because oversubscribed arms are not ranked"
     else:
@@ -133,18 +127,10 @@ def _end(run: Run, analysis: Analysis) -> Iterator[str]:
     yield f"Ended after {counted(rounds, 'round')}: {why}."
 
 
-def _unresolved(run: Run, summary: Summary) -> Iterator[str]:
-    found = {arm.arm: arm.verdict for arm in summary.arms if arm.verdict and arm.verdict.kind == "unresolved"}
-    if any(verdict.n < FIRST_LOOK for verdict in found.values()):
-        remedy = ""
-        if run.config.budget_seconds is not None:
-            remedy = ": give it a longer --budget"
-        elif run.config.settle_seconds is None:
-            remedy = f": use --repeats {FIRST_LOOK}, or leave it out"
-        yield f"No verdict before round {FIRST_LOOK}{remedy}."
-    for arm, verdict in found.items():
-        if verdict.n >= FIRST_LOOK:
-            yield f"{arm} is {describe(verdict)}."
+def _unresolved(summary: Summary) -> Iterator[str]:
+    for arm in summary.arms:
+        if arm.verdict and arm.verdict.kind == "unresolved" and arm.verdict.n >= FIRST_LOOK:
+            yield f"{arm.arm} is {describe(arm.verdict)}."
 
 
 def would_have_seen(summary: Summary) -> Iterator[str]:

@@ -221,13 +221,6 @@ def test_quiet_command_does_not_name_its_settings(requested, written, flag):
     assert (request.config["steps"], err) == (90, "")
 
 
-def test_contradiction_with_a_setting_names_file_and_keys(requested):
-    write("epochs = 2\nquiet = true\n")
-    code, err = requested(*RUN, "--config", "run.toml", "--hosts", "a:2", "--nproc-per-node", "3")
-    assert code == 2
-    assert "\n  With settings of run.toml: epochs, quiet.\n" in err
-
-
 def test_help_needs_no_settings(requested):
     write("[tool.ringside]\nstepz = 90\n", "pyproject.toml")
     assert requested("run", "--help")[0] in {0, None}
