@@ -102,7 +102,7 @@ def gate(
 def _export(run: Run, *, flags: RunFlags, export_junit: Path | None) -> None:
     """Export the run of a gate; its Markdown and its JUnit are those of the gate, unless it ended early."""
     from compare.analysis import analyse
-    from compare.report.changes import document_of, junit, junit_of_early_end
+    from compare.report.changes import document_of, junit
     from compare.system.files import write_text
 
     changes = analyse(run).gate if run.complete else None
@@ -112,7 +112,7 @@ def _export(run: Run, *, flags: RunFlags, export_junit: Path | None) -> None:
             show(document_of(changes), "markdown", output=flags.export_markdown)
     finally:
         if export_junit:
-            write_text(export_junit, (junit(changes) if changes else junit_of_early_end(run)) + "\n")
+            write_text(export_junit, junit(changes, run.failure) + "\n")
 
 
 def read_percent(written: str) -> float:
@@ -131,18 +131,6 @@ def read_percent(written: str) -> float:
             remedy="Use a percentage above 0 and below 1000, such as 5%.",
         )
     return value / 100
-
-
-def _export_unfinished(run: Run, *, flags: RunFlags, view: View, junit: Path | None) -> None:
-    """Export the run of a gate that ended early; the JUnit file, if any, gets an error with the reason."""
-    from compare.report.changes import junit_of_early_end
-    from compare.system.files import write_text
-
-    try:
-        export(run, flags, view)
-    finally:
-        if junit:
-            write_text(junit, junit_of_early_end(run) + "\n")
 
 
 def require_passed(gate: Changes) -> None:

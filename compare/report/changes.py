@@ -12,7 +12,7 @@ import msgspec
 from compare.analysis.change import Change, Changes, Differing
 from compare.analysis.estimate import Estimate
 from compare.report.document import Column, Document, Table
-from compare.schema.results import Run
+from compare.schema.results import Failure
 from compare.system.files import json_text
 from compare.text import printable
 
@@ -68,43 +68,30 @@ def benchmark(changes: Changes) -> str:
     return json_text(entries)
 
 
-def junit(gate: Changes) -> str:
+def junit(gate: Changes | None, failure: Failure | None = None) -> str:
     """Return JUnit XML of a gate, with one test for each arm.
 
-    The test of a slower arm is a failure, and that of an open arm is an error.
+    The test of a slower arm is a failure, and that of an open arm is an error. A gate that did not finish is
+    None, and has a single test, whose error gives the reason: its ``failure``, if there was one.
     """
-    suite = ET.Element("testsuite", name="compare gate")
-    properties = ET.SubElement(suite, "properties")
-    for name, value in {"old": gate.old, "new": gate.new, "limit": f"{gate.limit:g}"}.items():
-        ET.SubElement(properties, "property", name=name, value=printable(value))
-    for change in gate.changes:
-        told = printable(_in_one_line(gate, change))
-        case = _test(suite, change.arm, _JUNIT_ELEMENT.get(change.kind), message=told, type=change.kind)
-        ET.SubElement(case, "system-out").text = told
-    return _xml(suite)
-
-
-def junit_of_early_end(run: Run) -> str:
-    """Return JUnit XML of a gate that did not finish: a single test, whose error gives the reason."""
-    suite = ET.Element("testsuite", name="compare gate")
-    why = run.failure.message if run.failure else "It ended before its last round."
-    _test(suite, "complete", "error", message=printable(f"INCOMPLETE: {why}"), type="incomplete")
-    return _xml(suite)
-
-
-def _test(suite: ET.Element, name: str, element: str | None, **about: str) -> ET.Element:
-    """Add a test to a suite; ``element`` is the failure or the error of one that did not pass."""
-    case = ET.SubElement(suite, "testcase", classname="ringside.gate", name=printable(name))
-    if element:
-        ET.SubElement(case, element, about)
-    return case
-
-
-def _xml(suite: ET.Element) -> str:
-    """Return a suite as text, with the counts of its tests."""
+    suite = ET.Element("testsuite", name="compare gate", skipped="0")
+    why = failure.message if failure else "It ended before its last round."
+    cases = [("complete", "error", f"INCOMPLETE: {why}", "incomplete")]
+    if gate:
+        properties = ET.SubElement(suite, "properties")
+        for name, value in {"old": gate.old, "new": gate.new, "limit": f"{gate.limit:g}"}.items():
+            ET.SubElement(properties, "property", name=name, value=printable(value))
+        cases = [
+            (change.arm, _JUNIT_ELEMENT.get(change.kind, ""), _in_one_line(gate, change), change.kind)
+            for change in gate.changes
+        ]
+    for name, element, message, kind in cases:
+        case = ET.SubElement(suite, "testcase", classname="ringside.gate", name=printable(name))
+        if element:
+            ET.SubElement(case, element, message=printable(message), type=kind)
+        ET.SubElement(case, "system-out").text = printable(message)
     for name, path in {"tests": "testcase", "failures": ".//failure", "errors": ".//error"}.items():
         suite.set(name, str(len(suite.findall(path))))
-    suite.set("skipped", "0")
     ET.indent(suite)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suite, encoding="unicode")
 

@@ -16,7 +16,7 @@ from compare.report.cells import in_units
 from compare.report.document import Column, Document, Listing, Row, Table
 from compare.report.limits import noise_first, warnings
 from compare.report.of_run import arrange
-from compare.report.origin import short_headline
+from compare.report.origin import headline
 from compare.report.sentences import conclusion, proof, why_marked
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
@@ -51,7 +51,7 @@ def document_of(run: Run, analysis: Analysis, arms: Sequence[str] = ()) -> Docum
     shown = arrange(analysis, None)
     first = noise_first(run, shown.summary)
     return Document(
-        title=short_headline(run, shown.summary),
+        title=headline(run, shown.summary),
         alerts=first,
         tables=list(_tables(run, shown, arms)),
         warnings=[line for line in warnings(run, shown) if line not in first],

@@ -16,7 +16,7 @@ from compare.report.columns import BELOW_NOISE, COST_TITLE, against_baseline, co
 from compare.report.document import Column, Document, Row, Style, Table, View
 from compare.report.limits import noise_first, warnings
 from compare.report.notes import notes, would_have_seen
-from compare.report.origin import attested_by, facts_of, headline, shared_options, short_headline
+from compare.report.origin import attested_by, facts_of, headline, shared_options
 from compare.report.run_pictures import draw
 from compare.report.sentences import MARK, conclusion, marked, marks, proof, why_marked
 from compare.schema.arms import Arm
@@ -48,7 +48,7 @@ def brief(run: Run, analysis: Analysis, view: View) -> Document:
     shown = arrange(analysis, view.sort)
     return replace(
         document_of(run, analysis, view),
-        title=short_headline(run, shown.summary),
+        title=headline(run, shown.summary),
         tables=[*filter(None, [_glance(run, shown)])],
         lead=[*marks(run, shown.summary), *would_have_seen(shown.summary), *_why(run, shown)],
         statements=(),
@@ -90,7 +90,7 @@ def page(run: Run, analysis: Analysis, view: View) -> Document:
     same = [condition.item for condition in analysis.conditions if condition.kind == "same"]
     return replace(
         document_of(run, analysis, replace(view, detail=True)),
-        title=short_headline(run, shown.summary),
+        title=headline(run, shown.summary),
         glance=_glance(run, shown),
         lead=[*_why(run, shown), *marks(run, shown.summary)],
         draw=lambda: draw(run, shown),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from compare.analysis.summary import Summary
 from compare.report.document import Attested
 from compare.schema.arms import Arm
@@ -14,38 +16,24 @@ from compare.text import counted
 _DATASETS = {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}
 
 
-def headline(run: Run) -> str:
-    """Return one line with the model, ranks, device, batch, optimizer and length of a run."""
+def headline(run: Run, summary: Summary | None = None) -> str:
+    """Return one line with the model, ranks, device, batch and order of a run.
+
+    With its ``summary``, the line also states the rounds, whether they were noisy, and options that all arms
+    share. Without it, the line states the optimizer, and the length of the training.
+    """
     config = run.config
+    passes = f" × {config.accumulate} passes" if config.accumulate > 1 else ""
     parts = [
-        *_size(run),
-        f"batch {config.batch_size_per_rank} per rank{_passes(run)}",
-        "" if config.is_own else f"{config.optimizer} lr {config.learning_rate:g}",
-        f"{config.steps} steps" if config.steps else counted(config.epochs, "epoch"),
+        trained(run),
+        f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}, {config.device}",
+        config.precision if config.precision != "float32" else "",
+        "compiled" if config.compile else "",
+        f"batch {config.batch_size_per_rank}{'' if summary else ' per rank'}{passes}",
         rehearsed_on(run.network, run.hosts),
-        *_order(run),
+        *(_rounds(run, summary) if summary else _length(run)),
     ]
     return " · ".join(filter(None, parts))
-
-
-def short_headline(run: Run, summary: Summary) -> str:
-    """Return one line with the model, ranks and batch of a run, its rounds, and whether they were noisy."""
-    model, ranks, device, *arithmetic = _size(run)
-    shared = shared_options(run)
-    parts = [
-        model,
-        f"{ranks}, {device}",
-        *arithmetic,
-        f"batch {run.config.batch_size_per_rank}{_passes(run)}",
-        rehearsed_on(run.network, run.hosts),
-        *_rounds(run, summary),
-        f"all arms: {shared.label.partition(':')[2]}" if shared else "",
-    ]
-    return " · ".join(filter(None, parts))
-
-
-def _passes(run: Run) -> str:
-    return f" × {run.config.accumulate} passes" if run.config.accumulate > 1 else ""
 
 
 def shared_options(run: Run) -> Arm | None:
@@ -92,24 +80,28 @@ def trained(run: Run) -> str:
     return config.model if config.is_own else f"{config.model} on {_DATASETS[run.dataset.name]}"
 
 
-def _size(run: Run) -> list[str]:
-    """Return the model, the ranks with their device, and the arithmetic if it is not the usual one."""
+def _length(run: Run) -> Iterator[str]:
+    """Yield the optimizer, the length of the training, and the order of the arms."""
     config = run.config
-    ranks = f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}"
-    precision = [config.precision] if config.precision != "float32" else []
-    return [trained(run), ranks, config.device, *precision, *(["compiled"] if config.compile else [])]
+    yield "" if config.is_own else f"{config.optimizer} lr {config.learning_rate:g}"
+    yield f"{config.steps} steps" if config.steps else counted(config.epochs, "epoch")
+    yield _order(run)
 
 
-def _order(run: Run) -> list[str]:
-    """Return whether several arms ran in turns or one after another; nothing for a single arm."""
+def _rounds(run: Run, summary: Summary) -> Iterator[str]:
+    """Yield the number of rounds, the order of the arms, how quiet it was, and what all arms share."""
+    if summary.arms:
+        yield counted(max(arm.step_seconds.n for arm in summary.arms), "round")
+    yield _order(run)
+    if summary.arms:
+        noisy = summary.noisy_rounds or summary.noise_hides_all
+        yield "noisy" if noisy else "oversubscribed" if summary.oversubscribed else "quiet"
+    shared = shared_options(run)
+    yield f"all arms: {shared.label.partition(':')[2]}" if shared else ""
+
+
+def _order(run: Run) -> str:
+    """Return whether several arms ran in turns or one after another; empty for a single arm."""
     if len(run.config.arms) == 1:
-        return []
-    return ["in turns" if run.interleaved.mode == "blocks" else "one launch after another"]
-
-
-def _rounds(run: Run, summary: Summary) -> list[str]:
-    if not summary.arms:
-        return _order(run)
-    noisy = summary.noisy_rounds or summary.noise_hides_all
-    state = "noisy" if noisy else "oversubscribed" if summary.oversubscribed else "quiet"
-    return [counted(max(arm.step_seconds.n for arm in summary.arms), "round"), *_order(run), state]
+        return ""
+    return "in turns" if run.interleaved.mode == "blocks" else "one launch after another"

@@ -158,7 +158,7 @@ LINES = {
             config=ONE_ROUND | {"compile": True, "precision": "bf16-autocast"},
         ),
         [
-            "· cpu · bf16-autocast · compiled · batch 64",
+            ", cpu · bf16-autocast · compiled · batch 64",
             *("graphs (breaks)", "1 (0)", "3 (2)"),
             "Not compiled: mpi. --compile compiles calls of the model",
         ],
@@ -166,7 +166,7 @@ LINES = {
     "a complete run": (
         a_run(MEASURED, config=CONVNET),
         [
-            "convnet on MNIST · 2 ranks × 1 thread · cpu · batch 64 per rank · adam lr 0.001 · 77 steps",
+            "convnet on MNIST · 2 ranks × 1 thread, cpu · batch 64 per rank · adam lr 0.001 · 77 steps",
             "Geometric means over 3 rounds (Student's 95 % interval of the mean).",
             "Sync cost: step time minus that of none",
             "Its interval is that of its share, at the mean step time.",
