@@ -23,8 +23,7 @@ from compare.schema.results import Run
 from compare.text import counted
 
 _BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "bytes": 1.0}
-_SLOW = 0.1
-"""A rate below this, in GB/s, is written in MB/s."""
+_RATES = {"GB/s": 1e9, "MB/s": 1e6}
 _SHORT_SECONDS = 50e-6
 _SAME = 1.05
 """Times within this factor of each other are called the same."""
@@ -171,7 +170,7 @@ def _takes(lesson: Lesson) -> str:
     if alone is None or not detail.message_bytes:
         return "Its calls cannot run without training, so their time alone was not measured."
     takes = "it takes" if len(detail.message_bytes) == 1 else "they take"
-    rate = f", so {_rate(bandwidth.mean)}" if bandwidth else ""
+    rate = f", so {in_units(bandwidth.mean, _RATES)}" if bandwidth else ""
     fixed = lesson.fixed_seconds
     rest = "" if fixed is None else f" {_ms(fixed)} of that does not depend on the size."
     return f"Alone, without training, {takes} {_ms(alone.mean)}{rate}.{rest}"
@@ -220,11 +219,6 @@ def _added(lesson: Lesson, compute: float, alone: float, step: float) -> Iterato
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} µs" if seconds < _SHORT_SECONDS else f"{seconds * 1e3:.2f} ms"
-
-
-def _rate(bandwidth: float) -> str:
-    gigabytes = bandwidth / 1e9
-    return f"{gigabytes:.2f} GB/s" if gigabytes >= _SLOW else f"{gigabytes * 1e3:.2g} MB/s"
 
 
 def _bytes(size: float) -> str:

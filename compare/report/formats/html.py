@@ -19,26 +19,9 @@ _LONGEST_FACT = 400
 
 def page_of(documents: Sequence[Document]) -> str:
     """Return one HTML page of all documents, without a newline at the end."""
-    template = _templates().get_template("document.html")
-    bodies = [
-        template.render(
-            document=document,
-            pictures=list(document.draw()),
-            attested=[(own.name, own.launcher, list(_flat(own.facts))) for own in document.attested],
-            prefix=f"r{number}-" if len(documents) > 1 else "",
-        )
-        for number, document in enumerate(documents, 1)
-    ]
-    titles = [document.title for document in documents]
-    page: str = (
-        _templates()
-        .get_template("page.html")
-        .render(
-            title=f"{titles[0]} and {len(titles) - 1} more" if len(titles) > 1 else titles[0],
-            titles=titles,
-            bodies=[Markup(body) for body in bodies],  # noqa: S704 -- templates have escaped them
-        )
-    )
+    first, *others = (document.title for document in documents)
+    title = f"{first} and {len(others)} more" if others else first
+    page: str = _templates().get_template("page.html").render(documents=documents, title=title)
     return page.rstrip()
 
 
@@ -66,7 +49,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["flags"] = _keep_flags
+    environment.filters |= {"flags": _keep_flags, "flat": _flat}
     return environment
 
 
