@@ -20,7 +20,6 @@ from tests.unit.runs import RUNS
 
 FOR_PROGRAMS = ("csv", "json")
 WIDE = "wide table"
-WITH_EVERY_COLUMN = [WIDE, "markdown"]
 MEASURED = {
     "none": [4.0, 4.0, 4.0],
     "ddp:bucket_cap_mb=1": [5.0, 5.1, 5.2],
@@ -28,7 +27,6 @@ MEASURED = {
     "horovod:controller=mpi": [7.0, 7.5, 8.0],
 }
 every_form = pytest.mark.parametrize("form", [*FORMATS, WIDE])
-with_every_column = pytest.mark.parametrize("form", WITH_EVERY_COLUMN)
 
 
 def shown(run, form, *, detail=False):
@@ -46,8 +44,14 @@ def rows_of(run):
     return list(csv.DictReader(io.StringIO(shown(run, "csv"))))
 
 
-def row_of(text, arm):
-    return next(line for line in text.splitlines() if re.match(rf"[\W]*{arm}", line))
+def cells_of(run, *, detail=False):
+    """Return the cells of each arm in all tables of the full view, by their headings."""
+    found = {}
+    for table in document_of(run, "markdown", View(detail=detail)).tables:
+        headings = [column.heading for column in table.columns]
+        for row in table.rows:
+            found.setdefault(row.cells[0], {}).update(zip(headings, row.cells, strict=True))
+    return found
 
 
 def launched(milliseconds, *launches, **changes):
@@ -239,7 +243,7 @@ LINES = {
 """A run, what its report states, and what it must not contain."""
 
 
-@pytest.mark.parametrize("form", [*WITH_EVERY_COLUMN, "html"])
+@pytest.mark.parametrize("form", [WIDE, "markdown", "html"])
 @pytest.mark.parametrize("case", LINES)
 def test_render_lines_around_the_table(case, form):
     run, lines, *absent = LINES[case]
@@ -248,18 +252,14 @@ def test_render_lines_around_the_table(case, form):
     assert [line for line in absent if line in text] == []
 
 
-@with_every_column
-def test_render_fastest_arm_is_marked(form):
-    text = shown(a_run({arm: [*times, *times[:2]] for arm, times in MEASURED.items()}), form)
-    marked = [line for line in text.splitlines() if "◀" in line]
-    assert marked
-    assert all("ddp:bucket_cap_mb=1 ◀ fastest" in line for line in marked)
-    assert "◀" not in shown(a_run({"none": [4.0], "ddp": [5.0], "mpi": [6.0]}), form)
+def test_fastest_arm_is_marked():
+    names = cells_of(a_run({arm: [*times, *times[:2]] for arm, times in MEASURED.items()}))
+    assert [name for name in names if "◀" in name] == ["ddp:bucket_cap_mb=1 ◀ fastest"]
+    assert not any("◀" in name for name in cells_of(a_run({"none": [4.0], "ddp": [5.0], "mpi": [6.0]})))
 
 
-@with_every_column
-def test_render_markup_of_other_programs_is_not_read(form):
-    text = shown(through("[red]TCP[/red]", left_out={"mpi": "[/] no [bold]mpirun"}), form)
+def test_markup_of_other_programs_is_not_read():
+    text = shown(through("[red]TCP[/red]", left_out={"mpi": "[/] no [bold]mpirun"}), WIDE)
     assert "[red]TCP[/red]" in text
     assert "[/] no [bold]mpirun" in unfolded(text)
 
@@ -267,45 +267,31 @@ def test_render_markup_of_other_programs_is_not_read(form):
 # ---- figures ----
 
 
-@with_every_column
-def test_render_figures_have_the_units_of_their_headings(form):
-    text = shown(a_run({"none": [4.0, 5.0], "ddp": [5.0, 10.0]}), form)
-    for figure in (
-        "18,102",  # 128 samples in 7.07 ms
-        "7.07 (5.00–10.00)",  # the geometric mean
-        "2.60 (1.41–3.54)",  # 7.07 less 4.47 of the control; 20 % of 7.07, and 50 %
-        "37%",
-        "63%",
-        "98.00%",
-        "200",
-        "2.5",
-        "TCP over lo",
-    ):
-        assert figure in row_of(text, "ddp")
-    for heading in ("samples/s", "step ms", "sync ms", "efficiency", "accuracy", "peak MiB", "start-up s"):
-        assert heading in text
+def test_figures_have_the_units_of_their_headings():
+    found = cells_of(a_run({"none": [4.0, 5.0], "ddp": [5.0, 10.0]}))["ddp"]
+    expected = {
+        "samples/s": "18,102",  # 128 samples in 7.07 ms
+        "step ms": "7.07 (5.00–10.00)",  # the geometric mean
+        "sync ms": "2.60 (1.41–3.54)",  # 7.07 less 4.47 of the control; 20 % of 7.07, and 50 %
+        "share": "37%",
+        "efficiency": "63%",
+        "accuracy": "98.00%",
+        "peak MiB": "200",
+        "start-up s": "2.5",
+        "transport": "TCP over lo",
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert "GPU MiB" not in found
+    on_gpu = [a_rank(peak_device_memory_bytes=287 << 20)]
+    assert cells_of(a_run({"ddp": []}, launches=[a_launch(ranks=on_gpu)]))["ddp"]["GPU MiB"] == "287"
 
 
-@with_every_column
-def test_render_memory_of_a_gpu_has_a_column_only_where_there_was_one(form):
-    assert "GPU MiB" not in shown(a_run({"ddp": [5.0]}), form)
-    text = shown(
-        a_run({"ddp": []}, launches=[a_launch(ranks=[a_rank(peak_device_memory_bytes=287 << 20)])]), form
-    )
-    assert "GPU MiB" in text
-    assert "287" in row_of(text, "ddp")
-
-
-@with_every_column
-def test_render_cost_below_noise_has_no_negative_figure(form):
+def test_cost_below_noise_has_no_negative_figure():
     milliseconds = {"none": [4.0, 6.0, 5.0], "ddp": [4.1, 4.0, 4.2], "mpi": [30.0, 41.0, 35.0]}
-    text = shown(a_run(milliseconds), form, detail=True)
-    table, _, cost = text.partition("Where the sync cost goes")
-    assert row_of(table, "ddp").count("below noise") == 2, "cost and share"
-    assert row_of(cost, "ddp").count("below noise") == 1
-    assert "120%" in row_of(table, "ddp"), "the efficiency is a ratio"
-    assert "below noise" not in row_of(table, "mpi")
-    assert "-" not in re.sub(r"[|\s]", "", row_of(table, "ddp"))
+    found = cells_of(a_run(milliseconds), detail=True)
+    assert [found["ddp"][name] for name in ("sync ms", "share")] == ["below noise"] * 2
+    assert found["ddp"]["efficiency"] == "120%", "it is a ratio"
+    assert "below noise" not in {found["mpi"][name] for name in ("sync ms", "share")}
 
 
 ALL_NOISE = RUNS["all noise"]
@@ -325,39 +311,33 @@ def test_render_run_that_can_rank_nothing_states_it(form):
     assert "NOTHING CAN BE RANKED" not in shown(QUIET, form)
 
 
-@with_every_column
-def test_render_run_that_can_rank_nothing_has_no_ratio(form):
-    text = shown(ALL_NOISE, form)
-    assert "1.00×" in row_of(text, "ddp")
-    for arm in ("none", "mpi"):
-        assert "×" not in row_of(text, arm)
-        assert "noise" in row_of(text, arm)
+def test_run_that_can_rank_nothing_has_no_ratio():
+    ratios = {arm: cells["vs ddp"] for arm, cells in cells_of(ALL_NOISE).items()}
+    assert ratios == {"none": "noise", "ddp": "1.00×", "mpi": "noise"}
 
 
-@with_every_column
-def test_render_one_launch_has_no_range_and_dashes_for_unknown_figures(form):
-    row = row_of(shown(a_run({"ddp": [5.0]}), form), "ddp")
-    assert "5.00 (" not in row
-    assert re.search(r"\b5\.00\b", row)
-    assert row.count("–") >= 3
-    assert "0%" not in row.replace("98.00%", "")
+def test_one_launch_has_no_range_and_dashes_for_unknown_figures():
+    found = cells_of(a_run({"ddp": [5.0]}))["ddp"]
+    unknown = ("sync ms", "share", "efficiency", "verdict")
+    assert [found[name] for name in ("step ms", *unknown)] == ["5.00", *"––––"]
 
 
 TRAINED = {
-    "ddp": ([0.0] * 2, {}, "| ddp | the same | 2 | 0 | – | abcdef012345 |"),
-    "mpi": ([None] * 2, {"final_hash": "9" * 64}, "| mpi | the same | 2 | no number | – | 999999999999 |"),
-    LOSSY: ([4e-4] * 2, {}, f"| {LOSSY} * | rounds or compresses by design | 2 | 4e-04 | – | abcdef012345 |"),
+    "ddp": ([0.0] * 2, {}, "the same | 2 | 0 | – | abcdef012345"),
+    "mpi": ([None] * 2, {"final_hash": "9" * 64}, "the same | 2 | no number | – | 999999999999"),
+    LOSSY: ([4e-4] * 2, {}, "rounds or compresses by design | 2 | 4e-04 | – | abcdef012345"),
 }
+"""Differences from a single process, other facts of an arm's ranks, and the arm's row."""
 
 
-def test_wide_formats_show_what_each_arm_trained_and_how_that_is_proven():
+def test_full_view_shows_what_each_arm_trained_and_how_that_is_proven():
     launches = [
-        a_launch(arm, ranks=[a_rank(n, parity=[a_pass(steps=2, differences=ends)], **changes) for n in (0, 1)])
-        for arm, (ends, changes, _) in TRAINED.items()
+        a_launch(arm, ranks=[a_rank(n, parity=[a_pass(steps=2, differences=ends)], **facts) for n in (0, 1)])
+        for arm, (ends, facts, _) in TRAINED.items()
     ]
     text = shown(a_run({arm: [] for arm in TRAINED}, launches=launches), "markdown")
-    for _, _, row in TRAINED.values():
-        assert row in text
+    assert [row for *_, row in TRAINED.values() if f"| {row} |" not in text] == []
+    assert f"| {LOSSY} * |" in text
     assert "PROOF FAILED: mpi" in text
 
 
@@ -390,32 +370,18 @@ def a_detailed_run():
     return a_run({"none": [], "ddp": []}, launches=launches)
 
 
-@with_every_column
-def test_render_detail_adds_lines_and_drops_none(form):
+def test_detail_adds_lines_and_drops_none():
     run = a_detailed_run()
-    text, detailed = shown(run, form), shown(run, form, detail=True)
+    text, detailed = shown(run, "markdown"), shown(run, "markdown", detail=True)
     assert "Where the sync cost goes" in detailed
     assert "Where the sync cost goes" not in text
     assert "+ background" not in text
     assert {line for line in text.splitlines() if line} <= set(detailed.splitlines())
 
 
-def rows_of_detail(detailed, arm):
-    """Read the cells of an arm, by heading, from all tables."""
-    after = detailed[detailed.index("Where the sync cost goes") :].splitlines()
-    found = {}
-    for index, line in enumerate(after):
-        if line.startswith("| arm"):
-            row = next(other for other in after[index:] if other.startswith(f"| {arm}"))
-            names, cells = ([cell.strip() for cell in cells_of(text)] for text in (line, row))
-            found |= dict(zip(names, cells, strict=True))
-    return found
-
-
-def test_render_detail_is_in_milliseconds_and_gigabytes():
-    detailed = shown(a_detailed_run(), "markdown", detail=True)
-    assert rows_of_detail(detailed, "ddp") == {
-        "arm": "ddp",
+def test_detail_is_in_milliseconds_and_gigabytes():
+    found = cells_of(a_detailed_run(), detail=True)
+    expected = {
         "sync ms": "7.00",
         "= exposed": "4.50",
         "+ background": "2.50",
@@ -438,10 +404,8 @@ def test_render_detail_is_in_milliseconds_and_gigabytes():
         "whole peak MiB": "300",
         "other load": "0%",
     }
-    control = rows_of_detail(detailed, "none")
-    assert {control[name] for name in ("sync ms", *COST, "overlap")} == {"–"}
-    for heading in rows_of_detail(detailed, "ddp"):
-        assert heading in shown(a_detailed_run(), "table", detail=True)
+    assert {name: found["ddp"][name] for name in expected} == expected
+    assert {found["none"][name] for name in ("sync ms", *COST, "overlap")} == {"–"}
 
 
 @pytest.mark.parametrize(
@@ -456,8 +420,7 @@ def test_render_detail_is_in_milliseconds_and_gigabytes():
         pytest.param([5.1], "75%", id="one round has no interval"),
     ],
 )
-@with_every_column
-def test_render_detail_shows_no_overlap_below_zero(form, steps, cell):
+def test_detail_shows_no_overlap_below_zero(steps, cell):
     """T_R is 5 ms, and T_iso 0.4 ms."""
     launches = [
         a_launch(
@@ -469,15 +432,14 @@ def test_render_detail_shows_no_overlap_below_zero(form, steps, cell):
         for round_, step in enumerate(steps, start=1)
     ]
     run = a_run({"ddp": []}, launches=launches)
-    assert cell in shown(run, form, detail=True)
+    assert cells_of(run, detail=True)["ddp"]["overlap"] == cell
     if cell == "none":  # CSV keeps the sign
         (row,) = rows_of(run)
         assert float(row["detail_overlap"]) == pytest.approx(-1)
 
 
-@with_every_column
-def test_render_detail_without_a_difference_has_no_empty_table(form):
-    detailed = shown(a_run({"ddp": [5.0, 5.1]}), form, detail=True)
+def test_detail_without_a_difference_has_no_empty_table():
+    detailed = shown(a_run({"ddp": [5.0, 5.1]}), "markdown", detail=True)
     assert "All conditions are the same." in detailed
     assert "value in each arm" not in detailed
 
@@ -518,23 +480,16 @@ def test_table_fits_the_terminal_and_shows_all(run, detail, words, width):
 # ---- Markdown ----
 
 
-def cells_of(line):
-    return re.split(r"(?<!\\)\|", line.strip())[1:-1]
-
-
-def test_markdown_table_has_equal_rows_between_blank_lines():
-    title, speed, heading, trained, lines = shown(a_run(MEASURED, dataset=DIGITS), "markdown").split("\n\n")
-    for table, rows in ((speed, MEASURED), (trained, list(MEASURED)[1:])):
-        cells = [cells_of(line) for line in table.splitlines()]
-        assert len(cells) == 2 + len(rows)
-        assert len({*map(len, cells)}) == 1
-        assert all(re.fullmatch(r" :?-+:? ", cell) for cell in cells[1])
+def test_markdown_tables_have_equal_rows_and_escaped_pipes():
+    text = shown(through("TCP | lo"), "markdown")
+    title, speed, heading, trained, lines = text.split("\n\n")
+    assert r"| TCP \| lo |" in speed
+    for table in (speed, trained):
+        rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table.splitlines()]
+        assert len({*map(len, rows)}) == 1
+        assert all(re.fullmatch(r" :?-+:? ", cell) for cell in rows[1])
     assert all(line.startswith("**") for line in (title, heading))
     assert all(line.startswith("- ") for line in lines.splitlines())
-
-
-def test_markdown_pipe_in_a_cell_is_escaped():
-    assert cells_of(row_of(shown(through("TCP | lo"), "markdown"), "ddp"))[-1].strip() == r"TCP \| lo"
 
 
 # ---- CSV ----
