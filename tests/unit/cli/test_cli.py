@@ -32,12 +32,10 @@ from compare.experiment import verify as verification
 from compare.launch import arm as launching
 from compare.launch.engines.ssh import Ssh
 from compare.report import FORMATS
-from compare.schema.collectives import COLLECTIVES_FILE
 from compare.schema.job import Job
 from compare.schema.results import ArmVerification, Failure, Gate, Verification
 from compare.schema.store import RESULTS_FILE
 from compare.system.files import read_json, write_json
-from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 from tests.unit.factories import MNIST, a_run, a_survey
 from tests.unit.pages import render
 
@@ -133,11 +131,6 @@ def carried_out(monkeypatch):
         ("--backend ddp --model resnet", USAGE, ["--model cannot be resnet", "mlp or wide or convnet"]),
         ("--backend ddp --device tpu", USAGE, ["--device", "'tpu'", "'cpu', 'cuda'"]),
         ("--backend ddp --budget soon", USAGE, ["'--budget'", "'soon' is not a length of time", "5m"]),
-        (
-            "--backend ddp --wait-for-hosts soon",
-            USAGE,
-            ["'--wait-for-hosts'", "'soon' is not a length of time"],
-        ),
         ("--backend ddp --wait-for-hosts nan", USAGE, ["--wait-for-hosts cannot be nan"]),
         ("--backend ddp --dataset cifar", USAGE, ["'cifar'", "'mnist', 'digits'"]),
         *((f"-np {value}", USAGE, ["-np"]) for value in ("0", "two")),
@@ -168,10 +161,8 @@ def carried_out(monkeypatch):
         ("scale --backend ddp", USAGE, ["needs numbers of ranks", "-np 1,2,4"]),
         ("scale --backend ddp -np 2", USAGE, ["-np/--num-proc cannot be 2", "two or more"]),
         ("scale --backend ddp -np 1,3 --strong", USAGE, ["3 ranks cannot share a global batch of 64"]),
-        ("verify --backend mpi", UNAVAILABLE, ["mpi4py is not installed"]),
         ("collectives --group ring", USAGE, ["--group cannot be ring", "gloo or nccl"]),
         ("collectives --group ,", USAGE, ["--group names nothing"]),
-        ("collectives --group mpi", UNAVAILABLE, ["mpi cannot run here", "mpi4py is not installed"]),
         ("collectives --group horovod_mpi", UNAVAILABLE, ["It has: gloo", "compare install horovod"]),
         ("collectives --group nccl", UNAVAILABLE, ["GPU memory", "--device cuda"]),
         ("collectives --collective gossip", USAGE, ["--collective cannot be gossip", "all_to_all"]),
@@ -179,10 +170,8 @@ def carried_out(monkeypatch):
         ("collectives -b 8Q", USAGE, ["-b/--begin cannot be '8Q'", "64M"]),
         ("collectives -b 1M -e 1K", USAGE, ["-b/--begin cannot be 1048576", "1024"]),
         ("doctor -H localhost --hostfile x", USAGE, ["--hostfile and -H both name hosts"]),
-        ("doctor -H a:0", USAGE, ["-H:1: 'slots=0' is out of range"]),
-        ("doctor --export-json gone/x.json", OUTPUT, ["gone/x.json cannot be written"]),
+        ("doctor --export-json gone/x.json", OUTPUT, ["gone/x.json could not be written"]),
         ("report . --format pdf", USAGE, ["--format", "'pdf'", *FORMATS, *SEE_HELP]),
-        ("report . --sort pdf", USAGE, ["--sort", "'pdf'", "step", "name", "sync", *SEE_HELP]),
         *((f"report {path}", OUTPUT, ["no run", "compare run"]) for path in ("gone", ".")),
         *(
             (f"{command} {LONG_NAME}", OUTPUT, [REFUSED_NAME])
@@ -266,22 +255,16 @@ def test_report_last_shows_the_newest_run(compare):
     assert "More: compare report last --wide" in shown
 
 
-def test_report_writes_each_picture_into_a_folder(compare):
-    write_json(Path(RESULTS_FILE), a_run({"none": [4.0] * 5, "ddp": [6.0] * 5, "mpi": [5.0] * 5}))
-    assert compare("report", ".", "--pictures", "shown/here").code == 0
-    drawn = {path.name: path.read_text() for path in Path("shown/here").iterdir()}
-    assert set(drawn) == {"time.svg", "speed.svg", "turns.svg", "memory.svg"}
-    assert all(text.startswith("<svg xmlns=") and "<style>" in text for text in drawn.values())
-
-
-def test_report_puts_several_runs_on_one_page(compare):
+def test_report_puts_several_runs_on_one_page_with_pictures(compare):
     for name, milliseconds in (("one", 5.0), ("two", 7.0)):
         Path(name).mkdir()
-        write_json(Path(name, RESULTS_FILE), a_run({"none": [4.0] * 3, "ddp": [milliseconds] * 3}))
-    flags = ["--format", "html", "--output", "both.html", "--pictures", "svg"]
+        write_json(Path(name, RESULTS_FILE), a_run({"none": [4.0] * 5, "ddp": [milliseconds] * 5}))
+    flags = ["--format", "html", "--output", "both.html", "--pictures", "shown/here"]
     assert compare("report", "one", "two", *flags).code == 0
     assert Path("both.html").read_text().count("<article") == 2
-    assert {"1-time.svg", "2-time.svg"} <= {path.name for path in Path("svg").iterdir()}
+    drawn = {path.name: path.read_text() for path in Path("shown/here").iterdir()}
+    assert set(drawn) == {f"{number}-{name}.svg" for number in (1, 2) for name in ("time", "turns", "memory")}
+    assert all(text.startswith("<svg xmlns=") and "<style>" in text for text in drawn.values())
     assert compare("report", "one", "two").parts[0] == "--format table shows one run."
 
 
@@ -395,24 +378,6 @@ def test_run_that_succeeds_prints_its_table_and_exports_every_format(compare, ca
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
-    [(KeyboardInterrupt(), 130), (errors.LaunchError("mpi, round 1: rank 1 failed."), LAUNCH)],
-)
-def test_run_that_ends_early_exports_what_is_kept(compare, monkeypatch, error, code):
-    def carry_out(run_, directory, *_):
-        write_json(directory / RESULTS_FILE, a_run({"none": [4.0], "ddp": []}, complete=False))
-        raise error
-
-    monkeypatch.setattr(run, "carry_out", carry_out)
-    ended = compare("run", "--backend", "ddp", "--output", "out", *EXPORT_FLAGS)
-    assert ended.code == code
-    assert ("Interrupted" in ended.err) is (code == INTERRUPTED)
-    assert "compare report" in ended.err
-    assert json.loads(Path("out.json").read_text())["run"]["complete"] is False
-    assert Path("out.csv").read_text().splitlines()[1].startswith("none,")
-
-
-@pytest.mark.parametrize(
     ("error", "code"), [(KeyboardInterrupt(), 130), (errors.OutputError("The disk is full."), OUTPUT)]
 )
 @pytest.mark.parametrize(
@@ -445,7 +410,8 @@ def test_command_that_ends_early_exports_every_format(
     ("error", "code"),
     [(KeyboardInterrupt(), 130), (errors.LaunchError("ddp, round 1: rank 1 failed."), LAUNCH)],
 )
-def test_gate_that_ends_early_exports_every_format(compare, monkeypatch, error, code):
+@pytest.mark.parametrize("command", ["run", f"gate --against {sys.executable} --export-junit out.junit"])
+def test_run_that_ends_early_exports_what_is_kept(compare, monkeypatch, command, error, code):
     failed = isinstance(error, errors.LaunchError)
     failure = Failure(arm="ddp", round=1, kind="LaunchError", message=str(error)) if failed else None
 
@@ -454,15 +420,18 @@ def test_gate_that_ends_early_exports_every_format(compare, monkeypatch, error, 
         raise error
 
     monkeypatch.setattr(run, "carry_out", carry_out)
-    exports = [*EXPORT_FLAGS, "--export-junit", "out.junit"]
-    ended = compare("gate", "--against", sys.executable, "--backend", "ddp", "--output", "out", *exports)
+    ended = compare(*command.split(), "--backend", "ddp", "--output", "out", *EXPORT_FLAGS)
     assert ended.code == code
+    assert ("Interrupted" in ended.err) is (code == INTERRUPTED)
     assert "could not be" not in ended.err
+    assert "compare report" in ended.err
+    assert json.loads(Path("out.json").read_text())["run"]["complete"] is False
     assert "INCOMPLETE" in Path("out.markdown").read_text()
-    suite = ET.fromstring(Path("out.junit").read_text())
-    assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
-    message = suite.find("testcase/error").get("message")
-    assert message == f"INCOMPLETE: {error if failed else 'It ended before its last round.'}"
+    if command != "run":
+        suite = ET.fromstring(Path("out.junit").read_text())
+        assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
+        message = suite.find("testcase/error").get("message")
+        assert message == f"INCOMPLETE: {error if failed else 'It ended before its last round.'}"
 
 
 @pytest.mark.parametrize("form", ["json", "csv", "markdown", "html"])
@@ -483,13 +452,6 @@ def test_listing_commands_print_json(compare):
     files = compare("data", "status", "--data-dir", "none", "--json")
     assert (files.code, {file["form"] for file in json.loads(files.out)}) == (DATA, {"missing"})
     assert json.loads(compare("doctor", "--quick", "--json").out)["hosts"]
-
-
-def test_report_with_detail_shows_where_the_cost_goes(compare):
-    write_json(Path(RESULTS_FILE), a_run())
-    assert "Where the sync cost goes" not in compare("report", ".").out
-    assert "Where the sync cost goes" in compare("report", ".", "--detail").out
-    assert "Where the sync cost goes" in compare("report", ".", "--detail", "--format", "markdown").out
 
 
 # ---- how a run ends ----
@@ -649,31 +611,15 @@ def test_flags_may_be_spelled_with_dashes_or_underscores(compare, spelling):
     assert "--nproc_per_node=3" in command
 
 
-SWEEP = a_sweep_config("gloo")
-SWEPT = a_collectives_run(SWEEP, [a_sweep_launch(SWEEP, "gloo")])
-
-
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize(
-    ("file", "result", "arm"),
-    [(RESULTS_FILE, a_run(complete=False), "ddp"), (COLLECTIVES_FILE, SWEPT, "gloo")],
-    ids=["run", "collectives"],
-)
-def test_report_shows_a_result_in_every_format(compare, file, result, arm, form):
-    write_json(Path(file), result)
+@pytest.mark.parametrize("form", ["table", "csv"])
+def test_report_writes_to_a_file_what_it_prints(compare, form):
+    write_json(Path(RESULTS_FILE), a_run(complete=False))
     printed = compare("report", ".", "--format", form)
-    assert printed.code == 0, printed.err
-    assert arm in printed.out
-    written = compare("report", file, "--format", form, "--output", "shown")
-    assert (written.code, written.out) == (0, "")
-    text = Path("shown").read_text()
-    assert text.endswith("\n")
-    assert arm in text
-    if form == "table":  # which is as wide as the terminal, and names its run
-        assert text.split("More:")[0].split() == printed.out.split("More:")[0].split()
-    else:
-        assert text == printed.out
-    assert compare("report", ".", "--output", file).code == USAGE
+    assert "ddp" in printed.out
+    written = compare("report", ".", "--format", form, "--output", "shown")
+    assert (printed.code, written.code, written.out) == (0, 0, "")
+    assert Path("shown").read_text().split() == printed.out.split()
+    assert compare("report", ".", "--output", RESULTS_FILE).code == USAGE
 
 
 def test_backends_lists_every_option_and_why_one_is_missing(compare):
