@@ -6,10 +6,10 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from compare.analysis.change import Change, Changes, Differing, outcome_of
-from compare.analysis.estimate import Estimate
+from compare.analysis.change import Changes, Differing
 from compare.report.changes import benchmark, document_of, junit
 from compare.report.formats import terminal, write
+from tests.unit.changes import a_change, a_gate
 
 
 def table(changes):
@@ -25,28 +25,6 @@ def as_json(changes):
 
 
 HOSTILE = "ddp:env.X=<script>\x1b[31m|&\x00"
-
-
-def a_change(arm, kind="not slower", ratio=1.01):
-    figure = Estimate(4.321, 4.2, 4.4, 5, "t")
-    return Change(
-        arm=arm,
-        kind=kind,
-        ratio=ratio,
-        low=ratio / 1.02,
-        high=ratio * 1.02,
-        level=0.95,
-        rounds=(5, 5),
-        at_most=ratio * 1.015,
-        old=figure,
-        new=figure.scaled(ratio),
-    )
-
-
-def a_gate(*changes, **given):
-    fields = {"command": "gate", "old": "there", "new": "here", "limit": 0.05, "reference": ""}
-    fields |= {"changes": list(changes), "outcome": outcome_of(changes)}
-    return Changes(**fields | given)
 
 
 def a_diff(*changes, **given):

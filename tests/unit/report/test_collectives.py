@@ -70,13 +70,6 @@ def test_format_for_people_says_what_is_wrong_and_why(form):
     assert {"refused", "failed"} <= set(text.split())
 
 
-def test_table_names_a_later_launch_that_failed():
-    config = a_sweep_config("gloo", rounds=2)
-    failure = Failure(arm="gloo", round=2, kind="LaunchError", message="gloo, round 2: rank 0 died.")
-    run = a_collectives_run(config, [a_sweep_launch(config, "gloo")], failures=[failure])
-    assert failure.message in shown(run)
-
-
 def test_table_names_the_host_that_has_more_ranks_than_cores():
     line = "3 ranks × 1 thread share 2 cores of a host: ranks wait for cores"
     hosts = {"hosts": [Host("a", 3), Host("b", 1)], "network": Network(interface="eth0")}

@@ -15,7 +15,6 @@ def a_verdict(kind, ratio, low, high, **changes):
     ("found", "text"),
     [
         (a_verdict("faster", 1.051, 1.02, 1.083), "5.1 % faster [2.0, 8.3]"),
-        (a_verdict("faster", 1.5, 1.1, 2.2), "50 % faster [10, 120]"),
         (a_verdict("faster", 3.04, 2.8, 3.2), "3.0× faster [2.8, 3.2]"),
         (a_verdict("slower", 1 / 1.051, 1 / 1.083, 1 / 1.02), "5.1 % slower [2.0, 8.3]"),
         (a_verdict("slower", 0.25, 0.2, 0.4), "4.0× slower [2.5, 5.0]"),
@@ -25,14 +24,9 @@ def a_verdict(kind, ratio, low, high, **changes):
         ),
         (a_verdict("slower", 0.9, 0.8, 0.95, n=14, settled_after=5), "11 % slower [5.3, 25]"),
         (a_verdict("equivalent", 1.001, 0.99, 1.01), "equivalent within 3 %"),
-        (a_verdict("equivalent", 1.001, 0.99, 1.01, margin=0.025), "equivalent within 2.5 %"),
         (
-            a_verdict("unresolved", 1.0, 1 / 1.08, 1.08, rounds_to_settle=6),
-            "unresolved: ±8.0 %, about 6 more rounds would settle it",
-        ),
-        (
-            a_verdict("unresolved", 1.0, 1 / 1.25, 1.25, rounds_to_settle=1),
-            "unresolved: ±25 %, about 1 more round would settle it",
+            a_verdict("unresolved", 1.0, 1 / 1.08, 1.08, rounds_to_settle=1),
+            "unresolved: ±8.0 %, about 1 more round would settle it",
         ),
         (
             a_verdict("unresolved", 1.0, 0.1, 10, rounds_to_settle=3),

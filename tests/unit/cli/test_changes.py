@@ -1,13 +1,16 @@
-"""Test what ``compare diff`` prints, and its files."""
+"""Test what ``compare diff`` and ``compare gate`` print, their files and their exit codes."""
 
 import json
 
 import pytest
 from typer.testing import CliRunner
 
-from compare.cli.main import app
-from compare.errors import ConditionsError
+from compare.cli.gate import read_percent, require_passed
+from compare.cli.main import EXIT_CODES, app
+from compare.cli.output import show_changes
+from compare.errors import ConditionsError, SlowerError, TooNoisyError, UsageError
 from compare.system.files import write_json
+from tests.unit.changes import a_change, a_gate
 from tests.unit.factories import a_run
 
 QUIET = [5.0, 5.01, 5.02, 5.0, 5.01]
@@ -53,3 +56,34 @@ def test_diff_as_a_benchmark_has_the_new_state_of_each_arm(old, tmp_path):
     assert entry["value"] == pytest.approx(1.1 * 5 / 4, rel=0.01)
     assert entry["range"].startswith("± 0.0")
     assert "slower" in entry["extra"]
+
+
+# ---- the gate ----
+
+
+def test_gate_has_an_exit_code_for_slower_and_one_for_open():
+    require_passed(a_gate(a_change("ddp", "not slower")))
+    require_passed(a_gate(a_change("ddp", "faster")))
+    for kind, error in (("slower", SlowerError), ("unresolved", TooNoisyError)):
+        assert error.exit_code in EXIT_CODES
+        with pytest.raises(error, match=f"exit code {error.exit_code}"):
+            require_passed(a_gate(a_change("ddp", kind)))
+
+
+def test_conclusion_of_a_gate_that_fails_is_printed_once(capsys):
+    show_changes(a_gate(a_change("ddp", "slower")), "table")
+    with pytest.raises(SlowerError) as failed:
+        require_passed(a_gate(a_change("ddp", "slower")))
+    printed = f"{capsys.readouterr().out}{failed.value}"
+    assert printed.count("SLOWER, by an estimate of more than 5 %: ddp.") == 1
+
+
+@pytest.mark.parametrize(("written", "fraction"), [("5%", 0.05), ("7.5", 0.075)])
+def test_limit_is_read_with_and_without_its_sign(written, fraction):
+    assert read_percent(written) == pytest.approx(fraction)
+
+
+@pytest.mark.parametrize("limit", ["0", "-1%", "five", "nan", "1e9"])
+def test_limit_that_is_no_percentage_is_refused(limit):
+    with pytest.raises(UsageError):
+        read_percent(limit)
