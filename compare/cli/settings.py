@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
-from types import NoneType
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin
 
 import typer
@@ -51,17 +50,6 @@ _RIVALS = {
     **{key: ["workload"] for key in ("model", "dataset", "data_dir", "optimizer", "lr")},
 }
 """For a flag on the command line, the settings of other flags that it replaces."""
-_TAKEN_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
-    bool: ((bool,), "true or false"),
-    int: ((int,), "a whole number, without quotes"),
-    float: ((int, float, str), "a number, or a time in quotes"),
-    Path: ((str,), "a path in quotes"),
-}
-"""The types of TOML that a type of flags takes, and what to use.
-
-Any other flag takes text.
-"""
-_AS_TEXT = ((str, int, float), "text in quotes")
 
 
 class Flag(NamedTuple):
@@ -69,8 +57,9 @@ class Flag(NamedTuple):
 
     parameter: str
     """Name of the command's parameter for it."""
-    kind: Any
-    """Type of its value, or of each value."""
+    is_switch: bool = False
+    """Whether it takes true or false."""
+    is_path: bool = False
     many: bool = False
     """Whether it takes a list."""
 
@@ -100,11 +89,10 @@ class ConfiguredCommand(Command):
             if option.param_type_name == "option" and option.name != "config":
                 first = next(name for name in option.opts if name.startswith("--"))
                 kind = get_args(parameters[option.name].annotation)[0]
-                if NoneType in get_args(kind):
-                    kind = get_args(kind)[0]
-                many = get_origin(kind) is list
+                kinds = [kind, *get_args(kind)]  # all of ``list[str] | None``, or one
+                many = any(get_origin(one) is list for one in kinds)
                 key = first.removeprefix("--").replace("-", "_")
-                found[key] = Flag(str(option.name), get_args(kind)[0] if many else kind, many)
+                found[key] = Flag(str(option.name), bool in kinds, Path in kinds, many)
         return found
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -272,27 +260,27 @@ def _unknown(path: Path, owner: str, written: str, known: list[str]) -> UsageErr
 
 
 def _read_value(path: Path, owner: str, key: str, flag: Flag, value: Any) -> Any:
-    """Return a value as its flag takes it.
+    """Return a value as the command line would give it to its flag, which reads it further.
 
     Raises:
-        UsageError: it has the wrong type.
+        UsageError: it is true or false where the flag takes another value, or the reverse, or it is nested.
     """
-    types, right = _TAKEN_TYPES.get(flag.kind, _AS_TEXT)
     values = value if flag.many and isinstance(value, list) else [value]
-    if not all(isinstance(one, types) and isinstance(one, bool) == (flag.kind is bool) for one in values):
+    if any(isinstance(one, list | dict) or isinstance(one, bool) != flag.is_switch for one in values):
         place = f"[{owner.replace(' ', '.')}] " if owner else ""
         as_toml = str(value).lower() if isinstance(value, bool) else repr(value)
+        right = "true or false" if flag.is_switch else "a number, or text in quotes"
         raise UsageError(
             f"{path}: {place}{key} cannot be {as_toml}.",
             remedy=f"Use {right}{', or a list of them' if flag.many else ''}.",
         )
-    read = [one if flag.kind is bool else _joined(path.parent, key, flag, str(one)) for one in values]
+    read = [one if flag.is_switch else _joined(path.parent, key, flag, str(one)) for one in values]
     return read if flag.many else read[0]
 
 
 def _joined(folder: Path, key: str, flag: Flag, text: str) -> str:
     """Return a text, or a path joined to ``folder``; a program is a path only if it has a slash."""
-    is_path = flag.kind is Path or key == "workload" or (key == "against" and os.sep in text)
+    is_path = flag.is_path or key == "workload" or (key == "against" and os.sep in text)
     if not is_path or text == "-":
         return text
     return str(folder / os.path.expanduser(text))  # noqa: PTH111 -- Path raises for an unknown user

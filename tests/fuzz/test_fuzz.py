@@ -11,7 +11,6 @@ import json
 import os
 import re
 from datetime import timedelta
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -229,8 +228,8 @@ def test_values_of_flags_of_any_text_are_read_or_a_usage_error(text):
 
 SETTINGS = pieces("[run]", "\n", "steps", "backend", " = ", "60", "'ddp'", "[", "]", "{", "}", "a.")
 FLAGS_OF = {
-    "run": {"steps": Flag("steps", int), "backend": Flag("backend", str, many=True)},
-    "data fetch": {"data_dir": Flag("data_dir", Path)},
+    "run": {"steps": Flag("steps"), "backend": Flag("backend", many=True)},
+    "data fetch": {"data_dir": Flag("data_dir", is_path=True)},
 }
 
 

@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -14,16 +13,15 @@ from compare.errors import UsageError
 
 FLAGS = {
     "run": {
-        "backend": Flag("backend", str, many=True),
-        "steps": Flag("steps", int),
-        "lr": Flag("lr", float),
-        "control": Flag("control", bool),
-        "device": Flag("device", Literal["cpu", "cuda"]),
-        "hostfile": Flag("hostfile", Path),
-        "output": Flag("output", Path),
+        "backend": Flag("backend", many=True),
+        "steps": Flag("steps"),
+        "lr": Flag("lr"),
+        "control": Flag("control", is_switch=True),
+        "hostfile": Flag("hostfile", is_path=True),
+        "output": Flag("output", is_path=True),
     },
-    "gate": {"against": Flag("against", str), "steps": Flag("steps", int)},
-    "data fetch": {"data_dir": Flag("data_dir", Path)},
+    "gate": {"against": Flag("against"), "steps": Flag("steps")},
+    "data fetch": {"data_dir": Flag("data_dir", is_path=True)},
 }
 RUN = ["run", "--dry-run"]
 
@@ -56,7 +54,6 @@ def test_settings_hold_for_every_command_and_tables_for_one():
         ("backend = 'ddp,mpi'", {"backend": ["ddp,mpi"]}),
         ("backend = ['ddp', 'mpi']", {"backend": ["ddp", "mpi"]}),
         ("lr = 1", {"lr": "1"}),
-        ("lr = '5m'", {"lr": "5m"}),  # as a time, which the flag itself refuses
         ("control = false", {"control": False}),
         ("output = '-'", {"output": "-"}),
     ],
@@ -81,15 +78,13 @@ def test_paths_of_settings_are_relative_to_their_file():
         ("[runn]\nsteps = 3", ["'runn'", "Did you mean run?"]),
         ("[data.fetsh]\nx = 1", ["'fetsh' in [data]", "Did you mean fetch?"]),
         ("[run]\nagainst = 'python'", ["'against' in [run]", "Use one of: backend, control"]),
-        ("steps = '60'", ["steps cannot be '60'", "a whole number, without quotes"]),
-        ("steps = true", ["steps cannot be true"]),
+        ("steps = true", ["steps cannot be true", "a number, or text in quotes"]),
         ("steps = [3]", ["steps cannot be [3]"]),
         ("control = 1", ["control cannot be 1", "true or false"]),
-        ("device = true", ["device cannot be true", "text in quotes"]),
-        ("backend = ['ddp', 1979-05-27]", ["backend cannot be", "or a list of them"]),
-        ("[gate]\nsteps = 'x'", ["[gate] steps cannot be 'x'"]),
-        ("steps = ?", ["is not valid TOML", "line 1"]),
-        ("a = " + "[" * 5000, ["is not valid TOML"]),
+        ("backend = ['ddp', ['mpi']]", ["backend cannot be", "or a list of them"]),
+        ("[gate]\nsteps = true", ["[gate] steps cannot be true"]),
+        ("steps = ?", ["is not TOML", "line 1"]),
+        ("a = " + "[" * 5000, ["is not TOML"]),
     ],
 )
 def test_wrong_settings_are_refused_with_file_and_key(written, says):
