@@ -1,10 +1,6 @@
-"""Print the help of a command: flags in groups, then examples."""
+"""The summary and the examples of each command, for its help."""
 
 from __future__ import annotations
-
-from typing import Any
-
-from typer.core import TyperCommand
 
 _ARGUMENTS = {
     "run": (
@@ -66,30 +62,3 @@ SUMMARIES = {
     "install": "Install what pip alone cannot.",
 }
 """The summary of each command, which is also the first line of its own help."""
-
-
-class Command(TyperCommand):
-    """A command whose help shows its flags in groups.
-
-    Typer itself shows groups only with coloured help, which takes as long to load as all the rest.
-    """
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write each group of flags below its name."""
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            if described := parameter.get_help_record(ctx):
-                argument = parameter.param_type_name == "argument"
-                name = getattr(parameter, "rich_help_panel", None) or ("Arguments" if argument else "Options")
-                groups.setdefault(name, []).append(described)
-        for name, lines in groups.items():
-            with formatter.section(name):
-                formatter.write_dl(lines)
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples without line breaks, so that they can be copied."""
-        examples = EXAMPLES.get(ctx.command_path.partition(" ")[2], ())
-        if examples:
-            with formatter.section("Examples"):
-                for line in examples:
-                    formatter.write(f"{'':>{formatter.current_indent}}{line}\n")

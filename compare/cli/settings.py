@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
 
-from compare.cli.help import Command
+from compare.cli.help import EXAMPLES
 from compare.errors import UsageError, system_reason
 from compare.text import printable
 
@@ -75,10 +76,11 @@ class SettingsFile(NamedTuple):
     table: Mapping[str, Any]
 
 
-class ConfiguredCommand(Command):
-    """A command whose flags a file may give.
+class ConfiguredCommand(TyperCommand):
+    """A command whose flags a file may give, and whose help shows them in groups, and examples.
 
-    The annotations of its callback are evaluated.
+    The annotations of its callback are evaluated. Typer itself shows groups only with coloured help, which
+    takes as long to load as all the rest.
     """
 
     def flags(self) -> dict[str, Flag]:
@@ -134,6 +136,26 @@ class ConfiguredCommand(Command):
                 f"{file.path}: {key}: {error.message.replace('Value error, ', '')}",
                 remedy=f"`{ctx.command_path} --help` shows every flag and its choices.",
             ) from None
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write each group of flags below its name."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if described := parameter.get_help_record(ctx):
+                argument = parameter.param_type_name == "argument"
+                name = getattr(parameter, "rich_help_panel", None) or ("Arguments" if argument else "Options")
+                groups.setdefault(name, []).append(described)
+        for name, lines in groups.items():
+            with formatter.section(name):
+                formatter.write_dl(lines)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples without line breaks, so that they can be copied."""
+        examples = EXAMPLES.get(ctx.command_path.partition(" ")[2], ())
+        if examples:
+            with formatter.section("Examples"):
+                for line in examples:
+                    formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
 def command_line() -> list[str]:

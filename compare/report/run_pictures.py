@@ -10,7 +10,7 @@ from compare.analysis.cost_model import seconds_by_size
 from compare.analysis.estimate import Estimate
 from compare.analysis.figures import Figures
 from compare.analysis.summary import ArmSummary
-from compare.analysis.verdict import MARGIN, Verdict
+from compare.analysis.verdict import MARGIN
 from compare.report.columns import against_baseline
 from compare.report.notes import VERDICTS_TOGETHER
 from compare.report.pictures import (
@@ -45,7 +45,7 @@ _MOST_ROUND_LABELS = 10
 _FEW_ROUNDS = 8
 _LONGEST_LINE = 70
 _WIDEST = 100.0
-"""Ratio of an interval's ends from which the interval does not widen the axis, but is cut at its edge."""
+"""Largest ratio to which an interval widens the axis; at the edge it is cut."""
 
 
 def draw(run: Run, analysis: Analysis) -> Iterator[Picture]:
@@ -153,7 +153,8 @@ def _speed(run: Run, analysis: Analysis) -> Iterator[Picture]:
         f"A hollow dot is open: more rounds may settle it. {VERDICTS_TOGETHER}",
     )
     picture.legend([("rect", "band", band), ("dot", "settled", "settled"), ("hollow dot", "open", "open")])
-    ends = [end for _, verdict in judged for end in _ends(verdict)]
+    ends = [own.speed_ratio for _, own in judged]
+    ends += [min(max(end, 1 / _WIDEST), _WIDEST) for _, own in judged for end in (own.low, own.high) if end]
     low, high = 1 / (1 + MARGIN), 1 + MARGIN
     scale, top = _RATIO.scale([*ends, low, high], LEFT, RIGHT), picture.height
     words = {arm.arm: against_baseline(run, analysis.summary, arm) for arm, _ in judged}
@@ -173,13 +174,6 @@ def _speed(run: Run, analysis: Analysis) -> Iterator[Picture]:
     picture.axis(_RATIO, scale, top=top)
     picture.description = "; ".join(f"{arm}: {own}" for arm, own in words.items())
     yield picture
-
-
-def _ends(verdict: Verdict) -> list[float]:
-    """Return the values of a verdict that the axis must hold."""
-    if verdict.low and verdict.high and verdict.high / verdict.low < _WIDEST:
-        return [verdict.speed_ratio, verdict.low, verdict.high]
-    return [verdict.speed_ratio]
 
 
 # ---- every turn ----
