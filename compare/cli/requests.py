@@ -188,17 +188,12 @@ def _find(flags: HostFlags) -> Allocation:
 
 def _require_no_hosts(flags: HostFlags) -> None:
     """Require that no flag chooses hosts, or how to reach them."""
-    choosing = {
-        "--hostfile": flags.hostfile,
-        "-H": flags.hosts,
-        "--engine": flags.engine != "auto",
-        "--ssh-user": flags.ssh_user,
-        "--ssh-port": flags.ssh_port,
-        "--ssh-identity": flags.ssh_identity,
-    }
-    if given := next((flag for flag, value in choosing.items() if value), ""):
+    from compare.cli.options import HostFlags
+
+    choosing, usual = ("hostfile", "hosts", "engine", "ssh_user", "ssh_port", "ssh_identity"), HostFlags()
+    if given := next((name for name in choosing if getattr(flags, name) != getattr(usual, name)), ""):
         raise UsageError(
             "A rehearsal makes its own hosts.",
-            found=f"{given} chooses others.",
+            found=f"--{given.replace('_', '-')} chooses others.",
             remedy="Leave it out, and say how many hosts with `compare rehearse --hosts`.",
         )

@@ -9,8 +9,6 @@ import msgspec
 from compare.schema.results import Interleaved, Sweep
 from tests.unit.factories import a_block, a_launch, a_rank, a_run, noisy
 
-EVIL = "<script>alert(1)</script>\x1b[31m\x00\u202e" + "x" * 10_000
-"""A name that could steer a browser or a terminal."""
 SWEEP = [Sweep(message_bytes=1 << power, ns=[1_000 + (1 << power) // 4] * 5) for power in (10, 15, 20)]
 STEPS = {"none": 4.0, "ddp": 6.0, "manual": 5.9, "mpi": 5.0, "localsgd": 4.4}
 

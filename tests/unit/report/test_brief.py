@@ -90,11 +90,9 @@ def printed(run, width, *, terminal=None, environment=None):
 WAYS = {
     "80": lambda run: printed(run, 80),
     "120": lambda run: printed(run, 120),
-    "200": lambda run: printed(run, 200),
     "pipe": lambda run: render(run, analyse(run), "table") + "\n",
     "colours": lambda run: printed(run, 80, terminal=True, environment={"TERM": "xterm"}),
     "no-color": lambda run: printed(run, 80, terminal=True, environment={"TERM": "xterm", "NO_COLOR": "1"}),
-    "dumb": lambda run: printed(run, 80, terminal=True, environment={"TERM": "dumb"}),
 }
 STORED = [("quiet", way) for way in WAYS] + [(name, "80") for name in RUNS if name != "quiet"]
 
