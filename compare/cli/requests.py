@@ -6,17 +6,19 @@ import os
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Unpack
 
+from compare.cli.options import HostFlags, LaunchFlags, Shared, TimedFlags
 from compare.cli.settings import command_line
 from compare.errors import UsageError
 
 if TYPE_CHECKING:
-    from compare.cli.options import HostFlags, LaunchFlags, Shared
     from compare.experiment.settle import LaunchRequest, UserRequest
     from compare.launch.engines import Allocation
     from compare.schema.config import LaunchFields, RunFields
 
 REHEARSED: ContextVar[Allocation | None] = ContextVar("REHEARSED", default=None)
 """The hosts that ``compare rehearse`` made for the command inside it."""
+_REPLACED = ("model", "dataset", "data_dir", "optimizer", "lr")
+"""Flags in whose place a workload stands."""
 
 
 def read_request(
@@ -36,7 +38,6 @@ def read_request(
         UsageError: a flag has a wrong value.
         OutputError: a file to export to cannot be written.
     """
-    from compare.cli.options import TimedFlags
     from compare.experiment.settle import OWN_STEPS, UserRequest, read_own_workload
     from compare.launch.interpreter import find_interpreter
     from compare.schema.arms import parse_arms
@@ -66,13 +67,7 @@ def read_request(
     settings |= config
     own = None
     if shared.workload is not None:
-        replaced = {
-            "--model": shared.model,
-            "--dataset": shared.dataset,
-            "--data-dir": shared.data_dir,
-            "--optimizer": shared.optimizer,
-            "--lr": shared.lr,
-        }
+        replaced = {f"--{name.replace('_', '-')}": getattr(shared, name) for name in _REPLACED}
         own = read_own_workload(shared.workload, replaced, epochs=config.get("epochs", 1))
         settings |= {"model": own.workload, "steps": config.get("steps") or OWN_STEPS}
     return UserRequest(
@@ -188,8 +183,6 @@ def _find(flags: HostFlags) -> Allocation:
 
 def _require_no_hosts(flags: HostFlags) -> None:
     """Require that no flag chooses hosts, or how to reach them."""
-    from compare.cli.options import HostFlags
-
     choosing, usual = ("hostfile", "hosts", "engine", "ssh_user", "ssh_port", "ssh_identity"), HostFlags()
     if given := next((name for name in choosing if getattr(flags, name) != getattr(usual, name)), ""):
         raise UsageError(
