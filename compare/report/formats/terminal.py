@@ -141,9 +141,9 @@ def _natural_width(table: Table, place: int) -> int:
 def _longest(table: Table, place: int) -> tuple[int, int]:
     """Return the cells of a column's longest line and of its longest word, the latter at most 24."""
     texts = [table.columns[place].heading, *(row.cells[place] for row in table.rows)]
-    line = max((cell_len(printable(line)) for text in texts for line in text.splitlines()), default=0)
-    word = max((cell_len(word) for text in texts for word in text.split()), default=0)
-    return line, min(word, _PROSE_CELLS)
+    longest = max((cell_len(printable(line)) for text in texts for line in text.splitlines()), default=0)
+    words = [word for text in texts for line in text.splitlines() for word in _tied(line).split(" ")]
+    return longest, min(max(map(cell_len, words), default=0), _PROSE_CELLS)
 
 
 def _total(places: Sequence[int], widths: Sequence[int]) -> int:
@@ -229,6 +229,11 @@ def _style_of(row: Row, place: int) -> str:
 
 def _wrapped(text: str, width: int) -> list[str]:
     """Return the lines of a cell, wrapped between words, but never between a figure and its unit."""
-    lines = _UNIT.sub(_FIXED_SPACE, printable(text)).splitlines()
+    lines = map(_tied, printable(text).splitlines())
     parts = [part for line in lines for part in wrap(line, width, break_on_hyphens=False) or [""]]
     return [part.replace(_FIXED_SPACE, " ") for part in parts]
+
+
+def _tied(text: str) -> str:
+    """Return text in which each figure is tied to its unit by a space at which no line is broken."""
+    return _UNIT.sub(_FIXED_SPACE, text)
