@@ -46,7 +46,9 @@ def read_request(
     arms = parse_arms(shared.backend or [])
     if shared.backend and not arms:
         raise UsageError(
-            "--backend names no arm.", found=f"It is {','.join(shared.backend)!r}.", remedy=_NAME_AN_ARM
+            "--backend names no arm.",
+            found=f"It is {','.join(shared.backend)!r}.",
+            remedy="Name at least one arm, for example --backend ddp.",
         )
     settings: RunFields = {
         "model": shared.model or "mlp",
@@ -147,11 +149,11 @@ def read_allocation(flags: LaunchFlags) -> Allocation:
     )
     if flags.nproc_per_node and (flags.num_proc or not all(map(is_local, allocation.hosts))):
         raise UsageError(
-            "--nproc-per-node is another name of -np, on one machine alone.",
+            "--nproc-per-node is another name for -np, and only for ranks on this machine.",
             found=f"-np {flags.num_proc} is given as well."
             if flags.num_proc
             else "The ranks are on other hosts.",
-            remedy="Use -np with the number of all ranks. The slots of a hostfile say where they go.",
+            remedy="Use -np with the number of all ranks. The slots of the hosts decide where they run.",
         )
     return allocation
 
@@ -187,6 +189,6 @@ def _require_no_hosts(flags: HostFlags) -> None:
     if given := next((name for name in choosing if getattr(flags, name) != getattr(usual, name)), ""):
         raise UsageError(
             "A rehearsal makes its own hosts.",
-            found=f"--{given.replace('_', '-')} chooses others.",
-            remedy="Leave it out, and say how many hosts with `compare rehearse --hosts`.",
+            found=f"--{given.replace('_', '-')} is meant for other hosts.",
+            remedy="Leave it out, and set the number of hosts with `compare rehearse --hosts`.",
         )

@@ -204,7 +204,7 @@ def read_settings(path: Path) -> SettingsFile:
         raise UsageError(
             f"{path}: the settings cannot be read.",
             found=f"{system_reason(error)}.",
-            remedy="Name a TOML file: --config run.toml.",
+            remedy="Make it a readable TOML file, or name another one: --config run.toml.",
         ) from None
     # Most projects have no settings of this program, so their files may be wrong for all it knows.
     unrelated = of_a_project and b"ringside" not in content

@@ -78,7 +78,7 @@ def submit(
     require_started_once(os.environ)
     for name in _MEANINGLESS[flags.engine]:
         if getattr(flags, name):
-            raise UsageError(f"--{name} means nothing to --engine {flags.engine}.", remedy="Leave it out.")
+            raise UsageError(f"--{name} has no meaning with --engine {flags.engine}.", remedy="Leave it out.")
     if flags.engine == "slurm":
         _submit_to_slurm(flags, words or [])
     else:

@@ -54,7 +54,7 @@ def with_interval(
 
 def difference(relative: float | None) -> str:
     """Return a relative difference such as ``2e-16``; None is one that is not a number."""
-    return "no number" if relative is None else f"{relative:.0e}" if relative else "0"
+    return "not a number" if relative is None else f"{relative:.0e}" if relative else "0"
 
 
 def in_units(value: float, units: Mapping[str, float]) -> str:

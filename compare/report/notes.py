@@ -119,7 +119,7 @@ def _end(run: Run, analysis: Analysis) -> Iterator[str]:
     elif not settled and config.budget_seconds is not None:
         why = f"--budget {config.budget_seconds:g} leaves no time for another"
     elif not settled:
-        why = f"{duration(config.limit_seconds)} have no time for another"
+        why = f"{duration(config.limit_seconds)} leave no time for another"
     elif summary.oversubscribed:
         why = "more would not help, because oversubscribed arms are not ranked"
     else:

@@ -170,7 +170,7 @@ def carried_out(monkeypatch):
         ("collectives -b 8Q", USAGE, ["-b/--begin cannot be '8Q'", "64M"]),
         ("collectives -b 1M -e 1K", USAGE, ["-b/--begin cannot be 1048576", "1024"]),
         ("doctor -H localhost --hostfile x", USAGE, ["--hostfile and -H both name hosts"]),
-        ("doctor --export-json gone/x.json", OUTPUT, ["gone/x.json could not be written"]),
+        ("doctor --export-json gone/x.json", OUTPUT, ["gone/x.json cannot be written"]),
         ("report . --format pdf", USAGE, ["--format", "'pdf'", *FORMATS, *SEE_HELP]),
         *((f"report {path}", OUTPUT, ["no run", "compare run"]) for path in ("gone", ".")),
         *(

@@ -138,8 +138,8 @@ OPEN = {"ddp": [5.0] * 5, "manual": FIVE}
 SETTLED = {"ddp": [5.0] * 5, "manual": [9.0, 9.1, 9.0, 9.2, 9.1]}
 ENDINGS = {
     "5 rounds: every verdict is settled": settling(SETTLED),
-    "5 rounds: --budget 60 has no time for another": budget(OPEN),
-    "6 rounds: 5 min have no time for another": settling({"ddp": [5.0] * 6, "manual": [*FIVE, 5.0]}),
+    "5 rounds: --budget 60 leaves no time for another": budget(OPEN),
+    "6 rounds: 5 min leave no time for another": settling({"ddp": [5.0] * 6, "manual": [*FIVE, 5.0]}),
     "5 rounds: --repeats allows no more": budget(OPEN, 5),
     "5 rounds: there is no verdict to settle": budget({"ddp": [5.0] * 5}),
     "4 rounds: --budget 60 leaves no time for another": budget({"ddp": [5.0] * 4, "mpi": [6.0] * 4}, cores=1),
@@ -324,7 +324,7 @@ def test_one_launch_has_no_range_and_dashes_for_unknown_figures():
 
 TRAINED = {
     "ddp": ([0.0] * 2, {}, "the same | 2 | 0 | – | abcdef012345"),
-    "mpi": ([None] * 2, {"final_hash": "9" * 64}, "the same | 2 | no number | – | 999999999999"),
+    "mpi": ([None] * 2, {"final_hash": "9" * 64}, "the same | 2 | not a number | – | 999999999999"),
     LOSSY: ([4e-4] * 2, {}, "rounds or compresses by design | 2 | 4e-04 | – | abcdef012345"),
 }
 """Differences from a single process, other facts of an arm's ranks, and the arm's row."""
