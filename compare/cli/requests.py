@@ -41,7 +41,6 @@ def read_request(
     from compare.experiment.settle import OWN_STEPS, UserRequest, read_own_workload
     from compare.launch.interpreter import find_interpreter
     from compare.schema.arms import parse_arms
-    from compare.schema.config import OPTIMIZERS
 
     arms = parse_arms(shared.backend or [])
     if shared.backend and not arms:
@@ -50,22 +49,7 @@ def read_request(
             found=f"It is {','.join(shared.backend)!r}.",
             remedy="Name at least one arm, for example --backend ddp.",
         )
-    settings: RunFields = {
-        "model": shared.model or "mlp",
-        "optimizer": shared.optimizer or "sgd",
-        "learning_rate": OPTIMIZERS[shared.optimizer or "sgd"] if shared.lr is None else shared.lr,
-        "batch_size_per_rank": shared.batch_size,
-        "accumulate": shared.accumulate,
-        "seed": shared.seed,
-        "precision": shared.precision,
-        "compile": shared.compile,
-    }
-    if isinstance(shared, TimedFlags):
-        settings |= {
-            "warmup_steps": shared.warmup,
-            "interleave": shared.interleave,
-            "max_reruns": shared.max_reruns,
-        }
+    settings = _shared_settings(shared)
     settings |= config
     own = None
     if shared.workload is not None:
@@ -82,6 +66,29 @@ def read_request(
         data_dir=shared.data_dir,
         own=own,
     )
+
+
+def _shared_settings(shared: Shared) -> RunFields:
+    """Return the settings for which several commands have the same flags."""
+    from compare.schema.config import OPTIMIZERS
+
+    settings: RunFields = {
+        "model": shared.model or "mlp",
+        "optimizer": shared.optimizer or "sgd",
+        "learning_rate": OPTIMIZERS[shared.optimizer or "sgd"] if shared.lr is None else shared.lr,
+        "batch_size_per_rank": shared.batch_size,
+        "accumulate": shared.accumulate,
+        "seed": shared.seed,
+        "precision": shared.precision,
+        "compile": shared.compile,
+    }
+    if isinstance(shared, TimedFlags):
+        settings |= {
+            "warmup_steps": shared.warmup,
+            "interleave": shared.interleave,
+            "max_reruns": shared.max_reruns,
+        }
+    return settings
 
 
 def read_launch(flags: LaunchFlags, config: LaunchFields) -> LaunchRequest:
