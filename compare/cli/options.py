@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_h
 import typer
 
 from compare.schema.config import Interleave, Precision
-from compare.system.files import STANDARD_OUTPUT
 from compare.text import seconds_of
 
 if TYPE_CHECKING:
@@ -186,11 +185,6 @@ class LaunchFlags(HostFlags):
         """Return the file of each format that is to be exported, by the name of the format."""
         named = ((form, getattr(self, f"export_{form}")) for form in ("json", "csv", "markdown", "html"))
         return {form: path for form, path in named if path}
-
-    @property
-    def exports_to_stdout(self) -> bool:
-        """Return whether an export goes to standard output, so that tables must not."""
-        return STANDARD_OUTPUT in self.exports.values()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -228,6 +228,8 @@ def print_result(document: Document, directory: Path, flags: LaunchFlags, form: 
 
     Then they go to standard error. So does the name of the folder beside a format that programs read.
     """
-    stderr = flags.exports_to_stdout
+    from compare.system.files import STANDARD_OUTPUT
+
+    stderr = STANDARD_OUTPUT in flags.exports.values()
     make_say(make_console(stderr=stderr or form != "table"), quiet=flags.quiet)(f"Results: {directory}")
     show(document, form, stderr=stderr)

@@ -49,8 +49,7 @@ def read_request(
             found=f"It is {','.join(shared.backend)!r}.",
             remedy="Name at least one arm, for example --backend ddp.",
         )
-    settings = _shared_settings(shared)
-    settings |= config
+    settings: RunFields = {**_shared_settings(shared), **config}
     own = None
     if shared.workload is not None:
         replaced = {f"--{name.replace('_', '-')}": getattr(shared, name) for name in _REPLACED}
