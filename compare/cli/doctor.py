@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from compare.cli.requests import find_hosts
 from compare.cli.options import AsJson, HostFlags, with_flags
 from compare.cli.output import make_console, make_say, show
+from compare.cli.requests import find_hosts
 
 
 @with_flags(HostFlags)

@@ -79,6 +79,7 @@ Backends = Annotated[
     ),
 ]
 
+
 def output_option(suffix: str = "", *, name: str = "runs/<time>-<model>-np<ranks>") -> Any:
     """Return the option for the folder of results; ``--help`` shows ``name`` + ``suffix`` as its default."""
     name += suffix

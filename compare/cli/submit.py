@@ -47,9 +47,9 @@ class JobFlags:
         bool, typer.Option("--dry-run", help="Print the job, and stop; an MPIJob is only printed.")
     ] = False
     image: Annotated[str, kubernetes_flag(help="Image of all pods.", show_default=False)] = ""
-    cpus: Annotated[int | None, kubernetes_flag(min=1, show_default="one a rank", help="CPUs of a worker.")] = (
-        None
-    )
+    cpus: Annotated[
+        int | None, kubernetes_flag(min=1, show_default="one a rank", help="CPUs of a worker.")
+    ] = None
     memory: Annotated[str | None, kubernetes_flag(show_default="8Gi", help="Memory of a worker.")] = None
     gpus: Annotated[int, kubernetes_flag(min=0, help="GPUs of a worker.")] = 0
     shm: Annotated[

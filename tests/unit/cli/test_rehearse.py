@@ -5,8 +5,8 @@ from contextlib import contextmanager
 import pytest
 from typer.testing import CliRunner
 
-from compare.cli.requests import REHEARSED
 from compare.cli.main import app
+from compare.cli.requests import REHEARSED
 from compare.errors import UsageError
 from compare.experiment import run
 from compare.launch.engines import Allocation, Carrier, rehearsal
