@@ -286,7 +286,8 @@ def with_flags(
     """Return a decorator by which a command gets the flags of a dataclass as its first argument.
 
     ``defaults`` replaces the defaults of some flags by name, and ``described`` their annotations, and so what
-    ``--help`` shows of them. The flags of ``LaunchFlags`` come last among those of ``kind``.
+    ``--help`` shows of them. The flags of ``LaunchFlags`` come last among those of ``kind``. The command's
+    own flags come after those of a command that reaches hosts, and before those of any other class.
     """
     hints = get_type_hints(kind, include_extras=True) | described
     # The signature of a dataclass has its flags, all with defaults.
@@ -303,7 +304,8 @@ def with_flags(
             command(kind(**{flag.name: given.pop(flag.name) for flag in flags}), **given)
 
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        called.__signature__ = inspect.Signature([*flags, *own])  # type: ignore[attr-defined]
+        both = [*flags, *own] if issubclass(kind, HostFlags) else [*own, *flags]
+        called.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
         return called
 
     return decorate
