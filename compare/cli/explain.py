@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from compare.cli.options import output_flag
-from compare.cli.output import show
+from compare.cli.output import show, shown_from
 from compare.errors import UsageError
 
 
@@ -28,7 +28,8 @@ def explain(
     from compare.report.of_lesson import document_of
     from compare.schema.store import RESULTS_FILE, find_run, read_run
 
-    run = read_run(find_run(run_directory, [RESULTS_FILE]))
+    path = find_run(run_directory, [RESULTS_FILE])
+    run = read_run(path)
     labels = [own.label for own in run.config.arms if own.traits.communicates]
     for name in arm or ():
         if name not in labels:
@@ -36,4 +37,5 @@ def explain(
                 f"{run_directory} has no arm {name} that communicates.",
                 remedy=f"Use one of: {', '.join(labels)}." if labels else "None of its arms communicates.",
             )
-    show(document_of(run, analyse(run), arm or ()), "table" if form == "text" else form)
+    with shown_from(path):
+        show(document_of(run, analyse(run), arm or ()), "table" if form == "text" else form)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from compare.cli.options import AsJson
-from compare.cli.output import show
+from compare.cli.output import show, shown_from
 from compare.errors import OutputError
 
 RunsFolder = Annotated[Path, typer.Argument(metavar="RUNS", help="Folder that holds the folders of runs.")]
@@ -26,7 +26,8 @@ def history(runs: RunsFolder = Path("runs"), *, as_json: AsJson = False) -> None
     entries, unread = [], {}
     for folder in list_runs(runs):
         try:
-            entries.append(enter(folder.name, read_run(folder)))
+            with shown_from(folder):
+                entries.append(enter(folder.name, read_run(folder)))
         except OutputError as error:  # one of another version must not conceal the others
             unread[folder.name] = error.found
     show(document_of(follow_runs(entries, unread), str(runs)), "json" if as_json else "table")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from compare.analysis.history import enter, follow_runs
 from compare.cli.main import app
-from compare.errors import OutputError
+from compare.errors import OutputError, RingsideError
 from compare.schema.hosts import Host
 from compare.schema.results import Failure, Interleaved
 from compare.schema.store import list_runs
@@ -91,6 +92,32 @@ def test_history_shows_the_other_runs_beside_a_hostile_file(tmp_path, text):
     assert done.exit_code == 0, done.output
     assert re.search(r"good +3 rounds +none", done.output)
     assert "bad: not read." in done.output
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"blocks": []},
+        {"attestation": {"group": ["a"], "threads": 1}},
+        {"attestation": {"replica": None}},
+        {"evaluation": {"samples": 0, "correct": 0, "loss_sum": 500.0}},
+    ],
+    ids=["blocks", "group", "replica", "samples"],
+)
+def test_edited_run_is_shown_or_refused_beside_the_others(tmp_path, spoilt):
+    a_folder(tmp_path, "good")
+    file = a_folder(tmp_path, "bad") / "results.json"
+    content = json.loads(file.read_text())
+    for launch in content["launches"]:
+        for rank in launch["ranks"]:
+            rank.update(spoilt)
+    file.write_text(json.dumps(content))
+    for words in (["report", file], ["report", file, "--detail"], ["explain", file], ["diff", file, file]):
+        done = call(*words)
+        assert done.exception is None or isinstance(done.exception, RingsideError), done.exception
+    listed = call("history", tmp_path)
+    assert listed.exit_code == 0, listed.output
+    assert re.search(r"good +3 rounds +none", listed.output)
 
 
 def test_history_names_a_noisy_run_in_its_line_and_its_trends(tmp_path):
