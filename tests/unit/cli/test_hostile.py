@@ -83,9 +83,9 @@ def folders(tmp_path_factory):
         folder = runs / f"{name}{NAME}"
         folder.mkdir()
         file = folder / (COLLECTIVES_FILE if name == "collectives" else RESULTS_FILE)
-        # Without the names in it, nothing is predicted.
-        kept = ["attestation"] if name == "predicted" else []
-        spoil(file, content, kept)
+        # Arms with other names have no launches, and without the names in attestations nothing is predicted.
+        kept = ["arm", "arms", "baseline"]
+        spoil(file, content, [*kept, "attestation"] if name == "predicted" else kept)
     return {name: runs / f"{name}{NAME}" for name in made} | {"all": runs}
 
 
