@@ -23,12 +23,10 @@ from compare.experiment.rounds import Rounds, choose_interleaving
 from compare.experiment.schedule import discard_unfinished, least_round_seconds, next_launches, order_of
 from compare.experiment.settle import LaunchRequest, UserRequest, settle
 from compare.launch.agent.machine import free_port
-from compare.launch.arm import LaunchPlan, Observer, launch_files, plan_launch
+from compare.launch.arm import LaunchFolders, LaunchPlan, Observer, launch_files, plan_launch
 from compare.launch.circumstances import Defect
-from compare.launch.cluster import Cluster, open_cluster
+from compare.launch.cluster import INTERFACE, Cluster, HostFacts, assume_facts, open_cluster
 from compare.launch.engines.commands import wait_for_hosts
-from compare.launch.host_facts import INTERFACE, HostFacts, assume_facts
-from compare.launch.place import LaunchFolders
 from compare.launch.signals import uninterrupted
 from compare.schema.config import MOST_ROUNDS, LaunchConfig, RunConfig
 from compare.schema.hosts import THIS_MACHINE

@@ -1,41 +1,38 @@
-"""Prepare the launch of one arm, and collect exactly one result from every rank."""
+"""Plan the launch of one arm: its folders, its job and its commands."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
 from backends.launchers import LAUNCHERS, find_launcher, where_it_is_not
 from backends.launchers.request import Command, Request
 from compare import PACKAGE_ROOT
-from compare.errors import OutputError, UnavailableError
-from compare.launch.circumstances import Circumstances, shell_settings
-from compare.launch.cluster import Cluster
-from compare.launch.monitor import Monitor, tail
-from compare.launch.place import LaunchFolders, LaunchPlace
-from compare.launch.processes import SUCCEEDED, Ending
+from compare.errors import UnavailableError
+from compare.launch.cluster import HostFacts
 from compare.schema.arms import Arm
-from compare.schema.collectives import RankSweep, SweepLaunch
 from compare.schema.config import LaunchConfig
-from compare.schema.environment import library_settings, settings
-from compare.schema.job import LaunchJob, Planned, Progress, read_progress
+from compare.schema.environment import EXPORTED, inherited, library_settings, settings
+from compare.schema.job import LaunchJob, Planned, Progress
 from compare.schema.launch_files import LaunchFiles
-from compare.schema.results import Launch, RankResult, Run
-from compare.system.clock import unix_time
-from compare.system.files import write_json
+from compare.schema.results import Launch, Run
+from compare.system.files import temporary_root
 
 _LONGEST_NAME = 100
 """Maximum number of characters that a folder's name has of a label.
 
 A name may have 255 bytes. Labels may be equal where they are cut, but the launch's number differs.
 """
-_PORT_ERRORS = ("EADDRINUSE", "address already in use")
+_NO_TIMEOUT = str(24 * 60 * 60)
+"""A day in seconds, which stands for no limit: watchdogs and the lease end what hangs."""
 
 MakeJob: TypeAlias = Callable[..., LaunchJob]
 """Makes a job from the fields of ``LaunchJob``, given as keyword arguments."""
@@ -73,6 +70,58 @@ class Observer(Protocol):
 
     def rounds_done(self, run: Run) -> None:
         """Receive the run with its launches so far, before the first launch and after every round."""
+
+
+class LaunchFolders:
+    """The folders of one launch, which are the same on every host, and the variables that name them."""
+
+    def __init__(self, hosts: HostFacts, files: LaunchFiles, *, in_turns: bool = False) -> None:
+        """Choose the folders, without making them; with ``in_turns`` also one for the pipes of turns.
+
+        ``files`` are the launch's files on this machine, which receive what the ranks on all hosts write.
+        """
+        self.hosts = hosts
+        """The hosts on which the launch runs."""
+        self.in_place = hosts.is_this_machine
+        """Whether the ranks work in the run's own folder."""
+        name = f"ringside-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        root = temporary_root() if self.in_place else Path("/tmp")  # noqa: S108 -- agents insist on making it
+        in_memory = Path("/dev/shm")  # noqa: S108 -- where POSIX shared memory is on Linux
+        self.programs_name = f"{name}-programs"
+        """Name of the folder for programs with which launchers of this machine reach other hosts."""
+        directory = files.directory if self.in_place else root / name
+        self.temporary = root / f"{name}-tmp"
+        """Folder for temporary files of the ranks."""
+        has_memory = not self.in_place or os.access(in_memory, os.W_OK)
+        self.shared_memory = (in_memory if has_memory else self.temporary) / name
+        """Folder in memory for Open MPI's segments."""
+        self.exported = self.temporary / "exported.json"
+        """Path of the file with the variables of ``-x``."""
+        self.turns = str(self.temporary / "turns") if in_turns else ""
+        """Folder of the pipes for turns, the same path on every host; empty without turns."""
+        self.job_file = directory / files.job.name
+        """Path of the job's file, the same on every host."""
+        self.mark = str(directory)
+        """The launch's name: its folder's path, which all its processes have in their environment."""
+
+    def settings(self) -> dict[str, str]:
+        """Return the environment variables of this launch that are added to those of all arms."""
+        added = {
+            "TMPDIR": str(self.temporary),
+            # Open MPI's segments would survive a rank that was killed.
+            "OMPI_MCA_btl_vader_backing_directory": str(self.shared_memory),
+            EXPORTED: str(self.exported),
+        }
+        if self.turns:
+            # A stopped Horovod over Gloo would take its peers for lost, by default after 30 s.
+            added["HOROVOD_GLOO_TIMEOUT_SECONDS"] = _NO_TIMEOUT
+        if not self.in_place:
+            # What your shell tells the libraries holds on every host; on this machine it is inherited.
+            return library_settings(inherited(os.environ)) | added
+        if "OMPI_MCA_btl" not in os.environ:
+            # Otherwise Open MPI's ranks would listen for peers on other hosts, on every address.
+            added["OMPI_MCA_btl"] = "^tcp"
+        return added
 
 
 class LaunchPlan(NamedTuple):
@@ -162,117 +211,3 @@ def forget_launch(directory: Path, planned: Planned) -> None:
     """Remove the folder of a launch that did not finish, and that of its second start."""
     for again in (False, True):
         shutil.rmtree(launch_files(directory, planned, again=again).directory, ignore_errors=True)
-
-
-class PreparedLaunch:
-    """One launch with its folder, job, commands and monitor, made before any rank starts."""
-
-    def __init__(
-        self,
-        config: LaunchConfig,
-        planned: Planned,
-        cluster: Cluster,
-        directory: Path,
-        make_job: MakeJob,
-        *,
-        in_turns: bool = False,
-        started_alone: bool = True,
-    ) -> None:
-        """Make the launch's folder below ``directory``, and prepare its job and commands.
-
-        With ``in_turns``, it takes turns with other launches of its round. ``started_alone`` becomes a field
-        of its record.
-
-        Raises:
-            OutputError: the launch's folder cannot be made.
-            UnavailableError: the launcher is not installed.
-        """
-        self.planned = planned
-        self._config = config
-        self._cluster = cluster
-        self._directory = directory
-        self._make_job = make_job
-        self._in_turns = in_turns
-        self._started_alone = started_alone
-        self.prepare()
-
-    def prepare(self, *, restarted_because: str = "") -> None:
-        """Prepare the launch; with a reason, prepare its second start, in another folder.
-
-        Raises:
-            RingsideError: see the constructor.
-        """
-        planned, cluster, arm = self.planned, self._cluster, self.planned.arm
-        self.restarted_because = restarted_because
-        self.began = unix_time()
-        self.waited_seconds = 0.0
-        """Time in which the launch was waited for, without the turns of others."""
-        files = launch_files(self._directory, planned, again=bool(restarted_because))
-        try:
-            files.directory.mkdir(parents=True)
-        except OSError as error:
-            raise OutputError.unwritten(files.directory, error) from None
-        self.place = LaunchPlace(cluster, files, arm, in_turns=self._in_turns)
-        self.job, self.commands = plan_launch(
-            self._config, planned, self.place, cluster.free_port(), self._make_job
-        )
-        config, hosts = self.job.config, zip(cluster.hosts, cluster.cores(), strict=True)
-        self._from_shell = shell_settings(self.commands[0].environment)
-        self.monitor = Monitor(
-            self.place,
-            config.ranks,
-            config.stall_seconds,
-            oversubscribed=config.ranks > 1 and any(host.slots > cores for host, cores in hosts),
-            circumstances=Circumstances(arm, self._from_shell, cluster.defects),
-        )
-        write_json(files.commands, [list(command.argv) for command in self.commands])
-
-    def port_was_taken(self) -> bool:
-        """Return whether a launcher failed because its port was in use.
-
-        Its log must say so, and no rank may have written a progress record.
-        """
-        files = self.place.files
-        began = any(read_progress(files, rank) for rank in range(self.job.config.ranks))
-        printed = "\n".join(tail(log, lines=200) for log in files.launcher_logs())
-        return not began and any(mark in printed for mark in _PORT_ERRORS)
-
-    def conclude(self, ending: Ending = SUCCEEDED) -> Launch:
-        """Return the launch's record with the results of all ranks, or raise the root cause.
-
-        Raises:
-            RingsideError: see ``Monitor.conclude``.
-        """
-        return Launch(**self._record(ending, RankResult))
-
-    def conclude_sweep(self) -> SweepLaunch:
-        """Return the record of a sweep's launch with the results of all ranks, or raise the root cause.
-
-        Raises:
-            RingsideError: see ``Monitor.conclude``.
-        """
-        return SweepLaunch(**self._record(SUCCEEDED, RankSweep), group=self.planned.group)
-
-    def _record(self, ending: Ending, kind: type[RankResult | RankSweep]) -> dict[str, Any]:
-        """Return the fields of ``LaunchRecord``, by their names, with the results of all ranks."""
-        where = f"{self.planned.label}, round {self.planned.round}"
-        ranks = self.monitor.conclude(where, ending, kind)
-        set_here = dict(self.commands[0].environment)
-        return {
-            "number": self.planned.number,
-            "round": self.planned.round,
-            "arm": self.planned.arm.label,
-            "launcher": self.planned.arm.runtime.launcher,
-            "argv": [list(command.argv) for command in self.commands],
-            "environment": set_here,
-            "inherited": {
-                name: value
-                for name, value in library_settings(self._from_shell).items()
-                if name not in set_here
-            },
-            "started_at": self.began,
-            "seconds": unix_time() - self.began,
-            "started_alone": self._started_alone,
-            "restarted_because": self.restarted_because,
-            "ranks": ranks,
-        }

@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from compare.errors import BudgetError, HostError
 from compare.launch.agent.connection import attend
-from compare.launch.arm import MakeJob, Observer, PreparedLaunch, forget_launch
+from compare.launch.arm import MakeJob, Observer, forget_launch
 from compare.launch.cluster import Cluster
-from compare.launch.processes import Ending
+from compare.launch.monitor import Ending
+from compare.launch.running import RunningLaunch
 from compare.launch.signals import Suspended, stop_until_continued, suspendable
+from compare.schema.arms import Arm
 from compare.schema.collectives import SweepConfig, SweepLaunch
 from compare.schema.config import LaunchConfig
 from compare.schema.job import Job, Planned, Proof, SweepJob, read_progress
@@ -40,10 +43,10 @@ _TICK_SECONDS = 0.5
 class AliveLaunches:
     """Launches that are alive side by side.
 
-    For each launch, ``make_job`` returns the function that makes its job. ``budget_ends_at`` is a Unix time.
-    While one launch is waited for, no other one may fail or stall. A launch that fails is ended, and its root
-    cause is raised, but it starts once more if another process took its port. The others stay alive until
-    ``end_all``, which must be called in any case.
+    ``make_job`` makes the job of each launch. ``budget_ends_at`` is a Unix time. While one launch is waited
+    for, no other one may fail or stall. A launch that fails is ended, and its root cause is raised, but it
+    starts once more if another process took its port. The others stay alive until ``end_all``, which must be
+    called in any case.
     """
 
     in_turns = False
@@ -58,12 +61,12 @@ class AliveLaunches:
         cluster: Cluster,
         observer: Observer,
         *,
-        make_job: Callable[[Planned], MakeJob],
+        make_job: MakeJob,
         budget_ends_at: float = math.inf,
     ) -> None:
         self.current: Planned | None = None
         """The launch that was last started or waited for, or the one that failed; None before the first."""
-        self.alive: list[PreparedLaunch] = []
+        self.alive: list[RunningLaunch] = []
         """Launches that were started and not yet ended, in the order of their starts."""
         self._config = config
         self._directory = directory
@@ -72,7 +75,7 @@ class AliveLaunches:
         self._make_job = make_job
         self._budget_ends_at = budget_ends_at
 
-    def start(self, planned: Planned) -> PreparedLaunch:
+    def start(self, planned: Planned) -> RunningLaunch:
         """Start a launch, and return it without waiting for its ranks.
 
         Raises:
@@ -84,19 +87,19 @@ class AliveLaunches:
         if unix_time() >= self._budget_ends_at:
             raise BudgetError("The time limit of this run has passed.")
         self.current = planned
-        launch = PreparedLaunch(
+        launch = RunningLaunch(
             self._config,
             planned,
             self._cluster,
             self._directory,
-            self._make_job(planned),
+            self._make_job,
             in_turns=self.in_turns,
             started_alone=self.started_alone,
         )
         self._begin(launch)
         return launch
 
-    def wait_for_turn(self, launch: PreparedLaunch) -> None:
+    def wait_for_turn(self, launch: RunningLaunch) -> None:
         """Wait until all ranks of a launch wait for a turn.
 
         Raises:
@@ -106,7 +109,7 @@ class AliveLaunches:
         """
         self._watch(launch, until_waiting=True)
 
-    def finish(self, launch: PreparedLaunch) -> None:
+    def finish(self, launch: RunningLaunch) -> None:
         """Wait until a launch has succeeded. Nothing of it is left on the hosts afterwards.
 
         Raises:
@@ -118,7 +121,7 @@ class AliveLaunches:
     def end_all(self) -> None:
         """End every launch that is still alive, on all hosts."""
         for launch in self.alive:
-            launch.place.ask_to_end()  # all at once; each may take seconds
+            launch.ask_to_end()  # all at once; each may take seconds
         try:
             while self.alive:
                 self._end(self.alive[0])
@@ -126,12 +129,12 @@ class AliveLaunches:
             if self.alive:
                 self.end_all()
 
-    def _begin(self, launch: PreparedLaunch) -> None:
+    def _begin(self, launch: RunningLaunch) -> None:
         self._observer.launch_starts(launch.planned, launch.commands)
         self.alive.append(launch)
-        launch.place.begin(launch.commands, launch.job)
+        launch.begin()
 
-    def _watch(self, launch: PreparedLaunch, *, until_waiting: bool) -> None:
+    def _watch(self, launch: RunningLaunch, *, until_waiting: bool) -> None:
         """Wait for one launch, and raise the root cause if any launch fails or stalls meanwhile.
 
         All waits for one launch together are limited by the time that a launch may take. The turns of other
@@ -139,7 +142,7 @@ class AliveLaunches:
         """
 
         def has_come() -> bool:
-            return launch.place.ending() is not None or (until_waiting and launch.place.is_waiting())
+            return launch.ending() is not None or (until_waiting and launch.is_waiting())
 
         looked_at = time.monotonic()
         while True:
@@ -149,23 +152,23 @@ class AliveLaunches:
             launch.waited_seconds += now - looked_at
             looked_at = now
             too_long = launch.waited_seconds > self._config.launch_timeout_seconds
-            if has_come() and launch.place.ending() is None and not too_long:
+            if has_come() and launch.ending() is None and not too_long:
                 return  # a turn must begin without further checks
             if unix_time() > self._budget_ends_at:
                 raise BudgetError("The time limit of this run has passed.")
             for other in list(self.alive):
                 # Results from other hosts may still be under way, so the end of the launch decides.
-                goes_on, ending = other.monitor.tick(), other.place.ending()
+                goes_on, ending = other.monitor.tick(), other.ending()
                 ending = ending or (None if goes_on else Ending(None))
                 if ending and (until_waiting or ending.status != 0):
                     self._fail(other, ending)
-            if (ending := launch.place.ending()) and ending.status == 0 and not until_waiting:
+            if (ending := launch.ending()) and ending.status == 0 and not until_waiting:
                 return
             if too_long:
                 self._fail(launch, Ending(None, launch.waited_seconds, timed_out=True))
-            self._observer.rank_progressed(launch.planned, read_progress(launch.place.files, 0))
+            self._observer.rank_progressed(launch.planned, read_progress(launch.files, 0))
 
-    def _fail(self, launch: PreparedLaunch, ending: Ending) -> None:
+    def _fail(self, launch: RunningLaunch, ending: Ending) -> None:
         """End a launch that failed, and raise the loss of its host or else the root cause.
 
         A launch whose port was taken starts once more instead.
@@ -181,9 +184,9 @@ class AliveLaunches:
         launch.prepare(restarted_because=PORT_TAKEN)
         self._begin(launch)
 
-    def _end(self, launch: PreparedLaunch) -> HostError | None:
+    def _end(self, launch: RunningLaunch) -> HostError | None:
         self.alive.remove(launch)
-        return launch.place.end()
+        return launch.end()
 
 
 # ---- one launch by itself ----
@@ -212,9 +215,9 @@ def launch_arm(
         OutputError: the run's folder cannot be written.
         UnavailableError: the launcher is not installed.
     """
-    make_job = partial(Job, dataset=run.dataset, proof=proof, proven=run.proven(planned.arm))
+    make_job = partial(_job_of, run, proof)
     alone = AliveLaunches(
-        run.config, directory, cluster, observer, make_job=lambda _: make_job, budget_ends_at=budget_ends_at
+        run.config, directory, cluster, observer, make_job=make_job, budget_ends_at=budget_ends_at
     )
     return _finished(alone, planned, directory, observer).conclude()
 
@@ -238,12 +241,16 @@ def launch_sweep(
     interface = cluster.network.interface if len(cluster.hosts) > 1 else ""
     make_job = partial(SweepJob, group=planned.group, interface=interface)
     alone = AliveLaunches(
-        config, directory, cluster, observer, make_job=lambda _: make_job, budget_ends_at=budget_ends_at
+        config, directory, cluster, observer, make_job=make_job, budget_ends_at=budget_ends_at
     )
     return _finished(alone, planned, directory, observer).conclude_sweep()
 
 
-def _finished(alone: AliveLaunches, planned: Planned, directory: Path, observer: Observer) -> PreparedLaunch:
+def _job_of(run: Run, proof: Proof, *, arm: Arm, **fields: Any) -> Job:
+    return Job(dataset=run.dataset, proof=proof, proven=run.proven(arm), arm=arm, **fields)
+
+
+def _finished(alone: AliveLaunches, planned: Planned, directory: Path, observer: Observer) -> RunningLaunch:
     """Return a launch when it has succeeded; after Ctrl-Z, end it, stop until ``fg``, and launch again."""
     while True:
         try:
@@ -282,7 +289,7 @@ class Cohort(AliveLaunches):
             directory,
             cluster,
             observer,
-            make_job=lambda one: partial(Job, dataset=run.dataset, proven=run.proven(one.arm)),
+            make_job=partial(_job_of, run, "brief"),
             budget_ends_at=budget_ends_at,
         )
         self.started_alone = not run.launches
@@ -310,7 +317,7 @@ class Cohort(AliveLaunches):
             for launch in launches:
                 self._go(launch, GO_ON)
             for launch in launches:
-                launch.place.go(GO_ON)
+                launch.go(GO_ON)
             ended: list[Launch] = []
             for launch in launches:
                 self.finish(launch)
@@ -319,32 +326,32 @@ class Cohort(AliveLaunches):
             self.end_all()
         return ended
 
-    def start(self, planned: Planned) -> PreparedLaunch:
+    def start(self, planned: Planned) -> RunningLaunch:
         """Announce a launch, start it, and return it without waiting for its ranks."""
         self._observer.launch_begins(planned)
         launch = super().start(planned)
         self.side_by_side = len(self.alive) > 1
         return launch
 
-    def _start_one_by_one(self, planned: Sequence[Planned]) -> list[PreparedLaunch]:
+    def _start_one_by_one(self, planned: Sequence[Planned]) -> list[RunningLaunch]:
         """Start and warm up one launch after another, as long as memory holds one more.
 
         Later cohorts need no such check, because they take as much memory as the first.
         """
-        launches: list[PreparedLaunch] = []
+        launches: list[RunningLaunch] = []
         for one in planned:
             if launches:
-                last, *others = (launch.place for launch in reversed(launches))
+                last, *others = reversed(launches)
                 last.require_room(others, len(planned))
             launches.append(self.start(one))
             self.wait_for_turn(launches[-1])
             self._go(launches[-1], GO_ON)
         return launches
 
-    def _start_many(self, planned: Sequence[Planned]) -> list[PreparedLaunch]:
+    def _start_many(self, planned: Sequence[Planned]) -> list[RunningLaunch]:
         """Start launches, as many at a time as the cores allow, then warm up one after another."""
         at_once = self._cluster.launches_at_once()
-        launches: list[PreparedLaunch] = []
+        launches: list[RunningLaunch] = []
         for number, one in enumerate(planned):
             if number >= at_once:
                 self.wait_for_turn(launches[number - at_once])
@@ -355,17 +362,17 @@ class Cohort(AliveLaunches):
             self._go(launch, GO_ON)
         return launches
 
-    def _take(self, launch: PreparedLaunch, turn: PlannedTurn) -> None:
+    def _take(self, launch: RunningLaunch, turn: PlannedTurn) -> None:
         """Let one arm train for its turn, and wait until all its ranks wait again."""
         steps = turn_of(
             turn.number,
             lead_seconds=turn.lead_seconds,
             seconds=turn.seconds,
-            step_seconds=launch.place.step_seconds(),
+            step_seconds=launch.step_seconds(),
         )
         self._go(launch, steps)
 
-    def _go(self, launch: PreparedLaunch, turn: Turn) -> None:
+    def _go(self, launch: RunningLaunch, turn: Turn) -> None:
         """Let one arm go on, and wait until all its ranks wait again."""
-        launch.place.go(turn)
+        launch.go(turn)
         self.wait_for_turn(launch)

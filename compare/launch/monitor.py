@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,9 +15,8 @@ from compare.errors import LaunchError, OutputError, StalledError, system_reason
 from compare.launch.circumstances import Circumstances
 from compare.launch.crash_log import read_launcher_log
 from compare.launch.failures import Cause, Evidence, find_cause, find_unstarted
-from compare.launch.place import LaunchPlace
-from compare.launch.processes import Ending
 from compare.schema.job import RankExit, RankFailure, read_progress
+from compare.schema.launch_files import LaunchFiles
 from compare.system.files import read_json
 
 T = TypeVar("T")
@@ -30,26 +30,44 @@ _LOG_CHARACTERS, _LOG_LINES = 100_000, 1000
 """Maximum that is read of a log: the stacks of some threads, of a hundred frames each."""
 
 
+class Ending(NamedTuple):
+    """How a launch ended."""
+
+    status: int | None
+    """The exit status of the launcher; None if it was ended, or if there was none."""
+    seconds: float = 0.0
+    timed_out: bool = False
+    abandoned: bool = False
+    """Whether agents ended the launch, because the parent sent no messages."""
+
+
+SUCCEEDED = Ending(0)
+"""The ending of a launch whose launcher succeeded."""
+
+
 class Monitor:
     """Watches one launch through the files of its ranks.
 
-    Call ``tick`` while the launch runs, then ``conclude``. If a host is ``oversubscribed``, it has more ranks
-    than cores, so the error of a stalled rank adds that the rank may only be slow. Known problems in
-    ``circumstances`` that may explain a failure are added to its error.
+    Call ``tick`` while the launch runs, then ``conclude``. ``hosts`` has the name of each rank's host, whose
+    clock is ahead of this machine's by ``clock_ahead_seconds(rank)``. If a host is ``oversubscribed``, it has
+    more ranks than cores, so the error of a stalled rank adds that the rank may only be slow. Known problems
+    in ``circumstances`` that may explain a failure are added to its error.
     """
 
     def __init__(
         self,
-        place: LaunchPlace,
-        ranks: int,
+        files: LaunchFiles,
+        hosts: Sequence[str],
         stall_seconds: float,
         *,
+        clock_ahead_seconds: Callable[[int], float] = lambda _: 0.0,
         oversubscribed: bool = False,
         circumstances: Circumstances | None = None,
     ) -> None:
-        self._files = place.files
-        self._ranks = range(ranks)
-        self._place = place
+        self._files = files
+        self._hosts = hosts
+        self._ranks = range(len(hosts))
+        self._clock_ahead_seconds = clock_ahead_seconds
         self._stall_seconds = stall_seconds
         self._oversubscribed = oversubscribed
         self._circumstances = circumstances
@@ -129,14 +147,14 @@ class Monitor:
 
     def _evidence(self, rank: int) -> Evidence:
         """Return what the files of a rank say, with times by this machine's clock."""
-        files, ahead = self._files, self._place.clock_ahead_seconds(rank)
+        files, ahead = self._files, self._clock_ahead_seconds(rank)
         if failure := _read(files.failure(rank), RankFailure):
             failure = msgspec.structs.replace(failure, at=failure.at - ahead)
         if record := _read(files.exit(rank), RankExit):
             record = msgspec.structs.replace(record, time=record.time - ahead)
         return Evidence(
             rank=rank,
-            host=self._place.host_of(rank),
+            host=self._hosts[rank],
             has_result=self._has_result(rank),
             failure=failure,
             exit=record,

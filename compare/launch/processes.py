@@ -29,21 +29,6 @@ _GRACE_SECONDS = 3.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-class Ending(NamedTuple):
-    """How a launch ended."""
-
-    status: int | None
-    """The exit status of the launcher; None if it was ended, or if there was none."""
-    seconds: float = 0.0
-    timed_out: bool = False
-    abandoned: bool = False
-    """Whether agents ended the launch, because the parent sent no messages."""
-
-
-SUCCEEDED = Ending(0)
-"""The ending of a launch whose launcher succeeded."""
-
-
 class Segments(NamedTuple):
     """Shared memory that killed ranks of a launch leave behind."""
 
@@ -75,10 +60,11 @@ def supervise(
     wake: Sequence[int] = (),
     while_waiting: Callable[[], None] = lambda: None,
     segments: Segments | None = None,
-) -> Ending:
-    """Execute a command until it exits or ``on_tick`` returns False, and return how it ended.
+) -> int | None:
+    """Execute a command until it exits or ``on_tick`` returns False, and return its exit status.
 
-    No process of the launch is left on this machine afterwards. The command gets no shell and no input.
+    The status is None if the command was ended, or if there was none. No process of the launch is left on
+    this machine afterwards. The command gets no shell and no input.
     Without a command, another machine's launcher starts the ranks, and only ``on_tick`` ends them.
     ``name`` marks every process that descends from the launch. ``on_tick`` is called twice a second, and at
     once when one of ``wake`` can be read. It returns whether the launch may go on. Processes may take seconds
@@ -88,16 +74,16 @@ def supervise(
         UnavailableError: the command could not be executed.
         OutputError: the log could not be written.
     """
-    began, spared = time.monotonic(), children()
+    spared = children()
     process: subprocess.Popen[bytes] | None = None
     try:
         if command:
             process = _start(command, name, log)
         while process is None or process.poll() is None:
             if not on_tick():
-                return Ending(None, time.monotonic() - began)
+                return None
             _wait(process, wake, _TICK_SECONDS)
-        return Ending(process.returncode, time.monotonic() - began)
+        return process.returncode
     finally:
         end_all(name, process, while_waiting, spared=spared, segments=segments)
 

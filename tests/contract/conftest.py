@@ -96,7 +96,7 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks, short_folder):
         try:
             (command,) = LAUNCHERS[launch.launcher].commands(request)
             deadline = time.monotonic() + DEADLINE_SECONDS
-            ending = supervise(
+            ended = supervise(
                 command,
                 name=mark,
                 log=directory / "launcher.log",
@@ -104,7 +104,7 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks, short_folder):
             )
         except RingsideError as error:
             return Outcome(directory, launch.processes, str(error))
-        status = f"not ended after {ending.seconds:.0f} s" if ending.status is None else ending.status
+        status = f"not ended after {DEADLINE_SECONDS:.0f} s" if ended is None else ended
         return Outcome(directory, launch.processes, status)
 
     return run

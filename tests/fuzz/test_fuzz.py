@@ -308,7 +308,7 @@ def test_agent_of_a_host_writes_in_its_folder_or_is_refused(shared_file, message
     folder = shared_file.parent / "of-an-agent"
     folder.mkdir(exist_ok=True)
     connection.host = Host("n1", 1)
-    link = LaunchLink("a launch", connection)
+    link = LaunchLink("a launch", connection, [0])
     link._received = ReceivedFiles(connection.host, LaunchFiles(folder), [0])
     before = set(shared_file.parent.iterdir())
     with contextlib.suppress(ProtocolError, RingsideError):

@@ -85,17 +85,16 @@ class AnAgent:
         self.ready = Ready(hostname="here", version="", cpus=list(cpus), memory_left_bytes=1 << 40)
         self.agent = self
         self.launches: dict[str, Any] = {}
-        self.begun: list[Any] = []
+        self.ranks: Sequence[int] = ()
+        self.order: Any = None
         self.error = None
         self.port: int | None = None
         self.started = False
         self.exited: Exited | None = None
         self.clock_ahead_seconds = 0.0
         self.told_to_end = False
-        self.on_begin = self.begun.append
+        self.on_begin = lambda _order: None
         self._status = status
-        self._error: Exception | None = None
-        self._ticks_left = 0
 
     def exit_at_once(self, status: int) -> None:
         self._status = status
@@ -103,14 +102,13 @@ class AnAgent:
     def exit(self, status: int | None, *, abandoned: bool = False) -> None:
         self.exited = Exited(status=status, abandoned=abandoned)
 
-    def lose(self, error: Exception, *, after_ticks: int) -> None:
-        self._error, self._ticks_left = error, after_ticks
-
-    def launch(self, _name: str) -> AnAgent:
+    def launch(self, _name: str, ranks: Sequence[int]) -> AnAgent:
+        self.ranks = ranks
         return self
 
-    def start(self, message: Any, _files: Any, _ranks: Any) -> None:
-        self.on_begin(message)
+    def start(self, order: Any, _files: Any) -> None:
+        self.order = order
+        self.on_begin(order)
         self.started = True
         if self._status is not None:
             self.exit(self._status)
@@ -123,10 +121,7 @@ class AnAgent:
         self.port = 29_999
 
     def tick(self) -> None:
-        self._ticks_left -= 1
-        if self._error and self._ticks_left <= 0:
-            self.exited = None
-            raise self._error
+        """Receive no message."""
 
     def waits_for(self) -> list[tuple[int, int]]:
         return []

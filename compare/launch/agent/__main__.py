@@ -1,22 +1,182 @@
-"""Serve launches on one host: ``python -m compare.launch.agent``.
+"""Serve launches on one host, each in a process of its own: ``python -m compare.launch.agent``.
 
 On this machine the agent is a child process. On any other host the carrier starts it, for example with ssh.
 
-One pair of pipes carries the jobs to the host, and progress, results and logs back. Hosts need no shared
-file system, and no process listens on a port. Both ends send keep-alive messages. The process of a launch
-renews the lease of the ranks only while messages arrive. When the pipe closes or stays silent, that process
-ends everything of its launch. So a host behind a failed link ends its ranks by itself.
+One pair of pipes carries the jobs of all launches to the host, and progress, results and logs back. Hosts
+need no shared file system, and no process listens on a port. The agent forks for each launch, and passes
+messages on. Both ends send keep-alive messages. The process of a launch renews the lease of the ranks only
+while messages arrive. When the pipe closes or stays silent, that process ends everything of its launch. So a
+host behind a failed link ends its ranks by itself. If that process is killed, the agent ends its launch.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
 
-from compare.launch.agent.host import HostAgent
-from compare.launch.agent.protocol import MessagePipe
+from compare.errors import HostError
+from compare.launch.agent.launch import carry_out, clean_up, segments_of
+from compare.launch.agent.machine import describe, free_port
+from compare.launch.agent.protocol import (
+    ALIVE_SECONDS,
+    BACKLOG_BYTES,
+    Alive,
+    Exited,
+    FindPort,
+    LaunchMessage,
+    MessagePipe,
+    OfLaunch,
+    Port,
+    Refused,
+    Start,
+)
 from compare.launch.processes import adopt_orphans
+from compare.schema.launch_files import LEASE_SECONDS
+
+IDLE_SECONDS = 900.0
+"""Maximum time without a message from the parent while no launch is alive.
+
+The parent may have to fetch and copy the data set first. Its exit is noticed at once, as the pipe closes.
+"""
+SILENT_SECONDS = 10.0
+"""Maximum time without a message from the process of a launch."""
+_LAST_SECONDS = 5.0
+"""Maximum time to send the last messages of a launch."""
+
+
+class HostAgent:
+    """The agent of one host, and the processes of its launches."""
+
+    def __init__(self, pipe: MessagePipe) -> None:
+        self._pipe = pipe
+        self._launches: dict[str, _LaunchProcess] = {}
+        self._is_lost = False
+        """Whether the parent was silent for so long that a launch ended."""
+
+    def serve(self) -> None:
+        """Carry out launches until the parent is gone, then end those that are left."""
+        self._pipe.send(describe())
+        try:
+            while not self._is_abandoned():
+                self._take_orders()
+                self._pass_back()
+                self._pipe.keep_alive()
+                self._wait()
+        finally:
+            for launch in self._launches.values():
+                launch.pipe.close()  # its process then ends the launch, and exits
+            for launch in self._launches.values():
+                launch.wait()
+
+    def _is_abandoned(self) -> bool:
+        """Return whether the parent has exited, or sends no messages any more."""
+        is_idle = not self._launches and self._pipe.silent_seconds > IDLE_SECONDS
+        return self._pipe.closed or self._is_lost or is_idle
+
+    def _take_orders(self) -> None:
+        for message in self._pipe.receive():
+            match message:
+                case Alive():
+                    for launch in self._launches.values():
+                        launch.pipe.keep_alive()
+                case FindPort():
+                    self._pipe.send(Port(free_port()))
+                case OfLaunch(name, order):
+                    if name in self._launches:
+                        self._launches[name].pipe.send(order)
+                    elif isinstance(order, Start):  # otherwise the launch has just ended
+                        self._launches[name] = _LaunchProcess(order, self._close_inherited)
+
+    def _pass_back(self) -> None:
+        """Pass on what the launches send, as fast as the parent reads, and remove those that ended."""
+        for name, launch in [*self._launches.items()]:
+            if self._pipe.backlog_bytes < BACKLOG_BYTES:
+                for message in launch.receive():
+                    self._pipe.send(OfLaunch(name, message))
+            if launch.pipe.closed or launch.problem:
+                del self._launches[name]
+                launch.pipe.close()
+                launch.wait()
+                self._is_lost = self._pipe.silent_seconds > LEASE_SECONDS  # it starts no further launch
+            if launch.problem:
+                clean_up(launch.start, launch.segments, while_waiting=self._pipe.keep_alive)
+                refused = Refused(
+                    kind=HostError.__name__,
+                    what="The launch was lost.",
+                    found=launch.problem,
+                    remedy="Was it killed or stopped by hand, or was memory short there? Look for the "
+                    "reason, and run again.",
+                )
+                self._pipe.send(OfLaunch(name, refused))
+
+    def _wait(self) -> None:
+        """Wait until a pipe can be read or written, at most half a second."""
+        poll = select.poll()
+        # What launches send is read only while the parent reads as well.
+        launches = self._launches.values() if self._pipe.backlog_bytes < BACKLOG_BYTES else ()
+        for pipe in (self._pipe, *(launch.pipe for launch in launches)):
+            for descriptor, event in pipe.waits_for():
+                poll.register(descriptor, event)
+        poll.poll(ALIVE_SECONDS * 1000)
+
+    def _close_inherited(self) -> None:
+        """Close, in the process of a new launch, the pipes of the agent and of other launches."""
+        for pipe in (self._pipe, *(launch.pipe for launch in self._launches.values())):
+            pipe.close()
+
+
+class _LaunchProcess:
+    """The process of one launch, and the pipes to it."""
+
+    def __init__(self, start: Start, close_inherited: Callable[[], None]) -> None:
+        self.problem = ""
+        """Why the process is lost; empty while it is not."""
+        self.start = start
+        self.segments = segments_of(start)
+        orders, answers = os.pipe(), os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            os.close(orders[1])
+            os.close(answers[0])
+            close_inherited()
+            self._carry_out(MessagePipe(orders[0], answers[1]))
+        os.close(orders[0])
+        os.close(answers[1])
+        self.pipe = MessagePipe(answers[0], orders[1])
+        self._has_ended = False
+
+    def _carry_out(self, pipe: MessagePipe) -> NoReturn:
+        try:
+            adopt_orphans()
+            pipe.send(carry_out(self.start, pipe, self.segments))
+            pipe.push(_LAST_SECONDS)
+        finally:  # nothing of the agent's own program may run on here
+            os._exit(0)
+
+    def receive(self) -> list[LaunchMessage]:
+        """Return the messages that the process sent, without keep-alive messages.
+
+        ``problem`` is set if the process was killed, or was silent for too long.
+        """
+        messages = [message for message in self.pipe.receive() if isinstance(message, LaunchMessage)]
+        self._has_ended = self._has_ended or any(isinstance(each, Exited | Refused) for each in messages)
+        if self.pipe.closed and not self._has_ended:
+            self.problem = "Its process there was killed."
+        elif self.pipe.silent_seconds > SILENT_SECONDS:
+            self.problem = f"Its process there sent nothing for {SILENT_SECONDS:g} s."
+        return messages
+
+    def wait(self) -> None:
+        """Wait until the process has exited; a lost one is killed."""
+        with suppress(ProcessLookupError, ChildProcessError):
+            if self.problem:
+                os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
 
 
 def _own_pipes() -> MessagePipe:

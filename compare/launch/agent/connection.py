@@ -12,17 +12,11 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from compare import __version__
-from compare.errors import (
-    HostError,
-    InterleaveError,
-    OutputError,
-    RingsideError,
-    UnavailableError,
-)
+from compare.errors import HostError, InterleaveError, OutputError, RingsideError, UnavailableError
 from compare.launch.agent.mirror import ReceivedFiles
 from compare.launch.agent.protocol import (
     ALIVE_SECONDS,
@@ -32,6 +26,7 @@ from compare.launch.agent.protocol import (
     FileData,
     FindPort,
     Go,
+    LaunchMessage,
     Message,
     MessagePipe,
     OfLaunch,
@@ -42,8 +37,6 @@ from compare.launch.agent.protocol import (
     Start,
     Started,
     Waiting,
-    decode,
-    encode,
 )
 from compare.launch.engines import Answer, Carrier
 from compare.launch.engines.commands import enough_files, host_error, python_command
@@ -74,9 +67,13 @@ _STDERR_READS = 8
 class LaunchLink:
     """One launch on one host, as the parent sees it."""
 
-    def __init__(self, name: str, agent: Connection) -> None:
+    def __init__(self, name: str, agent: Connection, ranks: Sequence[int]) -> None:
         self.agent = agent
         """The connection to its host."""
+        self.ranks = ranks
+        """The numbers of the ranks on the host."""
+        self.order: Start | None = None
+        """The order to start the launch that the host was sent; None before."""
         self.started = False
         """Whether the host has made the files and folders of the launch."""
         self.exited: Exited | None = None
@@ -90,14 +87,15 @@ class LaunchLink:
         self._name = name
         self._received: ReceivedFiles | None = None
 
-    def start(self, launch: Start, files: LaunchFiles | None, ranks: Collection[int]) -> None:
+    def start(self, order: Start, files: LaunchFiles | None) -> None:
         """Send the order to start the launch on the host.
 
-        The files of its ``ranks`` are mirrored into ``files``, which is None if the agent works in the run's
-        own folder. The host's name is added to that of the launcher's log, because every host may send one.
+        The files of its ranks are mirrored into ``files``, which is None if the agent works in the run's own
+        folder. The host's name is added to that of the launcher's log, because every host may send one.
         """
-        self._received = ReceivedFiles(self.agent.host, files, ranks) if files else None
-        self._send(launch)
+        self._received = ReceivedFiles(self.agent.host, files, self.ranks) if files else None
+        self.order = order
+        self._send(order)
 
     def go(self, turn: Turn) -> None:
         """Send the waiting ranks of the host their turn."""
@@ -108,7 +106,7 @@ class LaunchLink:
         """Ask the agent to end the launch; ``exited`` is set when it has."""
         self._send(End())
 
-    def take(self, message: Message) -> None:
+    def take(self, message: LaunchMessage) -> None:
         """Update the attributes from a message of the launch, or write the file that it carries.
 
         Raises:
@@ -131,8 +129,8 @@ class LaunchLink:
             case _:
                 raise ProtocolError(f"unexpected: {type(message).__name__}")
 
-    def _send(self, message: Message) -> None:
-        self.agent.send(OfLaunch(self._name, encode(message)))
+    def _send(self, message: LaunchMessage) -> None:
+        self.agent.send(OfLaunch(self._name, message))
 
     def _error_of(self, refused: Refused) -> RingsideError:
         """Return the error that a refusal reports.
@@ -187,9 +185,12 @@ class Connection:
         """Seconds by which the host's clock is ahead, as its fastest message shows; 0 before the first."""
         return self._ahead_seconds or 0.0
 
-    def launch(self, name: str) -> LaunchLink:
-        """Add a launch whose name is the path of its folder, and return it without starting it."""
-        self.launches[name] = LaunchLink(name, self)
+    def launch(self, name: str, ranks: Sequence[int]) -> LaunchLink:
+        """Add a launch with these ranks on the host, and return it without starting it.
+
+        ``name`` is the path of its folder.
+        """
+        self.launches[name] = LaunchLink(name, self, ranks)
         return self.launches[name]
 
     def send(self, message: Message) -> None:
@@ -269,9 +270,9 @@ class Connection:
                 )
             case Port(number):
                 self.port = number
-            case OfLaunch(name, data):
+            case OfLaunch(name, of_launch):
                 if name in self.launches:  # otherwise it has been given up
-                    self.launches[name].take(decode(data))
+                    self.launches[name].take(of_launch)
             case _:
                 raise ProtocolError(f"unexpected: {type(message).__name__}")
 

@@ -2,20 +2,17 @@
 
 The agent makes the folders and starts the launcher, if one starts on this host. It renews the lease of
 the ranks while the parent sends messages. In the end it ends every process and removes the folders. When
-the parent is killed, the pipe closes, and the agent cleans up in the same way. When the agent is killed, its
-sweeper cleans up.
+the parent is killed, the pipe closes, and the agent cleans up in the same way.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 from backends.launchers.request import Command
 from compare.errors import OutputError, RingsideError, system_reason
@@ -36,29 +33,28 @@ from compare.launch.processes import Segments, end_all, supervise
 from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 from compare.system.limits import memory_left_bytes
 
-_DESCRIPTORS = 1024
-"""Number of descriptors to close, more than an agent has open."""
 _PUSH_SECONDS = 0.05
 """Maximum time to wait for a full pipe between two ticks."""
 
 
-def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
+def segments_of(start: Start) -> Segments | None:
+    """Return the shared memory that a launch may leave behind if it starts now, or None."""
+    # A clock of files may be some milliseconds behind.
+    return Segments(start.segments, time.time() - 1) if start.segments else None
+
+
+def carry_out(start: Start, pipe: MessagePipe, segments: Segments | None) -> Exited | Refused:
     """Carry out a launch to its end, and return the last message for the parent.
 
     ``Refused`` means that the launch could not start, or that its folder was lost. In any case no process and
-    no scratch folder of the launch is left on this host.
+    no scratch folder of the launch is left on this host, and none of its ``segments``.
     """
     made: list[Path] = []
-    opened = ExitStack()
-    # A clock of files may be some milliseconds behind.
-    segments = Segments(start.segments, time.time() - 1) if start.segments else None
     try:
         _make_folders(start, made)
-        opened.enter_context(_ended_if_killed(start.directory, made, segments))
         launch = _Launch(start, pipe)
-        opened.callback(launch.close)
         pipe.send(Started())
-        ending = supervise(
+        status = supervise(
             Command(start.argv, start.environment) if start.argv else None,
             name=start.directory,
             log=launch.files.launcher_log,
@@ -80,48 +76,22 @@ def carry_out(start: Start, pipe: MessagePipe) -> Exited | Refused:
             else "Is that machine among the hosts twice, or its disk full? Run `compare doctor`.",
         )
     else:
-        return Exited(status=ending.status, abandoned=ending.status is None and launch.is_abandoned())
+        return Exited(status=status, abandoned=status is None and launch.is_abandoned())
     finally:
         for folder in made:
             shutil.rmtree(folder, ignore_errors=True)
-        opened.close()
 
 
-@contextmanager
-def _ended_if_killed(launch_name: str, folders: Sequence[Path], segments: Segments | None) -> Iterator[None]:
-    """Let a child process end a launch if this process is killed within the block.
+def clean_up(
+    start: Start, segments: Segments | None, while_waiting: Callable[[], None] = lambda: None
+) -> None:
+    """End a launch of this machine whose process is lost, and remove its folders.
 
-    The child, the sweeper, reads from a pipe that only this process can write. If the pipe ends before a byte
-    comes, the sweeper ends the launch and removes its folders.
+    ``while_waiting`` is called again and again until all of its processes have exited.
     """
-    read, write = os.pipe()
-    sweeper = os.fork()
-    if not sweeper:
-        _sweep(launch_name, folders, segments, read)
-    os.close(read)
-    try:
-        yield
-    finally:
-        with suppress(BrokenPipeError):  # somebody killed the sweeper
-            os.write(write, b".")
-        os.close(write)
-        os.waitpid(sweeper, 0)
-
-
-def _sweep(name: str, folders: Sequence[Path], segments: Segments | None, pipe: int) -> NoReturn:
-    """End a launch when the agent is killed, but not when it reports its own end; then exit."""
-    try:
-        os.setsid()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        os.closerange(0, pipe)  # ssh waits until they are closed
-        os.closerange(pipe + 1, _DESCRIPTORS)
-        if not os.read(pipe, 1):
-            end_all(name, segments=segments)
-            for folder in folders:
-                shutil.rmtree(folder, ignore_errors=True)
-    finally:  # an error must not return into the agent's program
-        os._exit(0)
+    end_all(start.directory, while_waiting=while_waiting, segments=segments)
+    for folder in _folders(start):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Launch:
@@ -139,11 +109,6 @@ class _Launch:
     def wakes(self) -> list[int]:
         """Return the descriptors that call for a tick as soon as they can be read."""
         return [self._pipe.fileno(), *([self._gate.fileno()] if self._gate else [])]
-
-    def close(self) -> None:
-        """Close the pipes on which ranks wait for their turns, if there are any."""
-        if self._gate:
-            self._gate.close()
 
     def tick(self) -> bool:
         """Exchange messages and renew the lease; return whether the launch may go on."""
@@ -198,8 +163,7 @@ class _Launch:
 
 
 def _make_folders(start: Start, made: list[Path]) -> None:
-    own = () if start.in_place else (start.directory,)
-    for folder in map(Path, (*own, *start.folders)):
+    for folder in _folders(start):
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Not exist_ok: two names of one machine in a hostfile must not pass for two hosts.
         folder.mkdir(mode=0o700)
@@ -211,6 +175,11 @@ def _make_folders(start: Start, made: list[Path]) -> None:
         Path(name).parent.mkdir(exist_ok=True)
         _write(Path(name), content, 0o700)
     LaunchFiles(Path(start.directory)).lease.touch()
+
+
+def _folders(start: Start) -> list[Path]:
+    """Return the folders that a launch makes, and removes at its end."""
+    return [Path(folder) for folder in (*([] if start.in_place else [start.directory]), *start.folders)]
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

@@ -163,49 +163,21 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     remedy: str = ""
 
 
+LaunchMessage = Start | Started | Go | Waiting | End | FileData | Exited | Refused
+"""A message to or from one launch."""
+
+
 class OfLaunch(msgspec.Struct, frozen=True, tag=True):
     """A message to or from one of the launches on a host."""
 
     launch: str
     """The name of the launch, which is the path of its folder on the host."""
-    data: bytes
-    """The message, encoded by ``encode``."""
+    message: LaunchMessage
 
 
-Message = (
-    Ready
-    | OfLaunch
-    | Start
-    | Started
-    | FindPort
-    | Port
-    | Alive
-    | Go
-    | Waiting
-    | End
-    | FileData
-    | Exited
-    | Refused
-)
+Message = Ready | OfLaunch | FindPort | Port | Alive | LaunchMessage
 
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-
-
-def encode(message: Message) -> bytes:
-    """Return a message as MessagePack, without its length."""
-    return msgspec.msgpack.encode(message)
-
-
-def decode(data: bytes) -> Message:
-    """Return the message that ``encode`` turned into ``data``.
-
-    Raises:
-        ProtocolError: ``data`` is no message.
-    """
-    try:
-        return _DECODER.decode(data)
-    except msgspec.MsgspecError as error:
-        raise ProtocolError(str(error)) from None
 
 
 class MessagePipe:
@@ -247,10 +219,7 @@ class MessagePipe:
 
     def send(self, message: Message) -> None:
         """Send a message now, or keep it until there is room in the pipe."""
-        self.send_encoded(encode(message))
-
-    def send_encoded(self, data: bytes) -> None:
-        """Send a message that is encoded already, as ``send`` does."""
+        data = msgspec.msgpack.encode(message)
         self._to_send += len(data).to_bytes(4) + data
         self.flush()
 
@@ -273,20 +242,14 @@ class MessagePipe:
     def push(self, seconds: float) -> None:
         """Write as much as the pipe takes within ``seconds``."""
         until = time.monotonic() + seconds
+        poll = select.poll()
+        poll.register(self._write, select.POLLOUT)
         while self._to_send and not self.closed and (left := until - time.monotonic()) > 0:
-            _wait(self._write, select.POLLOUT, left)
+            poll.poll(left * 1000)
             self.flush()
 
     def receive(self) -> Iterator[Message]:
         """Yield the messages that have arrived.
-
-        Raises:
-            ProtocolError: what arrived is no message.
-        """
-        return map(decode, self.receive_encoded())
-
-    def receive_encoded(self) -> Iterator[bytes]:
-        """Yield the messages that have arrived, still encoded.
 
         Raises:
             ProtocolError: what arrived is no message.
@@ -303,16 +266,16 @@ class MessagePipe:
                 return
             data = bytes(self._received[4 : 4 + length])
             del self._received[: 4 + length]
-            yield data
+            try:
+                message = _DECODER.decode(data)
+            except msgspec.MsgspecError as error:
+                raise ProtocolError(str(error)) from None
+            yield message
 
     def close(self) -> None:
         """Close both descriptors."""
         for descriptor in {self._read, self._write}:
             os.close(descriptor)
-
-    def wait(self, seconds: float) -> None:
-        """Wait until data arrives, at most for ``seconds``."""
-        _wait(self._read, select.POLLIN, seconds)
 
     def _fill(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -331,10 +294,3 @@ class MessagePipe:
         elif len(before) > _PREAMBLE_BYTES:
             raise ProtocolError(f"something else answered: {before[:80].decode(errors='replace')}")
         return self._preamble_seen
-
-
-def _wait(descriptor: int, event: int, seconds: float) -> None:
-    # Not select(): it takes no descriptor above 1023, and 500 hosts need more.
-    poll = select.poll()
-    poll.register(descriptor, event)
-    poll.poll(seconds * 1000)

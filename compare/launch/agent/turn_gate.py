@@ -79,11 +79,6 @@ class TurnGate:
             self._turns[rank] = os.open(self._files.turns(rank), os.O_WRONLY | os.O_NONBLOCK)
         os.write(self._turns[rank], msgspec.json.encode(turn) + b"\n")
 
-    def close(self) -> None:
-        """Close the pipes; ranks that wait then exit."""
-        for descriptor in (self._arrivals, *self._turns.values()):
-            os.close(descriptor)
-
     def _signal(self, number: signal.Signals) -> None:
         for process in self._stopped:
             try:

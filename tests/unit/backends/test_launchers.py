@@ -18,7 +18,7 @@ from backends.launchers import LAUNCHERS
 from backends.launchers.request import Command, Request
 from compare.errors import UnavailableError
 from compare.launch import arm as launching
-from compare.launch.place import LaunchFolders
+from compare.launch.arm import LaunchFolders
 from compare.schema import environment as launch_environment
 from compare.schema.arms import parse_arm, parse_arms
 from compare.schema.hosts import Host

@@ -14,9 +14,8 @@ import pytest
 from compare import PACKAGE_ROOT, PROTOCOL
 from compare.errors import UnavailableError, UsageError
 from compare.launch import interpreter
-from compare.launch.arm import launch_files, plan_launch
+from compare.launch.arm import LaunchFolders, launch_files, plan_launch
 from compare.launch.interpreter import find_interpreter
-from compare.launch.place import LaunchFolders
 from compare.schema.arms import parse_arm
 from compare.schema.job import Job, Planned
 from tests.unit.factories import MNIST, a_cluster, a_config

@@ -14,7 +14,7 @@ import pytest
 from compare.errors import LaunchError, StalledError
 from compare.launch import launches
 from compare.launch.launches import PORT_TAKEN, Cohort, launch_arm
-from compare.launch.processes import SUCCEEDED, Ending
+from compare.launch.monitor import SUCCEEDED, Ending
 from compare.schema.job import Planned
 from compare.schema.turns import PlannedTurn
 from tests.unit.factories import a_launch, a_run
@@ -26,11 +26,11 @@ ARMS = ("none", "ddp", "mpi")
 class ALaunch:
     """A launch without processes, which notes each order, and whose ranks wait again a while after it."""
 
-    commands, job, files = (), None, None
+    commands, files = (), None
 
     def __init__(self, planned=None, told=None, *, turn_seconds=0.0, orders=math.inf, fails=False):
         self.planned = planned
-        self.place = self.monitor = self
+        self.monitor = self
         self.restarted_because = ""
         self.waited_seconds = 0.0
         self.ended_for = None
@@ -49,7 +49,7 @@ class ALaunch:
     def port_was_taken(self):
         return self.port_taken
 
-    def begin(self, _commands, _job):
+    def begin(self):
         self._told.append(f"{self.planned.label} starts")
         self.happens()
 
@@ -125,7 +125,7 @@ def launch(tmp_path, monkeypatch):
             vars(made).update(changes)
             return made
 
-        monkeypatch.setattr(launches, "PreparedLaunch", prepare)
+        monkeypatch.setattr(launches, "RunningLaunch", prepare)
         monkeypatch.setattr(launches, "stop_until_continued", lambda: reported.append("stops"))
         observer = Nothing()
         observer.launch_restarts = lambda _, why: reported.append(why)
@@ -217,7 +217,7 @@ def carry_out(tmp_path, monkeypatch):
             made[-1].started_alone = started_alone
             return made[-1]
 
-        monkeypatch.setattr(launches, "PreparedLaunch", prepare)
+        monkeypatch.setattr(launches, "RunningLaunch", prepare)
         run = msgspec.structs.replace(
             a_run({arm: [] for arm in ARMS}), launches=[a_launch()] if later else []
         )

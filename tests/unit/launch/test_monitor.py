@@ -5,8 +5,7 @@ import time
 import pytest
 
 from compare.errors import LaunchError, StalledError
-from compare.launch.monitor import Monitor, tail
-from compare.launch.processes import Ending
+from compare.launch.monitor import Ending, Monitor, tail
 from compare.schema.job import (
     Progress,
     RankExit,
@@ -48,23 +47,9 @@ def files(tmp_path):
     return found
 
 
-class Place:
-    """A launch whose second rank has a host with another clock."""
-
-    def __init__(self, files, ahead_seconds=0.0):
-        self.files = files
-        self._ahead_seconds = ahead_seconds
-
-    def host_of(self, _rank):
-        return "here"
-
-    def clock_ahead_seconds(self, rank):
-        return self._ahead_seconds if rank else 0.0
-
-
 @pytest.fixture
 def monitor(files):
-    return Monitor(Place(files), ranks=2, stall_seconds=30.0)
+    return Monitor(files, ["here"] * 2, 30.0)
 
 
 def failure_of(monitor, status=1, **ending):
@@ -146,7 +131,7 @@ def test_stall_is_reported_with_the_limit_of_the_rank(monitor, files, limits, pr
 
 @pytest.mark.parametrize("waiting", [(0,), (0, 1)], ids=["one", "all"])
 def test_stall_on_too_few_cores_may_be_slowness(files, waiting):
-    monitor = Monitor(Place(files), ranks=2, stall_seconds=30.0, oversubscribed=True)
+    monitor = Monitor(files, ["here"] * 2, 30.0, oversubscribed=True)
     for rank in (0, 1):
         note(files, rank, "join")
     for rank in waiting:
@@ -207,7 +192,7 @@ def test_monitor_waits_for_the_launcher_that_ended_its_ranks(monitor, files):
 def test_failure_on_a_host_is_dated_by_the_clock_of_this_machine(files):
     exits(files, 0, 3)
     exits(files, 1, 4, time=time.time() + 3599.0)
-    monitor = Monitor(Place(files, ahead_seconds=3600.0), ranks=2, stall_seconds=30.0)
+    monitor = Monitor(files, ["here"] * 2, 30.0, clock_ahead_seconds=lambda rank: 3600.0 * rank)
     assert "rank 1 on" in failure_of(monitor).what
 
 

@@ -7,7 +7,6 @@ import select
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, closing
 
 import psutil
 import pytest
@@ -37,13 +36,16 @@ subprocess.Popen([sys.executable, "-c", "import os; p = os.getppid()\nwhile os.g
 
 @pytest.fixture
 def gate(tmp_path):
-    """Make a gate of some ranks, and close it."""
-    with ExitStack() as made:
+    """Make a gate of some ranks, and close its pipes."""
+    made = []
 
-        def make(ranks, *, stops=False):
-            return made.enter_context(closing(TurnGate(tmp_path, ranks, stops=stops)))
+    def make(ranks, *, stops=False):
+        made.append(TurnGate(tmp_path, ranks, stops=stops))
+        return made[-1]
 
-        yield make
+    yield make
+    for descriptor in (made[0]._arrivals, *made[0]._turns.values()):
+        os.close(descriptor)
 
 
 @pytest.fixture
