@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from backends.launchers.request import Command
+from backends.launchers.request import MARKER
 from compare import PACKAGE_ROOT, PROTOCOL, __version__
 from compare.errors import UnavailableError, UsageError
-from compare.launch.processes import supervise
+from compare.launch.engines import STREAM_BYTES, Carrier
+from compare.launch.engines.commands import run_everywhere
+from compare.launch.processes import end_all
 from compare.schema.arms import Interpreter
+from compare.schema.hosts import local_host
 
 _ANSWER_SECONDS = 30.0
 """Maximum time for an interpreter to start and to answer."""
-_ANSWER_BYTES = 1 << 18
-"""Maximum size of what an interpreter prints; a description has less than a kilobyte."""
-_QUOTED = 500
-"""Number of characters that an error quotes from the end of what an interpreter printed."""
 _NEEDED = ("torch", "msgspec")
 """Packages that a rank needs besides Ringside."""
 _QUESTION = """
@@ -100,32 +98,25 @@ def _ask(path: Path) -> _Description:
     Raises:
         UnavailableError: it cannot be executed, is too slow, or prints something else.
     """
-    until, printed = time.monotonic() + _ANSWER_SECONDS, bytearray()
-    command = Command((str(path), "-c", _QUESTION, *_NEEDED), {"PYTHONPATH": "", "PYTHONSAFEPATH": "1"})
-    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(read, "rb", buffering=0) as pipe, os.fdopen(write, "wb"):
-
-        def take() -> bool:
-            printed.extend(pipe.read(_ANSWER_BYTES) or b"")
-            return len(printed) < _ANSWER_BYTES and time.monotonic() < until
-
-        try:
-            name, log = f"ringside-{uuid.uuid4()}", Path(f"/dev/fd/{write}")
-            supervise(command, name=name, log=log, on_tick=take, wake=[read])
-            goes_on = take()
-            found = printed.decode(errors="replace").strip()
-            # The last line may be a warning, which an interpreter prints as it exits.
-            described = [line for line in found.splitlines() if line.startswith("{")]
-            if goes_on:
-                return msgspec.json.decode(described[-1], type=_Description)
-        except UnavailableError as error:
-            found = error.found
-        except (msgspec.DecodeError, RecursionError, IndexError):
-            found = found[-_QUOTED:] or "It printed no description of itself."
-    if len(printed) >= _ANSWER_BYTES:
-        found = f"It printed more than {_ANSWER_BYTES >> 10} KiB."
-    elif time.monotonic() >= until:
+    name = f"ringside-{uuid.uuid4()}"
+    command = ("env", f"{MARKER}={name}", "PYTHONPATH=", "PYTHONSAFEPATH=1", str(path), "-c", _QUESTION)
+    here = [local_host(1)]
+    try:
+        (answer,) = run_everywhere(
+            here, (*command, *_NEEDED), carrier=Carrier(), timeout_seconds=_ANSWER_SECONDS
+        )
+    finally:
+        end_all(name)
+    found = answer.last_lines or "It printed no description of itself."
+    # The last line may be a warning, which an interpreter prints as it exits.
+    described = [line for line in answer.stdout.splitlines() if line.startswith(b"{")]
+    if answer.flooded:
+        found = f"It printed more than {STREAM_BYTES >> 20} MiB."
+    elif answer.status is None:
         found = f"It did not end within {_ANSWER_SECONDS:g} s."
+    elif described:
+        with suppress(msgspec.DecodeError, RecursionError):
+            return msgspec.json.decode(described[-1], type=_Description)
     raise UnavailableError(
         f"{path} did not answer as a Python interpreter does.",
         found=found,

