@@ -111,7 +111,7 @@ def _submit_to_slurm(flags: JobFlags, words: Sequence[str]) -> None:
 def _print_manifest(flags: JobFlags, words: Sequence[str]) -> None:
     """Print an MPIJob, and on standard error its times and how to apply and follow it."""
     from compare.experiment.settle import SETTLE_SECONDS
-    from compare.jobs import kubernetes, names_flag
+    from compare.jobs import flag_value, kubernetes
 
     resources = kubernetes.Resources(
         image=flags.image,
@@ -133,7 +133,7 @@ def _print_manifest(flags: JobFlags, words: Sequence[str]) -> None:
     logs = shlex.join(["kubectl", *where, "logs", "-f", job])
     say = make_say(make_console(stderr=True))
     say(times)
-    if not any(names_flag(words, flag) for flag in _KEEPING):
+    if all(flag_value(words, flag) is None for flag in _KEEPING):
         say("The result ends with the launcher's pod. To keep it in the log, add: --export-json -")
     say(f"It is only printed. To apply it: {shlex.join(['compare', *sys.argv[1:]])} | kubectl apply -f -")
     say(f"To follow it: until {logs}; do sleep 2; done")  # it fails while the container is being made

@@ -48,13 +48,11 @@ def require_printable(values: Sequence[str]) -> None:
             )
 
 
-def names_flag(words: Sequence[str], flag: str) -> bool:
-    """Return whether a command line has a long flag such as ``--budget``, written in full."""
-    return flag_value(words, flag) is not None
-
-
 def flag_value(words: Sequence[str], flag: str) -> str | None:
-    """Return the last value of a long flag: ``--flag value`` or ``--flag=value``. None without the flag."""
+    """Return the last value of a long flag: ``--flag value`` or ``--flag=value``. None without the flag.
+
+    The flag, such as ``--budget``, must be written in full.
+    """
     value = None
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == flag:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from compare.errors import UsageError
-from compare.jobs import flag_value, names_flag, require_command, require_printable
+from compare.jobs import flag_value, require_command, require_printable
 from compare.schema.config import LARGEST_NUMBER
 from compare.text import counted, duration, seconds_of
 
@@ -102,10 +102,12 @@ def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:
     if resources.gpus:
         own["nvidia.com/gpu"] = str(resources.gpus)
     command = ["ringside", *(word.replace("$", "$$") for word in words)]  # Kubernetes would expand $(NAME)
+    wait, left = _shares(resources, words)
     # Without --engine ssh, a command might use only the launcher's pod.
-    for flag, value in [("--engine", "ssh"), *_times(resources, words)]:
-        if not names_flag(words, flag):
-            command += [flag, value]
+    added = {"--engine": "ssh", "--wait-for-hosts": f"{wait:g}"}
+    if _sets_budget(words):
+        added["--budget"] = f"{left:g}"
+    command += [word for flag in added if flag_value(words, flag) is None for word in (flag, added[flag])]
     sshd = {
         # StrictModes would refuse the operator's keys, because every user may write to their folder.
         "command": ["/usr/sbin/sshd", "-De", "-oStrictModes=no", f"-p{_SSHD_PORT}"],
@@ -161,16 +163,9 @@ def explain_time(resources: Resources, words: Sequence[str], usual_seconds: floa
     return f"{shares} (--budget). Verdicts may take {duration(usual_seconds)}: give the job -t {least}."
 
 
-def _times(resources: Resources, words: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the flags that end a command before its job ends, each with its value in seconds."""
-    wait, left = _shares(resources, words)
-    times = [("--wait-for-hosts", f"{wait:g}")]
-    return [*times, ("--budget", f"{left:g}")] if _sets_budget(words) else times
-
-
 def _sets_budget(words: Sequence[str]) -> bool:
     """Return whether the job adds ``--budget``: only to ``run`` without ``--budget`` and ``--repeats``."""
-    return words[0] == "run" and not any(names_flag(words, flag) for flag in ("--repeats", "--budget"))
+    return words[0] == "run" and all(flag_value(words, flag) is None for flag in ("--repeats", "--budget"))
 
 
 def _shares(resources: Resources, words: Sequence[str]) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from compare.errors import (
     UsageError,
     system_reason,
 )
-from compare.jobs import names_flag, require_command, require_printable
+from compare.jobs import flag_value, require_command, require_printable
 from compare.schema.environment import import_path
 from compare.system.files import write_text
 from compare.system.scontrol import fields_of, show_job
@@ -80,7 +80,7 @@ def write_script(resources: Resources, words: Sequence[str], output: Path) -> st
         words,
         secrets="Set the variable in your shell, which the job inherits, and give only its name: -x NAME",
     )
-    engine = () if names_flag(words, "--engine") else ("--engine", "slurm")
+    engine = ("--engine", "slurm") if flag_value(words, "--engine") is None else ()
     options = [
         f"--job-name=compare-{words[0]}",
         f"--nodes={resources.nodes}",

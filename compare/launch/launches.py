@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from compare.errors import BudgetError, HostError
 from compare.launch.agent.connection import attend
@@ -99,50 +99,21 @@ class AliveLaunches:
         self._begin(launch)
         return launch
 
-    def wait_for_turn(self, launch: RunningLaunch) -> None:
-        """Wait until all ranks of a launch wait for a turn.
+    def wait(self, launch: RunningLaunch, until: Literal["turn", "end"]) -> None:
+        """Wait until all ranks of a launch wait for a turn, or until it has succeeded.
+
+        At its end nothing of it is left on the hosts. If any launch fails or stalls meanwhile, its root cause
+        is raised. All waits for one launch together are limited by the time that a launch may take. The turns
+        of other arms do not count towards this limit.
 
         Raises:
             BudgetError: the run's budget ended first.
             HostError: a host was lost.
             LaunchError: a rank of any launch failed, died or stalled, or this launch took too long.
         """
-        self._watch(launch, until_waiting=True)
-
-    def finish(self, launch: RunningLaunch) -> None:
-        """Wait until a launch has succeeded. Nothing of it is left on the hosts afterwards.
-
-        Raises:
-            RingsideError: the same errors as ``wait_for_turn``.
-        """
-        self._watch(launch, until_waiting=False)
-        self._end(launch)
-
-    def end_all(self) -> None:
-        """End every launch that is still alive, on all hosts."""
-        for launch in self.alive:
-            launch.ask_to_end()  # all at once; each may take seconds
-        try:
-            while self.alive:
-                self._end(self.alive[0])
-        finally:  # a second Ctrl-C ends the wait for one of them
-            if self.alive:
-                self.end_all()
-
-    def _begin(self, launch: RunningLaunch) -> None:
-        self._observer.launch_starts(launch.planned, launch.commands)
-        self.alive.append(launch)
-        launch.begin()
-
-    def _watch(self, launch: RunningLaunch, *, until_waiting: bool) -> None:
-        """Wait for one launch, and raise the root cause if any launch fails or stalls meanwhile.
-
-        All waits for one launch together are limited by the time that a launch may take. The turns of other
-        arms do not count towards this limit.
-        """
 
         def has_come() -> bool:
-            return launch.ending() is not None or (until_waiting and launch.is_waiting())
+            return launch.ending() is not None or (until == "turn" and launch.is_waiting())
 
         looked_at = time.monotonic()
         while True:
@@ -160,13 +131,30 @@ class AliveLaunches:
                 # Results from other hosts may still be under way, so the end of the launch decides.
                 goes_on, ending = other.monitor.tick(), other.ending()
                 ending = ending or (None if goes_on else Ending(None))
-                if ending and (until_waiting or ending.status != 0):
+                if ending and (until == "turn" or ending.status != 0):
                     self._fail(other, ending)
-            if (ending := launch.ending()) and ending.status == 0 and not until_waiting:
+            if (ending := launch.ending()) and ending.status == 0 and until == "end":
+                self._end(launch)
                 return
             if too_long:
                 self._fail(launch, Ending(None, launch.waited_seconds, timed_out=True))
             self._observer.rank_progressed(launch.planned, read_progress(launch.files, 0))
+
+    def end_all(self) -> None:
+        """End every launch that is still alive, on all hosts."""
+        for launch in self.alive:
+            launch.ask_to_end()  # all at once; each may take seconds
+        try:
+            while self.alive:
+                self._end(self.alive[0])
+        finally:  # a second Ctrl-C ends the wait for one of them
+            if self.alive:
+                self.end_all()
+
+    def _begin(self, launch: RunningLaunch) -> None:
+        self._observer.launch_starts(launch.planned, launch.commands)
+        self.alive.append(launch)
+        launch.begin()
 
     def _fail(self, launch: RunningLaunch, ending: Ending) -> None:
         """End a launch that failed, and raise the loss of its host or else the root cause.
@@ -257,7 +245,7 @@ def _finished(alone: AliveLaunches, planned: Planned, directory: Path, observer:
             with suspendable():
                 try:
                     launch = alone.start(planned)
-                    alone.finish(launch)
+                    alone.wait(launch, "end")
                     return launch
                 finally:
                     alone.end_all()
@@ -320,7 +308,7 @@ class Cohort(AliveLaunches):
                 launch.go(GO_ON)
             ended: list[Launch] = []
             for launch in launches:
-                self.finish(launch)
+                self.wait(launch, "end")
                 ended.append(launch.conclude())
         finally:
             self.end_all()
@@ -344,7 +332,7 @@ class Cohort(AliveLaunches):
                 last, *others = reversed(launches)
                 last.require_room(others, len(planned))
             launches.append(self.start(one))
-            self.wait_for_turn(launches[-1])
+            self.wait(launches[-1], "turn")
             self._go(launches[-1], GO_ON)
         return launches
 
@@ -354,10 +342,10 @@ class Cohort(AliveLaunches):
         launches: list[RunningLaunch] = []
         for number, one in enumerate(planned):
             if number >= at_once:
-                self.wait_for_turn(launches[number - at_once])
+                self.wait(launches[number - at_once], "turn")
             launches.append(self.start(one))
         for launch in launches:
-            self.wait_for_turn(launch)
+            self.wait(launch, "turn")
         for launch in launches:
             self._go(launch, GO_ON)
         return launches
@@ -375,4 +363,4 @@ class Cohort(AliveLaunches):
     def _go(self, launch: RunningLaunch, turn: Turn) -> None:
         """Let one arm go on, and wait until all its ranks wait again."""
         launch.go(turn)
-        self.wait_for_turn(launch)
+        self.wait(launch, "turn")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-import queue
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from compare.errors import UsageError
@@ -117,24 +116,21 @@ def addresses_of(names: Sequence[str], seconds: float = _LOOKUP_SECONDS) -> list
 
     Names that are not found within ``seconds`` count as names without an address.
     """
-    found: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
-    waiting = iter(names)
-    for _ in range(min(_LOOKUPS_AT_ONCE, len(names))):
-        # A name server that hangs must not hold up an exit, so no pool: its threads are joined then.
-        threading.Thread(target=_look_up, args=(waiting, found), daemon=True).start()
-    until, addresses = time.monotonic() + seconds, dict[str, str]()
-    with suppress(queue.Empty):
-        for _ in names:
-            addresses.update([found.get(timeout=max(0.0, until - time.monotonic()))])
-    return [addresses.get(name, "") for name in names]
+    found, waiting = dict[str, str](), iter(names)
 
+    def look_up() -> None:
+        for name in waiting:
+            with suppress(OSError, UnicodeError):
+                found[name] = socket.gethostbyname(name)
 
-def _look_up(names: Iterator[str], found: queue.SimpleQueue[tuple[str, str]]) -> None:
-    for name in names:
-        try:
-            found.put((name, socket.gethostbyname(name)))
-        except (OSError, UnicodeError):
-            found.put((name, ""))
+    # A name server that hangs must not hold up an exit, so no pool: its threads are joined then.
+    threads = [threading.Thread(target=look_up, daemon=True) for _ in names[:_LOOKUPS_AT_ONCE]]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    return [found.get(name, "") for name in names]
 
 
 def _on(name: str, hosts: Sequence[Mapping[str, Sequence[str]]]) -> list[Network]:

@@ -24,7 +24,7 @@ from backends.launchers.request import Command
 from compare.errors import HostError, InterleaveError, OutputError, RingsideError
 from compare.launch.agent.connection import Connection, LaunchLink, attend
 from compare.launch.agent.launch import clean_up
-from compare.launch.agent.protocol import Start, Turns
+from compare.launch.agent.protocol import Start
 from compare.launch.arm import LaunchFolders, MakeJob, launch_files, plan_launch
 from compare.launch.circumstances import Circumstances, shell_settings
 from compare.launch.cluster import Cluster
@@ -276,7 +276,7 @@ class RunningLaunch:
 
     def _order(self, agent: Connection, command: Command | None) -> Start:
         """Return the order to start the launch, and a launcher if there is a ``command``, on one host."""
-        cluster, folders, ranks = self._cluster, self._folders, len(self._links[agent].ranks)
+        cluster, folders = self._cluster, self._folders
         files = {str(folders.exported): msgspec.json.encode(cluster.exported)}
         if agent in cluster.agents and not folders.in_place:
             files[folders.job_file.name] = msgspec.json.encode(cluster.job_for(agent, self._job))
@@ -289,8 +289,6 @@ class RunningLaunch:
             programs = {str(at / name): text.encode() for name, text in shell.items()}
             environment["PATH"] = f"{at / 'bin'}{os.pathsep}{environment['PATH']}"
             made.append(str(at))
-        stops = BACKENDS[self.planned.arm.backend].runs_while_waiting
-        turns = Turns(directory=folders.turns, ranks=ranks, stops=stops) if folders.turns and ranks else None
         return Start(
             directory=folders.mark,
             in_place=folders.in_place,
@@ -299,7 +297,9 @@ class RunningLaunch:
             folders=tuple(made),
             argv=command.argv if command else (),
             environment=environment,
-            turns=turns,
+            ranks=len(self._links[agent].ranks),
+            turns=folders.turns,
+            stops=BACKENDS[self.planned.arm.backend].runs_while_waiting,
             segments=self._segments.pattern if self._segments else "",
         )
 

@@ -103,8 +103,8 @@ class _Launch:
         known = {*start.files, self.files.lease.name}
         self._mirror = None if start.in_place else Mirror(self.files.directory, known)
         self._renewed_at = 0.0
-        turns = start.turns
-        self._gate = TurnGate(Path(turns.directory), turns.ranks, stops=turns.stops) if turns else None
+        takes_turns = start.turns and start.ranks
+        self._gate = TurnGate(Path(start.turns), start.ranks, stops=start.stops) if takes_turns else None
 
     def wakes(self) -> list[int]:
         """Return the descriptors that call for a tick as soon as they can be read."""

@@ -79,21 +79,14 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The launcher's command line; empty if another host starts the launcher."""
     environment: dict[str, str] = {}
     """Variables for the launcher, which override those that it inherits on the host."""
-    turns: Turns | None = None
-    """How the ranks of this host wait for their turns; None without turns."""
+    ranks: int = 0
+    """Number of ranks on this host."""
+    turns: str = ""
+    """Folder for the pipes on which ranks wait for their turns, one of ``folders``; empty without turns."""
+    stops: bool = False
+    """Whether waiting ranks are stopped (SIGSTOP), because threads of their library would run on."""
     segments: str = ""
     """Pattern of files that killed ranks may leave in /dev/shm, or empty."""
-
-
-class Turns(msgspec.Struct, frozen=True, kw_only=True):
-    """How ranks of one host wait for their turns."""
-
-    directory: str
-    """Folder for the pipes of the ranks, one of ``Start.folders``."""
-    ranks: int
-    """Number of ranks on this host."""
-    stops: bool
-    """Whether waiting ranks are stopped (SIGSTOP), because threads of their library would run on."""
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):

@@ -78,7 +78,7 @@ def carry_out(prepare, tmp_path, monkeypatch):
         launches.alive.append(launch)
         try:
             launch.begin()
-            launches.finish(launch)
+            launches.wait(launch, "end")
         except LaunchError:
             pass
         finally:
