@@ -51,31 +51,8 @@ def closed(schema):
 )
 def test_manifest_is_an_mpijob_by_its_definition(definition, changes):
     definition.validate(a_manifest(**changes))
-
-
-MISTAKES = {
-    "a misspelt field": ("slotsPerWorker:", "slotsPerWorkers:"),
-    "a quoted number": ("replicas: 3", 'replicas: "3"'),
-    "a misplaced probe": (
-        "          volumes:",
-        "          readinessProbe: {periodSeconds: 2}\n          volumes:",
-    ),
-    "a misplaced medium": (
-        "emptyDir:\n              medium: Memory",
-        "medium: Memory\n            emptyDir:",
-    ),
-    "a shell string": (
-        'command:\n            - /usr/sbin/sshd\n            - "-De"',
-        "command: /usr/sbin/sshd\n            args:",
-    ),
-}
-
-
-@pytest.mark.parametrize(("right", "wrong"), MISTAKES.values(), ids=MISTAKES)
-def test_definition_refuses_a_planted_mistake(definition, right, wrong):
-    manifest = write_manifest(RESOURCES, WORDS)
-    assert right in manifest
-    assert not definition.is_valid(yaml.safe_load(manifest.replace(right, wrong)))
+    misspelt = write_manifest(RESOURCES, WORDS).replace("slotsPerWorker:", "slotsPerWorkers:")
+    assert not definition.is_valid(yaml.safe_load(misspelt))
 
 
 def pods_of(job):

@@ -168,42 +168,10 @@ def wait(seconds, say=lambda _: None, hosts=STARTING):
     wait_for_hosts(hosts, carrier=Ssh(), seconds=seconds, say=say)
 
 
-def test_hosts_that_come_one_by_one_are_named_while_missing(answers):
-    lines = []
-
-    def say(line):
-        lines.append(line)
-        if len(lines) == 1:
-            answers("w2", "ssh: connect to host w2 port 22: Connection refused")
-        else:
-            answers("w1")
-            answers("w2")
-
-    answers("w0")
-    wait(60, say)
-    assert lines[0].startswith("Waiting for 2 of 3 hosts, at most ")
-    assert "Host w1 (hostfile:1) has a name that does not resolve. Host w2 (hostfile:2) has" in lines[0]
-    assert "Host w2 (hostfile:2) has no sshd" in lines[1]
-    assert lines[2:] == ["All 3 hosts answer"]
-
-
 def test_hosts_that_are_there_need_no_word(answers):
     for host in STARTING:
         answers(host.name)
     wait(60, pytest.fail)
-
-
-def test_hosts_that_never_come_are_named_with_what_to_do(answers):
-    answers("w1")
-    with pytest.raises(AbsentHostError, match=r"^2 of 3 hosts did not answer within 0 s\.") as caught:
-        wait(0.1)
-    assert "Host w0 (hostfile:0) has a name that does not resolve. ssh: Could not" in caught.value.found
-    assert "--exclude w0,w2" in caught.value.remedy
-    assert caught.value.exit_code == 9
-    many = [Host(f"w{number}", 1) for number in range(9)]
-    with pytest.raises(AbsentHostError) as caught:
-        wait(0.1, hosts=many)
-    assert caught.value.found.endswith("And 4 more.")
 
 
 def test_launcher_whose_name_begins_to_resolve_is_awaited(answers, monkeypatch):

@@ -77,19 +77,6 @@ def fails(files, rank, message):
     exits(files, rank, 1)
 
 
-def test_monitor_ends_a_launcher_that_outlives_its_ranks(monitor, files, monkeypatch):
-    for rank in (0, 1):
-        note(files, rank, "end")
-        files.result(rank).write_text("{}")
-        exits(files, rank)
-    assert monitor.tick()
-    set_at, done_at = time.time(), time.monotonic()
-    monkeypatch.setattr("compare.launch.monitor.time.time", lambda: set_at + 3600)
-    assert monitor.tick()
-    monkeypatch.setattr("compare.launch.monitor.time.monotonic", lambda: done_at + 31)
-    assert not monitor.tick()
-
-
 def test_progress_record_that_was_cut_short_is_skipped(files):
     note(files, 0, "join")
     with open_progress(files, 0) as file:
@@ -163,30 +150,6 @@ def test_stall_of_a_rank_that_another_waits_for_names_it(monitor, files, begun, 
     assert isinstance(error, StalledError)
     for words in ["rank 1 on", *says]:
         assert words.format(folder=files.directory) in str(error)
-
-
-@pytest.mark.parametrize("begun", [True, False], ids=["in training", "before its first progress record"])
-def test_monitor_ends_a_launch_at_once_when_a_rank_exits_with_0(monitor, files, begun):
-    """Launchers go on then: to them, status 0 is no failure."""
-    note(files, 0, "join")
-    if begun:
-        note(files, 1, "join")
-    assert monitor.tick()
-    exits(files, 1, 0)
-    assert not monitor.tick()
-    exits(files, 0, **ENDED)
-    error = failure_of(monitor, None)
-    assert "rank 1 on here died" in error.what
-    assert error.found.startswith("It exited with status 0 and left no result.")
-    assert ("It wrote no progress record." in error.found) is not begun
-
-
-def test_monitor_waits_for_the_launcher_that_ended_its_ranks(monitor, files):
-    """The launcher's own status says more."""
-    for rank in (0, 1):
-        exits(files, rank, **ENDED)
-    assert monitor.tick()
-    assert "the launcher was killed (signal 9)" in failure_of(monitor, -9).what
 
 
 def test_failure_on_a_host_is_dated_by_the_clock_of_this_machine(files):
