@@ -1,6 +1,7 @@
 """Stage the data set: find it on every host, or copy it.
 
-``python -m compare.launch.staging DATASET DIRECTORY KEY`` prints where a host has the data set.
+``python -m compare.launch.staging DATASET DIRECTORY KEY`` prints where a host has the data set. If the files
+come on standard input, as MessagePack, it keeps a copy first.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -16,11 +19,11 @@ from compare import data
 from compare.data import DatasetName, DatasetSource
 from compare.errors import HostError
 from compare.launch.engines import Answer, Carrier
-from compare.launch.engines.commands import put, python_command, require_success, run_everywhere
+from compare.launch.engines.commands import python_command, require_success, run_everywhere
 from compare.schema.hosts import Host, is_local
 
 _LOOK_SECONDS = 60.0
-_PUT_SECONDS = 600.0
+_COPY_SECONDS = 600.0
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -51,11 +54,7 @@ def stage(
         whom = lacking[0].name if len(lacking) == 1 else f"{len(lacking)} hosts"
         files = data.files_of(source)
         say(f"Copying {source.name} ({sum(map(len, files.values())) / 1e6:.0f} MB) to {whom}")
-        for cache in sorted({held[host].cache for host in lacking}):
-            # Where hosts share this folder, the first fills it and the others fail. So they are asked again.
-            whose = [host for host in lacking if held[host].cache == cache]
-            put(whose, cache, files, carrier=carrier, timeout_seconds=_PUT_SECONDS)
-        held = _ask(others, source, python, carrier)
+        held |= _ask(lacking, source, python, carrier, msgspec.msgpack.encode(files))
     for host in others:
         if not held[host].directory:
             raise HostError(
@@ -78,19 +77,26 @@ def not_copied(host: Host, source: DatasetSource) -> HostError:
     )
 
 
-def _ask(hosts: Sequence[Host], source: DatasetSource, python: str, carrier: Carrier) -> dict[Host, Held]:
+def _ask(
+    hosts: Sequence[Host], source: DatasetSource, python: str, carrier: Carrier, files: bytes = b""
+) -> dict[Host, Held]:
     if not hosts:
         return {}
-    answers = ask_hosts(hosts, source, python=python, carrier=carrier)
+    answers = ask_hosts(hosts, source, python=python, carrier=carrier, files=files)
     require_success(answers, carrier)
     return {answer.host: read_held(answer) for answer in answers}
 
 
-def ask_hosts(hosts: Sequence[Host], source: DatasetSource, *, python: str, carrier: Carrier) -> list[Answer]:
-    """Ask hosts where they have a data set, and return their answers, which ``read_held`` reads."""
+def ask_hosts(
+    hosts: Sequence[Host], source: DatasetSource, *, python: str, carrier: Carrier, files: bytes = b""
+) -> list[Answer]:
+    """Ask hosts where they have a data set, and return their answers, which ``read_held`` reads.
+
+    If ``files`` are given, each host keeps a copy of them first.
+    """
     words = ("-m", "compare.launch.staging", source.name, source.directory, data.key_of(source))
-    ask = python_command(python, *words)
-    return run_everywhere(hosts, ask, carrier=carrier, timeout_seconds=_LOOK_SECONDS)
+    ask, seconds = python_command(python, *words), _COPY_SECONDS if files else _LOOK_SECONDS
+    return run_everywhere(hosts, ask, carrier=carrier, timeout_seconds=seconds, stdin=files)
 
 
 def read_held(answer: Answer) -> Held:
@@ -111,15 +117,31 @@ def read_held(answer: Answer) -> Held:
         ) from None
 
 
-def main(dataset: DatasetName, directory: str, key: str) -> Held:
-    """Return where this machine has a data set or a user's own workload.
+def main(dataset: DatasetName, directory: str, key: str, files: bytes = b"") -> Held:
+    """Return where this machine has a data set or a user's own workload, of which ``files`` are kept first.
 
     ``directory`` is searched first, then the folder for copies. ``key`` is the hash of the content.
     """
     cache = data.default_root() / "delivered" / f"{dataset}-{key[:12]}"
+    if files:
+        with suppress(OSError):  # a full disk, or a host that shares the folder was first
+            _keep(cache, msgspec.msgpack.decode(files, type=dict[str, bytes]))
     held = next((str(p) for p in (Path(directory), cache) if data.is_in(p, dataset, key)), "")
     return Held(held, str(cache))
 
 
+def _keep(folder: Path, files: dict[str, bytes]) -> None:
+    """Make a folder with these files, which appears whole or not at all, and only its owner can read."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as new:
+        for name, content in files.items():
+            path = Path(new, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            path.chmod(0o600)
+        Path(new).rename(folder)
+
+
 if __name__ == "__main__":
-    sys.stdout.buffer.write(msgspec.json.encode(main(*sys.argv[1:])) + b"\n")  # type: ignore[arg-type]
+    held_here = main(*sys.argv[1:], files=sys.stdin.buffer.read())  # type: ignore[arg-type, misc]
+    sys.stdout.buffer.write(msgspec.json.encode(held_here) + b"\n")

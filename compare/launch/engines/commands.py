@@ -5,11 +5,9 @@ A carrier starts a process on a host, and ``fanout`` executes thousands of such 
 
 from __future__ import annotations
 
-import io
 import resource
-import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from compare import PACKAGE_ROOT
@@ -37,17 +35,6 @@ given = os.fdopen(0, "rb")
 script = given.read(int(sys.argv.pop(1)))
 threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start()
 exec(script)
-"""
-
-# In a fixed program the folder is an argument and never part of the text.
-_RECEIVE = """\
-set -eu
-umask 077
-new="$1.new.$$"
-trap 'rm -rf "$new"' EXIT
-mkdir -p "$new"
-tar -x --no-same-owner -f - -C "$new"
-mv -T "$new" "$1"
 """
 
 
@@ -125,34 +112,6 @@ def enough_files(processes: int) -> Iterator[int]:
         yield max(1, min(processes, (allowed - _SPARE_FILES) // _FILES_PER_PROCESS))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def put(
-    hosts: Sequence[Host],
-    directory: str,
-    files: Mapping[str, bytes],
-    *,
-    carrier: Carrier,
-    timeout_seconds: float,
-) -> list[Answer]:
-    """Make ``directory`` with ``files`` on all hosts, and return the answers in the order of hosts.
-
-    ``files`` are contents by names. Only the owner can read the folder, which appears whole or not at all. An
-    existing folder with any content is left as it is, and the status of that answer is not 0.
-    """
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o600
-            tar.addfile(entry, io.BytesIO(content))
-    return run_everywhere(
-        hosts,
-        ["sh", "-c", _RECEIVE, "sh", directory],
-        carrier=carrier,
-        timeout_seconds=timeout_seconds,
-        stdin=archive.getvalue(),
-    )
 
 
 # ---- what answers mean -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import sys
 from pathlib import Path
 
@@ -69,20 +70,23 @@ def test_stage_this_machine_takes_the_data_set_where_it_is(digits):
 
 def test_stage_host_without_the_data_set_gets_a_verified_copy(digits, tmp_path):
     # Elsewhere it lies in another folder than here: made out by asking for one that there is not.
-    key = data.key_of(digits)
-    held = staging.main("digits", "/no/such/folder", key)
-    assert held.directory == ""
-    assert held.cache.startswith(str(tmp_path / "cache"))
-    staging.put(HERE, held.cache, data.files_of(digits), carrier=Ssh(), timeout_seconds=60)
-    assert staging.main("digits", "/no/such/folder", key).directory == held.cache
-    damaged = next(path for path in data.files_in(Path(held.cache)))
-    damaged.write_bytes(b"nonsense")
-    assert staging.main("digits", "/no/such/folder", key).directory == ""
+    elsewhere = msgspec.structs.replace(digits, directory="/no/such/folder")
+    (empty,) = staging._ask(HERE, elsewhere, sys.executable, Ssh()).values()
+    assert (empty.directory, Path(empty.cache).is_relative_to(tmp_path / "cache")) == ("", True)
+    files = msgspec.msgpack.encode(data.files_of(digits))
+    for _ in range(2):
+        (held,) = staging._ask(HERE, elsewhere, sys.executable, Ssh(), files).values()
+        assert held.directory == held.cache == empty.cache
+    folder = Path(held.cache)
+    assert list(folder.parent.iterdir()) == [folder]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    data.files_in(folder)[0].write_bytes(b"nonsense")
+    assert staging.main("digits", "/no/such/folder", data.key_of(digits)).directory == ""
 
 
 def test_stage_copy_that_does_not_arrive_is_an_error(digits, monkeypatch):
     monkeypatch.setattr(staging, "_ask", lambda hosts, *_: dict.fromkeys(hosts, staging.Held("", "/cache")))
-    monkeypatch.setattr(staging, "put", lambda *_arguments, **_rest: [])
     messages = []
     with pytest.raises(HostError, match="did not get a whole copy"):
         staging.stage((Host("n1", 1),), digits, python=sys.executable, carrier=Ssh(), say=messages.append)

@@ -1,7 +1,5 @@
 """Commands on hosts: their input, their answers, folders put there, and hosts that are starting."""
 
-import shlex
-import stat
 import subprocess
 import sys
 
@@ -12,7 +10,6 @@ from compare.errors import HostError
 from compare.launch.engines import STREAM_BYTES, AbsentHostError, Answer, Carrier, commands
 from compare.launch.engines.commands import (
     host_error,
-    put,
     require_success,
     run_everywhere,
     run_script,
@@ -121,24 +118,6 @@ def test_require_success_names_many_hosts_in_one_error():
     assert "Host n7 " in raised.value.found
     assert "and 12 more" in raised.value.found
     assert raised.value.remedy.count("Start sshd") == 1
-
-
-def test_put_makes_a_folder_for_its_owner_alone_and_leaves_one_that_exists(tmp_path):
-    files = {"job.json": b"{}", "secret": bytes(range(256))}
-    folder = tmp_path / "a 'folder'"
-    require_success(put([HERE], str(folder), files, carrier=Carrier(), timeout_seconds=20), Carrier())
-    (answer,) = put([HERE], str(folder), {"x": b""}, carrier=Carrier(), timeout_seconds=20)
-    assert answer.status != 0
-    assert list(tmp_path.iterdir()) == [folder]
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
-
-
-def test_put_shows_no_content_in_arguments(fake_ssh, tmp_path):
-    fake_ssh(f'echo "$@" >>{shlex.quote(str(tmp_path / "seen"))}; cat >/dev/null')
-    require_success(put([THERE], "/x", {"key": b"hunter2"}, carrier=Ssh(), timeout_seconds=20), Ssh())
-    assert "hunter2" not in (tmp_path / "seen").read_text()
 
 
 # ---- hosts that are starting ----
