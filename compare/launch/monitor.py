@@ -13,8 +13,7 @@ import msgspec
 
 from compare.errors import LaunchError, OutputError, StalledError, system_reason
 from compare.launch.circumstances import Circumstances
-from compare.launch.crash_log import read_launcher_log
-from compare.launch.failures import Cause, Evidence, find_cause, find_unstarted
+from compare.launch.failures import Cause, Evidence, find_cause, find_unstarted, read_launcher_log
 from compare.schema.job import RankExit, RankFailure, read_progress
 from compare.schema.launch_files import LaunchFiles
 from compare.system.files import read_json

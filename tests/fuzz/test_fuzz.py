@@ -32,11 +32,11 @@ from compare.experiment import allocation
 from compare.launch.agent.connection import Connection, LaunchLink
 from compare.launch.agent.mirror import ReceivedFiles
 from compare.launch.agent.protocol import FileData, Message, MessagePipe, ProtocolError, Refused
-from compare.launch.crash_log import read_crash_log
 from compare.launch.engines import Answer, slurm
 from compare.launch.engines.detect import STARTERS
 from compare.launch.engines.schedulers import SCHEDULERS
 from compare.launch.engines.ssh import Ssh
+from compare.launch.failures import read_crash_log
 from compare.report import FORMATS
 from compare.schema.arms import parse_arms
 from compare.schema.collectives import read_bytes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from compare.launch.crash_log import CrashLog, read_crash_log, read_launcher_log
+from compare.launch.failures import CrashLog, read_crash_log, read_launcher_log
 
 STACKS = (
     '\n\nThread 0x02 (most recent call first):\n  File "/x/other.py", line 1 in watch\n\n'
