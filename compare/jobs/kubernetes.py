@@ -6,6 +6,7 @@ Ringside runs in the launcher's pod, and reaches the workers over ssh.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,6 @@ from compare.text import counted, duration, seconds_of
 MEMORY, SHARED_MEMORY = "8Gi", "1Gi"
 """Sizes of a worker's memory and of its /dev/shm if the user gives none."""
 _SSHD_PORT = 22
-_PLAIN = re.compile(r"[A-Za-z/_][\w./-]*", re.ASCII)
-_WORDS_OF_YAML = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 _START_SECONDS = 600
 """Maximum time for the workers' pods to start; a job shorter than three times this gives them a third."""
 _END_SECONDS = 60
@@ -61,7 +60,7 @@ def job_name(resources: Resources, words: Sequence[str]) -> str:
 
 
 def write_manifest(resources: Resources, words: Sequence[str]) -> str:
-    """Return the YAML of the manifest that runs a command of Ringside as an MPIJob.
+    """Return the manifest that runs a command of Ringside as an MPIJob, in JSON, which kubectl reads as well.
 
     ``words`` is the command line, without the name of the program.
 
@@ -76,25 +75,7 @@ def write_manifest(resources: Resources, words: Sequence[str]) -> str:
     )
     require_printable([*words, resources.image, resources.namespace])
     _require_written_well(resources)
-    return _as_yaml(_manifest(resources, words))
-
-
-def _as_yaml(manifest: dict[str, Any]) -> str:
-    """Return a manifest as YAML, with each text in quotes that a parser might take for something else.
-
-    YAML 1.1 and 1.2 differ in that: for kubectl, ``1e-3`` is a number and ``y`` is true.
-    """
-    import yaml
-
-    class Quoting(yaml.SafeDumper):
-        pass
-
-    def represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-        is_plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS_OF_YAML
-        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="" if is_plain else '"')
-
-    Quoting.add_representer(str, represent)
-    return yaml.dump(manifest, Dumper=Quoting, sort_keys=False, allow_unicode=True, width=math.inf)
+    return json.dumps(_manifest(resources, words), indent=2, ensure_ascii=False) + "\n"
 
 
 def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:

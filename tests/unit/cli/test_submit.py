@@ -1,7 +1,8 @@
 """``compare submit``: what it prints where, and which flags belong together."""
 
+import json
+
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from compare.cli.main import app
@@ -18,10 +19,10 @@ def submit(*arguments):
 def test_submit_to_kubernetes_prints_the_manifest_alone_on_stdout():
     done = submit(*POD, "--namespace", "team", "--shm", "2Gi", "-t", "5", "--dry-run", "--", *VERIFY)
     assert done.exit_code == 0, done.output
-    job = yaml.safe_load(done.stdout)
+    job = json.loads(done.stdout)
     assert job["metadata"] == {"name": "compare-verify", "namespace": "team"}
     assert job["spec"]["runPolicy"]["activeDeadlineSeconds"] == 300
-    assert 'sizeLimit: "2Gi"\n' in done.stdout
+    assert '"sizeLimit": "2Gi"\n' in done.stdout
     assert "| kubectl apply -f -" in done.stderr
     follow = "until kubectl -n team logs -f job/compare-verify-launcher; do sleep 2; done"
     assert follow in done.stderr.splitlines()[-1]

@@ -1,5 +1,6 @@
 """The manifest of an MPIJob, checked against the operator's own definition."""
 
+import json
 import re
 
 import jsonschema
@@ -15,7 +16,7 @@ WORDS = ["run", "--backend", "ddp,horovod", "--workload", "my file.py:make"]
 
 
 def a_manifest(words=WORDS, **changes):
-    return yaml.safe_load(write_manifest(RESOURCES._replace(**changes), words))
+    return json.loads(write_manifest(RESOURCES._replace(**changes), words))
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,8 @@ def closed(schema):
 )
 def test_manifest_is_an_mpijob_by_its_definition(definition, changes):
     definition.validate(a_manifest(**changes))
-    misspelt = write_manifest(RESOURCES, WORDS).replace("slotsPerWorker:", "slotsPerWorkers:")
-    assert not definition.is_valid(yaml.safe_load(misspelt))
+    misspelt = write_manifest(RESOURCES, WORDS).replace('"slotsPerWorker"', '"slotsPerWorkers"')
+    assert not definition.is_valid(json.loads(misspelt))
 
 
 def pods_of(job):
@@ -162,12 +163,3 @@ def test_manifest_that_cannot_work_is_refused(words, changes, says):
     with pytest.raises(UsageError, match=says) as caught:
         write_manifest(RESOURCES._replace(**changes), words)
     assert "hunter2" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "word", ["1e-3", "1e3", "-1e5", "0o17", "y", "N", "on", "null", "2026-11-27", "~", "a: b"]
-)
-def test_words_that_a_parser_of_yaml_might_read_otherwise_are_quoted(word):
-    text = write_manifest(RESOURCES, [*WORDS, "--model", word])
-    assert f'- "{word}"\n' in text
-    assert yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]
