@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -40,40 +41,32 @@ _TICK_SECONDS = 0.5
 """Time between two checks of the files of launches. Every check takes a core from a rank for a moment."""
 
 
+@dataclass(eq=False)
 class AliveLaunches:
     """Launches that are alive side by side.
 
-    ``make_job`` makes the job of each launch. ``budget_ends_at`` is a Unix time. While one launch is waited
-    for, no other one may fail or stall. A launch that fails is ended, and its root cause is raised, but it
-    starts once more if another process took its port. The others stay alive until ``end_all``, which must be
-    called in any case.
+    While one launch is waited for, no other one may fail or stall. A launch that fails is ended, and its root
+    cause is raised, but it starts once more if another process took its port. The others stay alive until
+    ``end_all``, which must be called in any case.
     """
 
-    in_turns = False
+    config: LaunchConfig
+    directory: Path
+    """The folder of the run."""
+    cluster: Cluster
+    observer: Observer
+    make_job: MakeJob
+    """Makes the job of each launch."""
+    budget_ends_at: float = math.inf
+    """Unix time at which the run's budget ends."""
+    in_turns: bool = False
     """Whether the ranks wait for their turns."""
-    started_alone = True
+    started_alone: bool = True
     """Whether no other launch starts at the same time."""
-
-    def __init__(
-        self,
-        config: LaunchConfig,
-        directory: Path,
-        cluster: Cluster,
-        observer: Observer,
-        *,
-        make_job: MakeJob,
-        budget_ends_at: float = math.inf,
-    ) -> None:
-        self.current: Planned | None = None
-        """The launch that was last started or waited for, or the one that failed; None before the first."""
-        self.alive: list[RunningLaunch] = []
-        """Launches that were started and not yet ended, in the order of their starts."""
-        self._config = config
-        self._directory = directory
-        self._cluster = cluster
-        self._observer = observer
-        self._make_job = make_job
-        self._budget_ends_at = budget_ends_at
+    current: Planned | None = field(default=None, init=False)
+    """The launch that was last started or waited for, or the one that failed; None before the first."""
+    alive: list[RunningLaunch] = field(default_factory=list, init=False)
+    """Launches that were started and not yet ended, in the order of their starts."""
 
     def start(self, planned: Planned) -> RunningLaunch:
         """Start a launch, and return it without waiting for its ranks.
@@ -84,15 +77,15 @@ class AliveLaunches:
             OutputError: the run's folder cannot be written.
             UnavailableError: the launcher is not installed.
         """
-        if unix_time() >= self._budget_ends_at:
+        if unix_time() >= self.budget_ends_at:
             raise BudgetError("The time limit of this run has passed.")
         self.current = planned
         launch = RunningLaunch(
-            self._config,
+            self.config,
             planned,
-            self._cluster,
-            self._directory,
-            self._make_job,
+            self.cluster,
+            self.directory,
+            self.make_job,
             in_turns=self.in_turns,
             started_alone=self.started_alone,
         )
@@ -118,14 +111,14 @@ class AliveLaunches:
         looked_at = time.monotonic()
         while True:
             self.current = launch.planned
-            attend(self._cluster.attended, has_come, _TICK_SECONDS)
+            attend(self.cluster.attended, has_come, _TICK_SECONDS)
             now = time.monotonic()
             launch.waited_seconds += now - looked_at
             looked_at = now
-            too_long = launch.waited_seconds > self._config.launch_timeout_seconds
+            too_long = launch.waited_seconds > self.config.launch_timeout_seconds
             if has_come() and launch.ending() is None and not too_long:
                 return  # a turn must begin without further checks
-            if unix_time() > self._budget_ends_at:
+            if unix_time() > self.budget_ends_at:
                 raise BudgetError("The time limit of this run has passed.")
             for other in list(self.alive):
                 # Results from other hosts may still be under way, so the end of the launch decides.
@@ -138,7 +131,7 @@ class AliveLaunches:
                 return
             if too_long:
                 self._fail(launch, Ending(None, launch.waited_seconds, timed_out=True))
-            self._observer.rank_progressed(launch.planned, read_progress(launch.files, 0))
+            self.observer.rank_progressed(launch.planned, read_progress(launch.files, 0))
 
     def end_all(self) -> None:
         """End every launch that is still alive, on all hosts."""
@@ -152,7 +145,7 @@ class AliveLaunches:
                 self.end_all()
 
     def _begin(self, launch: RunningLaunch) -> None:
-        self._observer.launch_starts(launch.planned, launch.commands)
+        self.observer.launch_starts(launch.planned, launch.commands)
         self.alive.append(launch)
         launch.begin()
 
@@ -168,7 +161,7 @@ class AliveLaunches:
         if launch.restarted_because or not launch.port_was_taken():
             launch.conclude(ending)
             raise AssertionError("unreachable: a launch that failed has no results")
-        self._observer.launch_restarts(launch.planned, PORT_TAKEN)
+        self.observer.launch_restarts(launch.planned, PORT_TAKEN)
         launch.prepare(restarted_because=PORT_TAKEN)
         self._begin(launch)
 
@@ -204,10 +197,8 @@ def launch_arm(
         UnavailableError: the launcher is not installed.
     """
     make_job = partial(_job_of, run, proof)
-    alone = AliveLaunches(
-        run.config, directory, cluster, observer, make_job=make_job, budget_ends_at=budget_ends_at
-    )
-    return _finished(alone, planned, directory, observer).conclude()
+    alone = AliveLaunches(run.config, directory, cluster, observer, make_job, budget_ends_at)
+    return _finished(alone, planned).conclude()
 
 
 def launch_sweep(
@@ -228,17 +219,15 @@ def launch_sweep(
     """
     interface = cluster.network.interface if len(cluster.hosts) > 1 else ""
     make_job = partial(SweepJob, group=planned.group, interface=interface)
-    alone = AliveLaunches(
-        config, directory, cluster, observer, make_job=make_job, budget_ends_at=budget_ends_at
-    )
-    return _finished(alone, planned, directory, observer).conclude_sweep()
+    alone = AliveLaunches(config, directory, cluster, observer, make_job, budget_ends_at)
+    return _finished(alone, planned).conclude_sweep()
 
 
 def _job_of(run: Run, proof: Proof, *, arm: Arm, **fields: Any) -> Job:
     return Job(dataset=run.dataset, proof=proof, proven=run.proven(arm), arm=arm, **fields)
 
 
-def _finished(alone: AliveLaunches, planned: Planned, directory: Path, observer: Observer) -> RunningLaunch:
+def _finished(alone: AliveLaunches, planned: Planned) -> RunningLaunch:
     """Return a launch when it has succeeded; after Ctrl-Z, end it, stop until ``fg``, and launch again."""
     while True:
         try:
@@ -250,9 +239,9 @@ def _finished(alone: AliveLaunches, planned: Planned, directory: Path, observer:
                 finally:
                     alone.end_all()
         except Suspended:
-            forget_launch(directory, planned)
+            forget_launch(alone.directory, planned)
             stop_until_continued()
-            observer.launch_restarts(planned, _SUSPENDED)
+            alone.observer.launch_restarts(planned, _SUSPENDED)
 
 
 # ---- all arms of a round ----
@@ -260,8 +249,6 @@ def _finished(alone: AliveLaunches, planned: Planned, directory: Path, observer:
 
 class Cohort(AliveLaunches):
     """The launches of one round, alive side by side."""
-
-    in_turns = True
 
     def __init__(
         self,
@@ -272,14 +259,9 @@ class Cohort(AliveLaunches):
         *,
         budget_ends_at: float = math.inf,
     ) -> None:
-        super().__init__(
-            run.config,
-            directory,
-            cluster,
-            observer,
-            make_job=partial(_job_of, run, "brief"),
-            budget_ends_at=budget_ends_at,
-        )
+        make_job = partial(_job_of, run, "brief")
+        super().__init__(run.config, directory, cluster, observer, make_job, budget_ends_at)
+        self.in_turns = True
         self.started_alone = not run.launches
         self.side_by_side = False
         """Whether several launches were alive at the same time."""
@@ -300,7 +282,7 @@ class Cohort(AliveLaunches):
         try:
             launches = self._start_one_by_one(planned) if self.started_alone else self._start_many(planned)
             for number, turn in enumerate(turns, start=1):
-                self._observer.turn_begins(planned[turn.arm], number, len(turns))
+                self.observer.turn_begins(planned[turn.arm], number, len(turns))
                 self._take(launches[turn.arm], turn)
             for launch in launches:
                 self._go(launch, GO_ON)
@@ -316,7 +298,7 @@ class Cohort(AliveLaunches):
 
     def start(self, planned: Planned) -> RunningLaunch:
         """Announce a launch, start it, and return it without waiting for its ranks."""
-        self._observer.launch_begins(planned)
+        self.observer.launch_begins(planned)
         launch = super().start(planned)
         self.side_by_side = len(self.alive) > 1
         return launch
@@ -338,7 +320,7 @@ class Cohort(AliveLaunches):
 
     def _start_many(self, planned: Sequence[Planned]) -> list[RunningLaunch]:
         """Start launches, as many at a time as the cores allow, then warm up one after another."""
-        at_once = self._cluster.launches_at_once()
+        at_once = self.cluster.launches_at_once()
         launches: list[RunningLaunch] = []
         for number, one in enumerate(planned):
             if number >= at_once:

@@ -6,6 +6,7 @@ import errno
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -44,35 +45,27 @@ SUCCEEDED = Ending(0)
 """The ending of a launch whose launcher succeeded."""
 
 
+@dataclass(eq=False)
 class Monitor:
-    """Watches one launch through the files of its ranks.
+    """Watches one launch through the files of its ranks: call ``tick`` while it runs, then ``conclude``."""
 
-    Call ``tick`` while the launch runs, then ``conclude``. ``hosts`` has the name of each rank's host, whose
-    clock is ahead of this machine's by ``clock_ahead_seconds(rank)``. If a host is ``oversubscribed``, it has
-    more ranks than cores, so the error of a stalled rank adds that the rank may only be slow. Known problems
-    in ``circumstances`` that may explain a failure are added to its error.
-    """
+    files: LaunchFiles
+    hosts: Sequence[str]
+    """The name of each rank's host."""
+    stall_seconds: float
+    clock_ahead_seconds: Callable[[int], float] = lambda _: 0.0
+    """Returns by how much the clock of a rank's host is ahead of this machine's."""
+    oversubscribed: bool = False
+    """Whether a host has more ranks than cores, so a stalled rank may only be slow, as its error adds."""
+    circumstances: Circumstances | None = None
+    """Known problems that may explain a failure, and are added to its error."""
+    _received: dict[int, tuple[float, float]] = field(default_factory=dict, init=False)
+    _checked_at: float = field(default=0.0, init=False)
+    _done_at: float | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        files: LaunchFiles,
-        hosts: Sequence[str],
-        stall_seconds: float,
-        *,
-        clock_ahead_seconds: Callable[[int], float] = lambda _: 0.0,
-        oversubscribed: bool = False,
-        circumstances: Circumstances | None = None,
-    ) -> None:
-        self._files = files
-        self._hosts = hosts
-        self._ranks = range(len(hosts))
-        self._clock_ahead_seconds = clock_ahead_seconds
-        self._stall_seconds = stall_seconds
-        self._oversubscribed = oversubscribed
-        self._circumstances = circumstances
-        self._received: dict[int, tuple[float, float]] = {}
-        self._checked_at = 0.0
-        self._done_at: float | None = None
+    @property
+    def _ranks(self) -> range:
+        return range(len(self.hosts))
 
     def tick(self) -> bool:
         """Read the files of the ranks, and return whether the launch may go on.
@@ -98,7 +91,7 @@ class Monitor:
         """
         missing = [rank for rank in self._ranks if not self._has_result(rank)]
         if not missing and ending.status == 0:
-            return [read_json(self._files.result(rank), kind) for rank in self._ranks]
+            return [read_json(self.files.result(rank), kind) for rank in self._ranks]
         if missing:
             self._require_space()
         evidence = [self._evidence(rank) for rank in self._ranks]
@@ -111,22 +104,22 @@ class Monitor:
             if ending.abandoned or ending.timed_out:
                 raise error
         trained = any(rank.progress and rank.progress.step for rank in evidence)
-        raise self._circumstances.beside(error, trained=trained) if self._circumstances else error
+        raise self.circumstances.beside(error, trained=trained) if self.circumstances else error
 
     def _has_failed(self, rank: int) -> bool:
         """Return whether a rank exited by itself and left no result."""
-        record = _read(self._files.exit(rank), RankExit)
+        record = _read(self.files.exit(rank), RankExit)
         return record is not None and not record.ended_by and not self._has_result(rank)
 
     def _has_result(self, rank: int) -> bool:
-        return self._files.result(rank).exists()
+        return self.files.result(rank).exists()
 
     def _is_over(self) -> bool:
         """Return whether all ranks were done long ago, but the launcher has not exited."""
         now = time.monotonic()
         if self._done_at is None and all(map(self._has_result, self._ranks)):
             self._done_at = now
-        limit = max(self._stall_seconds, _TEARDOWN_SECONDS)
+        limit = max(self.stall_seconds, _TEARDOWN_SECONDS)
         return self._done_at is not None and now - self._done_at > limit
 
     def _is_stuck(self, rank: int) -> bool:
@@ -135,7 +128,7 @@ class Monitor:
         The rank may have been stopped, for example. The time since the last change of a record is measured on
         this machine, so the clocks of the hosts may differ or be set.
         """
-        progress, now = read_progress(self._files, rank), time.monotonic()
+        progress, now = read_progress(self.files, rank), time.monotonic()
         if progress is None or self._has_result(rank):
             return False
         latest, received_at = self._received.get(rank, (None, now))
@@ -146,14 +139,14 @@ class Monitor:
 
     def _evidence(self, rank: int) -> Evidence:
         """Return what the files of a rank say, with times by this machine's clock."""
-        files, ahead = self._files, self._clock_ahead_seconds(rank)
+        files, ahead = self.files, self.clock_ahead_seconds(rank)
         if failure := _read(files.failure(rank), RankFailure):
             failure = msgspec.structs.replace(failure, at=failure.at - ahead)
         if record := _read(files.exit(rank), RankExit):
             record = msgspec.structs.replace(record, time=record.time - ahead)
         return Evidence(
             rank=rank,
-            host=self._hosts[rank],
+            host=self.hosts[rank],
             has_result=self._has_result(rank),
             failure=failure,
             exit=record,
@@ -165,7 +158,7 @@ class Monitor:
 
     def _require_space(self) -> None:
         """Require that the disk of the launch's folder is not full, and has inodes and quota left."""
-        directory = self._files.directory
+        directory = self.files.directory
         try:
             with tempfile.NamedTemporaryFile(dir=directory, prefix=".room-") as file:
                 file.write(b"\0" * _LITTLE_BYTES)
@@ -188,12 +181,12 @@ class Monitor:
         if cause.kind == "deadlocked":
             what = f"{where}: all ranks waited for each other"
             question = "Do all call the same collectives in the same order?"
-            remedy = f"{question} Their stacks are in {self._files.directory}."
+            remedy = f"{question} Their stacks are in {self.files.directory}."
         # The watchdog that fires first may belong to a rank that only waits for another one.
         unfinished = (rank.progress for rank in evidence if not rank.has_result)
-        limit = min((p.limit_seconds for p in unfinished if p), default=self._stall_seconds)
-        sets = "this limit" if round(limit, 1) == self._stall_seconds else "the minimum of this limit"
-        slow = "Ranks outnumber the cores, so they may only be slow: " if self._oversubscribed else ""
+        limit = min((p.limit_seconds for p in unfinished if p), default=self.stall_seconds)
+        sets = "this limit" if round(limit, 1) == self.stall_seconds else "the minimum of this limit"
+        slow = "Ranks outnumber the cores, so they may only be slow: " if self.oversubscribed else ""
         return StalledError(
             f"{what} for {round(limit, 1):g} s.", found=found, remedy=f"{remedy} {slow}--stall sets {sets}."
         )
@@ -204,21 +197,24 @@ class Monitor:
         There are such lines only if the rank itself printed nothing. If its launcher printed nothing either,
         the sentence names the folder.
         """
-        log, stacks = self._files.log(cause.rank), self._files.stacks(cause.rank)
+        log, stacks = self.files.log(cause.rank), self.files.stacks(cause.rank)
         # The watchdog prints stacks into the log. A rank that was ended before that has them in a file.
         if cause.kind == "stalled" and tail(stacks):
             return [], f"Its stacks are in {stacks}."
         if tail(log):
             return [], f"Its traceback and output are in {log}."
-        for launchers in self._files.launcher_logs():
+        for launchers in self.files.launcher_logs():
             if printed := read_launcher_log(tail(launchers, lines=_LOG_LINES)):
                 lines = ["It printed nothing. Its launcher printed:", *printed]
                 return lines, f"All of the launcher's output is in {launchers}."
-        where = f"Their files are in {self._files.directory}."
-        return [], f"Neither the rank nor its launcher printed a reason. {where}"
+        return (
+            [],
+            "Neither the rank nor its launcher printed a reason. "
+            f"Their files are in {self.files.directory}.",
+        )
 
     def _without_cause(self, where: str, ending: Ending, evidence: list[Evidence]) -> LaunchError:
-        remedy = f"The output of the launcher and the ranks is in {self._files.directory}."
+        remedy = f"The output of the launcher and the ranks is in {self.files.directory}."
         missing = [rank for rank in evidence if not rank.has_result]
         how_far = "; ".join(_how_far(rank) for rank in evidence)
         if ending.abandoned or any(rank.exit and rank.exit.ended_by == "lease" for rank in missing):
@@ -251,7 +247,7 @@ class Monitor:
             what = f"rank {unstarted.rank} on {unstarted.host} never started"
         return LaunchError(
             f"{where}: {what}, and the launcher exited with status {ending.status}.",
-            found="\n".join(filter(None, map(tail, self._files.launcher_logs()))),
+            found="\n".join(filter(None, map(tail, self.files.launcher_logs()))),
             remedy=remedy,
         )
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,57 +53,51 @@ _OF_MPICH = "mpich_*"
 _PORT_ERRORS = ("EADDRINUSE", "address already in use")
 
 
+@dataclass(eq=False)
 class RunningLaunch:
-    """One launch of an arm on the hosts of a cluster, from its folder to the record of its results."""
+    """One launch of an arm on the hosts of a cluster, from its folder to the record of its results.
 
-    def __init__(
-        self,
-        config: LaunchConfig,
-        planned: Planned,
-        cluster: Cluster,
-        directory: Path,
-        make_job: MakeJob,
-        *,
-        in_turns: bool = False,
-        started_alone: bool = True,
-    ) -> None:
-        """Make the launch's folder below ``directory``, and prepare its job, commands and monitor.
+    Making it makes the launch's folder, and prepares its job, commands and monitor. No rank starts before
+    ``begin``.
 
-        With ``in_turns``, it takes turns with other launches of its round. ``started_alone`` becomes a field
-        of its record. No rank starts before ``begin``.
+    Raises:
+        OutputError: the launch's folder cannot be made.
+        UnavailableError: the launcher is not installed.
+    """
 
-        Raises:
-            OutputError: the launch's folder cannot be made.
-            UnavailableError: the launcher is not installed.
-        """
-        self.planned = planned
-        self._config = config
-        self._cluster = cluster
-        self._directory = directory
-        self._make_job = make_job
-        self._in_turns = in_turns
-        self._started_alone = started_alone
+    config: LaunchConfig
+    planned: Planned
+    cluster: Cluster
+    directory: Path
+    """The folder of the run."""
+    make_job: MakeJob
+    in_turns: bool = False
+    """Whether it takes turns with other launches of its round."""
+    started_alone: bool = True
+    """Whether no other launch starts at the same time, a field of its record."""
+
+    def __post_init__(self) -> None:
         self.prepare()
 
     def prepare(self, *, restarted_because: str = "") -> None:
         """Prepare the launch; with a reason, prepare its second start, in other folders.
 
         Raises:
-            RingsideError: see the constructor.
+            RingsideError: see the class.
         """
-        planned, cluster, arm = self.planned, self._cluster, self.planned.arm
+        planned, cluster, arm = self.planned, self.cluster, self.planned.arm
         self.restarted_because = restarted_because
         self._began = unix_time()
         self.waited_seconds = 0.0
         """Time in which the launch was waited for, without the turns of others."""
-        self.files = launch_files(self._directory, planned, again=bool(restarted_because))
+        self.files = launch_files(self.directory, planned, again=bool(restarted_because))
         try:
             self.files.directory.mkdir(parents=True)
         except OSError as error:
             raise OutputError.unwritten(self.files.directory, error) from None
-        self._folders = LaunchFolders(cluster, self.files, in_turns=self._in_turns)
+        self._folders = LaunchFolders(cluster, self.files, in_turns=self.in_turns)
         self._job, self.commands = plan_launch(
-            self._config, planned, self._folders, cluster.free_port(), self._make_job
+            self.config, planned, self._folders, cluster.free_port(), self.make_job
         )
         of_mpich = arm.runtime.launcher == hydra.EXECUTABLE
         self._segments = Segments(_OF_MPICH, time.time()) if of_mpich else None
@@ -117,7 +112,7 @@ class RunningLaunch:
         self.monitor = Monitor(
             self.files,
             [a.ready.hostname if self._folders.in_place and a.ready else a.host.name for a in agents],
-            self._config.stall_seconds,
+            self.config.stall_seconds,
             clock_ahead_seconds=lambda rank: agents[rank].clock_ahead_seconds,
             oversubscribed=crowded and len(agents) > 1,
             circumstances=Circumstances(arm, self._from_shell, cluster.defects),
@@ -136,9 +131,9 @@ class RunningLaunch:
             UnavailableError: a command could not be executed.
         """
         write_json(self.files.job, self._job)
-        agents = {agent.host.name: agent for agent in self._cluster.agents}
-        own = {agents[c.host.name] if c.host else self._cluster.here: c for c in self.commands}
-        used = list(dict.fromkeys([*self._cluster.agents, *own]))  # each once, in the order of hosts
+        agents = {agent.host.name: agent for agent in self.cluster.agents}
+        own = {agents[c.host.name] if c.host else self.cluster.here: c for c in self.commands}
+        used = list(dict.fromkeys([*self.cluster.agents, *own]))  # each once, in the order of hosts
         # A launcher may start ranks on other hosts at once: the folders there come first.
         self._begin([agent for agent in used if agent not in own], own)
         self._begin(list(own), own)
@@ -162,7 +157,7 @@ class RunningLaunch:
         """
         agents = [link.agent for link in self._with_ranks()]
         # Hosts of a rehearsal share the memory of one machine.
-        for group in [agents] if self._cluster.network.rehearsed else [[agent] for agent in agents]:
+        for group in [agents] if self.cluster.network.rehearsed else [[agent] for agent in agents]:
             link = self._links[group[0]]
             waiting = [one.waiting_on(group) for one in (self, *others)]
             needs = [sum(arrival.memory.peak_bytes for arrival in arrivals) for arrivals in waiting]
@@ -212,11 +207,11 @@ class RunningLaunch:
         Nothing of the launch is left on the other hosts. A lost host ends its ranks when their lease expires.
         """
         lost: dict[Connection, RingsideError] = {}
-        asked, here = [link for link in self._links.values() if link.order], self._links[self._cluster.here]
+        asked, here = [link for link in self._links.values() if link.order], self._links[self.cluster.here]
         self.ask_to_end()
         try:
             attend(
-                self._cluster.attended,
+                self.cluster.attended,
                 lambda: all(link.exited or link.agent in lost for link in asked),
                 _END_SECONDS,
                 lost=lost,
@@ -272,11 +267,11 @@ class RunningLaunch:
             self._links[agent].start(
                 self._order(agent, own.get(agent)), None if self._folders.in_place else self.files
             )
-        self._cluster.wait(lambda: all(self._links[agent].started for agent in agents), agents)
+        self.cluster.wait(lambda: all(self._links[agent].started for agent in agents), agents)
 
     def _order(self, agent: Connection, command: Command | None) -> Start:
         """Return the order to start the launch, and a launcher if there is a ``command``, on one host."""
-        cluster, folders = self._cluster, self._folders
+        cluster, folders = self.cluster, self._folders
         files = {str(folders.exported): msgspec.json.encode(cluster.exported)}
         if agent in cluster.agents and not folders.in_place:
             files[folders.job_file.name] = msgspec.json.encode(cluster.job_for(agent, self._job))
@@ -319,7 +314,7 @@ class RunningLaunch:
             "inherited": {name: value for name, value in of_libraries.items() if name not in set_here},
             "started_at": self._began,
             "seconds": unix_time() - self._began,
-            "started_alone": self._started_alone,
+            "started_alone": self.started_alone,
             "restarted_because": self.restarted_because,
             "ranks": ranks,
         }
