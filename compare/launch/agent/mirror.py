@@ -40,15 +40,12 @@ class Mirror:
         # Records are listed before the other files: their ranks write nothing more.
         records = [path for path in self._files() if path.suffix == _RECORD]
         others = [path for path in self._files() if path.suffix != _RECORD]
-        return self._send_all(others, pipe) and self._send_all(records, pipe)
-
-    def _send_all(self, paths: list[Path], pipe: MessagePipe) -> bool:
-        complete = True
-        for path in paths:
+        for path in (*others, *records):
             while pipe.backlog_bytes < BACKLOG_BYTES and self._send_some(path, pipe):
                 pass
-            complete = complete and pipe.backlog_bytes < BACKLOG_BYTES
-        return complete
+            if pipe.backlog_bytes >= BACKLOG_BYTES:
+                return False
+        return True
 
     def _files(self) -> Iterator[Path]:
         try:
