@@ -29,6 +29,7 @@ from compare.launch.agent.protocol import Start
 from compare.launch.arm import LaunchFolders, MakeJob, launch_files, plan_launch
 from compare.launch.circumstances import Circumstances, shell_settings
 from compare.launch.cluster import Cluster
+from compare.launch.engines import REMOTE_SHELL
 from compare.launch.monitor import SUCCEEDED, Ending, Monitor, tail
 from compare.launch.processes import Segments
 from compare.launch.signals import uninterrupted
@@ -280,9 +281,8 @@ class RunningLaunch:
         programs: dict[str, bytes] = {}
         if command and command.host is None and not folders.in_place:
             at = executable_root() / folders.programs_name
-            shell = cluster.carrier.remote_shell(at, cluster.hosts)
-            programs = {str(at / name): text.encode() for name, text in shell.items()}
-            environment["PATH"] = f"{at / 'bin'}{os.pathsep}{environment['PATH']}"
+            programs[str(at / REMOTE_SHELL)] = cluster.carrier.remote_shell(cluster.hosts).encode()
+            environment["PATH"] = f"{at}{os.pathsep}{environment['PATH']}"
             made.append(str(at))
         return Start(
             directory=folders.mark,

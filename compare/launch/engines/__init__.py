@@ -8,8 +8,7 @@ ranks each takes, and which ``Carrier`` starts a process on a host. The rest is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -20,6 +19,8 @@ from compare.text import printable
 
 STREAM_BYTES = 1 << 20
 """Maximum size of what one host may send on each stream."""
+REMOTE_SHELL = "ssh"
+"""The program that mpirun and horovodrun call to start a process on a host."""
 LOCAL = "use only this machine: --engine local"
 """Part of a remedy: what a user can do in every job."""
 ELSEWHERE = f"Name the hosts with -H or --hostfile, or {LOCAL}"
@@ -27,8 +28,8 @@ ELSEWHERE = f"Name the hosts with -H or --hostfile, or {LOCAL}"
 _LAST_LINES = 3
 _STAND_IN = """\
 #!/bin/sh
-# Starts a process where mpirun and horovodrun call ssh. Options of ssh, on either side of the host, are
-# dropped: none of them matters here.
+# Starts a process where mpirun and horovodrun call ssh. Their options of ssh, on either side of the host,
+# are dropped: this program has the right ones.
 host=
 while [ $# -gt 0 ]; do
   case $1 in
@@ -37,7 +38,6 @@ while [ $# -gt 0 ]; do
     *) [ -z "$host" ] || break; host=$1; shift ;;
   esac
 done
-exec {start} sh -c "$*"
 """
 
 
@@ -97,19 +97,16 @@ class Carrier(msgspec.Struct, frozen=True):
         """Return the error of a host that was not reached; None if it was, even if its command failed."""
         return explain_signal(answer) if answer.here else self._explain(answer)
 
-    def remote_shell(self, folder: Path, hosts: Sequence[Host]) -> Mapping[str, str]:
-        """Return the files that let mpirun and horovodrun start ranks on hosts.
+    def remote_shell(self, hosts: Sequence[Host]) -> str:
+        """Return the program with which mpirun and horovodrun start ranks on hosts.
 
-        Both call a program named ``ssh``. The caller writes the files below ``folder``, with that program at
-        ``bin/ssh``, and puts ``bin`` first on their PATH.
-
-        Returns:
-            The contents of the files, by their names below ``folder``; empty if every host is this machine.
+        Both call it by the name ``REMOTE_SHELL``, so the caller puts it first on their PATH. The text is
+        empty if every host is this machine.
 
         Raises:
             UnavailableError: the program that reaches hosts is not installed.
         """
-        return {} if all(map(is_local, hosts)) else self._remote_shell(folder, hosts)
+        return "" if all(map(is_local, hosts)) else self._remote_shell(hosts)
 
     def _argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
         del host
@@ -122,9 +119,9 @@ class Carrier(msgspec.Struct, frozen=True):
     def _explain(self, answer: Answer) -> HostError | None:
         return explain_signal(answer)
 
-    def _remote_shell(self, folder: Path, hosts: Sequence[Host]) -> Mapping[str, str]:
-        del folder, hosts
-        return {}
+    def _remote_shell(self, hosts: Sequence[Host]) -> str:
+        del hosts
+        return ""
 
 
 class ScheduledJob(Protocol):
@@ -187,6 +184,6 @@ def explain_signal(answer: Answer) -> HostError | None:
 def ssh_stand_in(start: str) -> str:
     """Return a program that takes the place of ssh for mpirun and horovodrun.
 
-    ``start`` is the text of a shell command that executes the words after it on ``"$host"``.
+    ``start`` is the end of a shell script: it starts the shell command ``"$*"`` on ``"$host"``.
     """
-    return _STAND_IN.format(start=start)
+    return f"{_STAND_IN}{start}\n"

@@ -16,7 +16,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -85,9 +85,9 @@ class Rehearsal(Carrier, frozen=True):
         """Return the command that starts a shell on a host."""
         return shlex.join(self.argv(host, ["sh"]))
 
-    def _remote_shell(self, folder: Path, hosts: Sequence[Host]) -> Mapping[str, str]:
-        del folder, hosts
-        return {"bin/ssh": ssh_stand_in('sh "/run/rehearsal/$host"')}
+    def _remote_shell(self, hosts: Sequence[Host]) -> str:
+        del hosts
+        return ssh_stand_in('exec sh "/run/rehearsal/$host" sh -c "$*"')
 
 
 @contextmanager

@@ -198,9 +198,9 @@ class Slurm(Carrier, frozen=True, kw_only=True):
             return HostError(f"{name}: srun failed.", found=answer.last_lines, remedy=f"Try `{by_hand}`.")
         return None
 
-    def _remote_shell(self, folder: Path, hosts: Sequence[Host]) -> dict[str, str]:
-        del folder, hosts
-        return {"bin/ssh": ssh_stand_in(f'{shlex.join(self._srun())} --nodelist="$host" --')}
+    def _remote_shell(self, hosts: Sequence[Host]) -> str:
+        del hosts
+        return ssh_stand_in(f'exec {shlex.join(self._srun())} --nodelist="$host" -- sh -c "$*"')
 
     def _srun(self) -> tuple[str, ...]:
         program = shutil.which("srun")

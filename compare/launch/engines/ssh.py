@@ -14,10 +14,9 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 
 from compare.errors import HostError, UnavailableError
-from compare.launch.engines import AbsentHostError, Answer, Carrier, named
+from compare.launch.engines import AbsentHostError, Answer, Carrier, named, ssh_stand_in
 from compare.schema.hosts import Host
 
 _FAILED = 255
@@ -29,17 +28,6 @@ _KEEPALIVE_SECONDS = 3
 """Maximum time without a packet before ssh asks for one.
 
 After two requests without an answer ssh gives up the host, because a dead link closes no connection.
-"""
-
-_WRAPPER = """\
-#!/bin/sh
-# horovodrun turns host key checking off; the word is dropped, so that your own setting holds.
-for word do
-  shift
-  case $word in StrictHostKeyChecking=*) word=BatchMode=yes ;; esac
-  set -- "$@" "$word"
-done
-exec {ssh} -F {config} "$@"
 """
 
 # Which error is raised, what ssh prints, what that means, what to do. The first that fits counts.
@@ -99,10 +87,9 @@ class Ssh(Carrier, frozen=True, kw_only=True):
 
     def _argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
         _program()
-        options = [f"-o{name}={value}" for name, value in self._settings().items()]
         flags = self._flags(host.user or self.user)
         # ssh joins the words and a shell on the host splits them again, so they are quoted once.
-        return ("ssh", "-T", *options, *flags, "--", host.name, shlex.join(argv))
+        return ("ssh", *self._options(), *flags, "--", host.name, shlex.join(argv))
 
     def _by_hand(self, host: Host) -> str:
         """Return an ssh command with the user's own flags only."""
@@ -118,19 +105,20 @@ class Ssh(Carrier, frozen=True, kw_only=True):
                 return kind(f"{name} {what}.", found=found, remedy=remedy.format(by_hand=by_hand))
         return HostError(f"{name}: ssh failed.", found=found, remedy=f"Try {by_hand}.")
 
-    def _remote_shell(self, folder: Path, hosts: Sequence[Host]) -> dict[str, str]:
-        """Return a program ``ssh`` that logs in as ``_argv`` does, and its configuration file.
+    def _remote_shell(self, hosts: Sequence[Host]) -> str:
+        """Return a program that logs in as ``_argv`` does.
 
-        Launchers cannot pass on users and time-outs, and each spells ports and keys in its own way.
+        Launchers cannot pass on users and time-outs, and each spells ports and keys in its own way. One of
+        them turns host key checking off.
         """
-        config = shlex.quote(str(folder / "ssh_config"))
-        return {
-            "bin/ssh": _WRAPPER.format(ssh=shlex.quote(_program()), config=config),
-            "ssh_config": self._config(hosts),
-        }
+        users = "".join(f"  {host.name}) user=-l{host.user} ;;\n" for host in hosts if host.user)
+        default = f"-l{self.user}" if self.user else ""
+        command = shlex.join([_program(), *self._options(), *self._flags("")])
+        choose = f"case $host in\n{users}  *) user={default} ;;\nesac"
+        return ssh_stand_in(f'{choose}\nexec {command} $user -- "$host" "$*"')
 
-    def _settings(self) -> dict[str, str | int]:
-        return {
+    def _options(self) -> list[str]:
+        settings = {
             "BatchMode": "yes",
             "ForwardAgent": "no",
             "ForwardX11": "no",
@@ -139,20 +127,12 @@ class Ssh(Carrier, frozen=True, kw_only=True):
             "ServerAliveInterval": _KEEPALIVE_SECONDS,
             "ServerAliveCountMax": 2,
         }
+        return ["-T", *(f"-o{name}={value}" for name, value in settings.items())]
 
     def _flags(self, user: str) -> list[str]:
         flags = [f"-p{self.port}"] if self.port else []
         flags += [f"-i{self.identity}"] if self.identity else []
         return flags + ([f"-l{user}"] if user else [])
-
-    def _config(self, hosts: Sequence[Host]) -> str:
-        lines = [f"Host {host.name}\n  User {host.user}" for host in hosts if host.user]
-        lines += ["Host *", *(f"  {name} {value}" for name, value in self._settings().items())]
-        lines += [f"  User {self.user}"] if self.user else []
-        lines += [f"  Port {self.port}"] if self.port else []
-        lines += [f'  IdentityFile "{self.identity}"'] if self.identity else []
-        # With a file of its own, ssh reads neither of these by itself.
-        return "\n".join([*lines, "Include ~/.ssh/config", "Include /etc/ssh/ssh_config", ""])
 
 
 def _program() -> str:

@@ -70,7 +70,7 @@ def test_srun_that_is_not_installed_is_unavailable(tmp_path, monkeypatch):
 def test_ssh_of_slurm_drops_options_and_starts_a_step(programs, tmp_path, words):
     steps = 'for word; do shift; case $word in --nodelist=*) echo "$word" ;; --) exec "$@" ;; esac; done'
     programs("srun", steps)
-    programs("ssh", Slurm(job="17").remote_shell(tmp_path, [THERE])["bin/ssh"])
+    programs("ssh", Slurm(job="17").remote_shell([THERE]))
     done = subprocess.run([tmp_path / "ssh", *shlex.split(words)], capture_output=True, text=True, check=True)
     assert done.stdout == "--nodelist=n2\none two\n"
 

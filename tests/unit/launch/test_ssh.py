@@ -3,6 +3,7 @@
 Real hosts are in tests/lab.
 """
 
+import shutil
 import subprocess
 
 import pytest
@@ -25,7 +26,7 @@ def test_carrier_on_this_machine_is_the_command_itself(carrier):
     assert carrier.argv(HERE, ["a", "b c"]) == ("a", "b c")
     assert carrier.by_hand(HERE) == ""
     assert carrier.explain(an_answer(255, b"Permission denied", HERE)) is None
-    assert carrier.remote_shell("/folder", [HERE]) == {}
+    assert carrier.remote_shell([HERE]) == ""
 
 
 def test_ssh_argv_never_asks_and_keeps_alive():
@@ -59,7 +60,7 @@ def test_ssh_that_is_not_installed_is_unavailable(tmp_path, monkeypatch):
     with pytest.raises(UnavailableError, match="ssh is not installed"):
         Ssh().argv(THERE, ["true"])
     with pytest.raises(UnavailableError, match="ssh is not installed"):
-        Ssh().remote_shell(tmp_path, [THERE])
+        Ssh().remote_shell([THERE])
 
 
 @pytest.mark.parametrize(
@@ -87,33 +88,18 @@ def test_ssh_errors_say_what_to_do(printed, what, remedy):
     assert Ssh().explain(an_answer(255, b"\x1b[2J\x07evil\n")).found == r"\x1b[2J\x07evil", "as text"
 
 
-def write_remote_shell(carrier, folder, hosts):
-    """Write the files as an agent does; return the ``ssh``."""
-    for name, content in carrier.remote_shell(folder, hosts).items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(content)
-        (folder / name).chmod(0o700)
-    return folder / "bin" / "ssh"
-
-
-def config_of(ssh, *words):
-    """Return the configuration that ssh itself reads for a host."""
-    return set(subprocess.check_output([ssh, "-G", *words], text=True).splitlines())
-
-
 @pytest.mark.parametrize(("host", "user"), [("n1", "alice"), ("n2", "bob")])
-def test_ssh_of_launchers_logs_in_as_the_carrier_does(tmp_path, host, user):
+def test_ssh_of_launchers_logs_in_as_the_carrier_does(fake_ssh, tmp_path, host, user):
+    """horovodrun passes StrictHostKeyChecking=no, but the user's own setting counts."""
+    fake_ssh(f'exec {shutil.which("ssh")} -G "$@"')  # it prints the configuration that it has read
     carrier = Ssh(user="bob", port=2222, identity="/keys/of mine")
-    ssh = write_remote_shell(carrier, tmp_path, [Host("n1", 1, "alice"), Host("n2", 1)])
+    program = tmp_path / "ssh"
+    program.write_text(carrier.remote_shell([Host("n1", 1, "alice"), Host("n2", 1)]))
+    program.chmod(0o700)
+    options = ("-x", "-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no")
+    read = subprocess.check_output([program, *options, host, "-p", "22", "a 'b' *", "&&", "c"], text=True)
     expected = {"port 2222", "identityfile /keys/of mine", "batchmode yes", "serveraliveinterval 3"}
-    assert {f"user {user}", *expected} <= config_of(ssh, host)
-
-
-def test_ssh_of_launchers_keeps_the_users_host_key_checking(tmp_path):
-    """horovodrun passes StrictHostKeyChecking=no, and the first value that ssh reads counts."""
-    ssh = write_remote_shell(Ssh(), tmp_path, [THERE])
-    config = tmp_path / "ssh_config"
-    config.write_text(f"Host *\n  StrictHostKeyChecking yes\n{config.read_text()}")
-    options = ("-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no")
-    expected = {"stricthostkeychecking true", "hostname n1", "passwordauthentication no", "batchmode yes"}
-    assert expected <= config_of(ssh, *options, "n1", "a 'b' *")
+    expected |= {f"user {user}", f"hostname {host}", "passwordauthentication yes"}
+    assert expected <= set(read.splitlines())
+    fake_ssh('for last; do :; done; printf %s "$last"')
+    assert subprocess.check_output([program, host, "a 'b' *", "&&", "c"], text=True) == "a 'b' * && c"
