@@ -25,7 +25,7 @@ from compare.launch.agent.machine import describe
 from compare.launch.agent.protocol import Ready
 from compare.launch.circumstances import Defect
 from compare.launch.engines import Allocation, Carrier, ScheduledJob
-from compare.launch.engines.commands import enough_files, join_errors
+from compare.launch.engines.commands import join_errors
 from compare.launch.network import addresses_of, choose_network, in_network, network_of_one, require_distinct
 from compare.launch.staging import stage
 from compare.schema.hosts import Host, Link, Network, is_local, local_host
@@ -184,7 +184,7 @@ def open_cluster(
     beside = () if any(map(is_local, hosts)) else (local_host(1),)
     environment = dict(os.environ)  # libraries that load later may change it, but not between arms
     connect_to = partial(connected, python=sys.executable, environment=environment, carrier=carrier)
-    with enough_files(len(hosts)), connect_to(hosts) as agents, connect_to(beside) as own:
+    with connect_to(hosts) as agents, connect_to(beside) as own:
         _require_ready([*agents, *own], len(hosts))
         for agent in agents:
             if job and agent.ready:

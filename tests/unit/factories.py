@@ -83,7 +83,7 @@ class AnAgent:
     ) -> None:
         self.host = host or local_host(slots)
         self.ready = Ready(hostname="here", version="", cpus=list(cpus), memory_left_bytes=1 << 40)
-        self.agent = self
+        self.agent = self.pipe = self
         self.launches: dict[str, Any] = {}
         self.ranks: Sequence[int] = ()
         self.order: Any = None

@@ -12,7 +12,6 @@ host behind a failed link ends its ranks by itself. If that process is killed, t
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from compare.launch.agent.protocol import (
     Port,
     Refused,
     Start,
+    wait_for,
 )
 from compare.launch.processes import adopt_orphans
 from compare.schema.launch_files import LEASE_SECONDS
@@ -116,13 +116,9 @@ class HostAgent:
 
     def _wait(self) -> None:
         """Wait until a pipe can be read or written, at most half a second."""
-        poll = select.poll()
         # What launches send is read only while the parent reads as well.
         launches = self._launches.values() if self._pipe.backlog_bytes < BACKLOG_BYTES else ()
-        for pipe in (self._pipe, *(launch.pipe for launch in launches)):
-            for descriptor, event in pipe.waits_for():
-                poll.register(descriptor, event)
-        poll.poll(ALIVE_SECONDS * 1000)
+        wait_for([self._pipe, *(launch.pipe for launch in launches)], ALIVE_SECONDS)
 
     def _close_inherited(self) -> None:
         """Close, in the process of a new launch, the pipes of the agent and of other launches."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import time
@@ -37,6 +36,7 @@ from compare.launch.agent.protocol import (
     Start,
     Started,
     Waiting,
+    wait_for,
 )
 from compare.launch.engines import Answer, Carrier
 from compare.launch.engines.commands import enough_files, host_error, python_command
@@ -130,7 +130,7 @@ class LaunchLink:
                 raise ProtocolError(f"unexpected: {type(message).__name__}")
 
     def _send(self, message: LaunchMessage) -> None:
-        self.agent.send(OfLaunch(self._name, message))
+        self.agent.pipe.send(OfLaunch(self._name, message))
 
     def _error_of(self, refused: Refused) -> RingsideError:
         """Return the error that a refusal reports.
@@ -178,7 +178,8 @@ class Connection:
         assert self._process.stdout is not None  # noqa: S101
         assert self._process.stderr is not None  # noqa: S101
         os.set_blocking(self._process.stderr.fileno(), False)
-        self._pipe = MessagePipe(self._process.stdout.fileno(), self._process.stdin.fileno())
+        self.pipe = MessagePipe(self._process.stdout.fileno(), self._process.stdin.fileno())
+        """The pipe of messages to and from the agent."""
 
     @property
     def clock_ahead_seconds(self) -> float:
@@ -193,14 +194,10 @@ class Connection:
         self.launches[name] = LaunchLink(name, self, ranks)
         return self.launches[name]
 
-    def send(self, message: Message) -> None:
-        """Send a message to the agent."""
-        self._pipe.send(message)
-
     def find_port(self) -> None:
         """Ask for a free port on the host; ``port`` is set when the answer comes."""
         self.port = None
-        self._pipe.send(FindPort())
+        self.pipe.send(FindPort())
 
     def tick(self) -> None:
         """Process the messages that arrived, and send a keep-alive message if one is due.
@@ -210,7 +207,7 @@ class Connection:
             OutputError: a file that the host sent cannot be written.
         """
         try:
-            for message in self._pipe.receive():
+            for message in self.pipe.receive():
                 self._take(message)
         except ProtocolError as error:
             raise HostError(
@@ -218,14 +215,10 @@ class Connection:
                 found=str(error),
                 remedy="Is the same version of Ringside installed there? Does the login shell print text?",
             ) from None
-        self._pipe.keep_alive()
+        self.pipe.keep_alive()
         self._read_stderr()
         if not any(link.exited and link.exited.abandoned for link in self.launches.values()):
             self._require_alive()
-
-    def waits_for(self) -> list[tuple[int, int]]:
-        """Return the descriptors to poll, each with its event; none once the agent has closed its pipe."""
-        return self._pipe.waits_for()
 
     def hang_up(self) -> None:
         """Close the pipes; the agent then ends its launches and exits, or is killed if it never answered."""
@@ -277,13 +270,13 @@ class Connection:
                 raise ProtocolError(f"unexpected: {type(message).__name__}")
 
     def _require_alive(self) -> None:
-        if self._pipe.closed:
+        if self.pipe.closed:
             # Its status follows at once, unless the process was stopped.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=_STATUS_SECONDS)
             raise self._lost(self._process.returncode)
         limit = SILENT_SECONDS if self.ready else START_SECONDS
-        if self._pipe.silent_seconds > limit:
+        if self.pipe.silent_seconds > limit:
             raise self._lost(None)
 
     def _read_stderr(self) -> None:
@@ -300,7 +293,7 @@ class Connection:
     def _lost(self, status: int | None) -> HostError:
         """Return the error of a lost connection, given its process's exit status; None if it still runs."""
         self._read_stderr()
-        silent = self._pipe.silent_seconds
+        silent = self.pipe.silent_seconds
         answer = Answer(self.host, status, b"", bytes(self._stderr), silent, here=self._is_here)
         return host_error(answer, self._carrier) or HostError(
             f"Host {self.host.name}: the agent exited.",
@@ -366,7 +359,8 @@ def attend(
         if now >= deadline:
             return False
         wait = min(deadline, attended_at + ALIVE_SECONDS) - time.monotonic()
-        ready = _readable([agent for agent in agents if agent not in lost], max(0.0, wait))
+        waiting = {agent.pipe: agent for agent in agents if agent not in lost}
+        ready = [waiting[pipe] for pipe in wait_for(waiting, max(0.0, wait))]
 
 
 def _raise_first_error(agents: Sequence[Connection]) -> None:
@@ -376,17 +370,6 @@ def _raise_first_error(agents: Sequence[Connection]) -> None:
             if link.error:
                 error, link.error = link.error, None
                 raise error
-
-
-def _readable(agents: Sequence[Connection], seconds: float) -> list[Connection]:
-    """Wait until agents can be read from or written to, at most for ``seconds``, and return these."""
-    # Not select(): it takes no descriptor above 1023, and 500 hosts need more.
-    poll, by_descriptor = select.poll(), {}
-    for agent in agents:
-        for descriptor, event in agent.waits_for():
-            by_descriptor[descriptor] = agent
-            poll.register(descriptor, event)
-    return [by_descriptor[descriptor] for descriptor, _ in poll.poll(seconds * 1000)]
 
 
 def close_all(agents: Sequence[Connection]) -> None:

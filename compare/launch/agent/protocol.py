@@ -10,7 +10,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -287,3 +287,14 @@ class MessagePipe:
         elif len(before) > _PREAMBLE_BYTES:
             raise ProtocolError(f"something else answered: {before[:80].decode(errors='replace')}")
         return self._preamble_seen
+
+
+def wait_for(pipes: Iterable[MessagePipe], seconds: float) -> list[MessagePipe]:
+    """Wait until pipes can be read from or written to, at most for ``seconds``, and return these."""
+    # Not select(): it takes no descriptor above 1023, and 500 hosts need more.
+    poll, by_descriptor = select.poll(), {}
+    for pipe in pipes:
+        for descriptor, event in pipe.waits_for():
+            by_descriptor[descriptor] = pipe
+            poll.register(descriptor, event)
+    return [by_descriptor[descriptor] for descriptor, _ in poll.poll(seconds * 1000)]
