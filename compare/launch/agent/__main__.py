@@ -14,12 +14,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import NoReturn
 
 from compare.errors import HostError
-from compare.launch.agent.launch import carry_out, clean_up, segments_of
+from compare.launch.agent.launch import carry_out, clean_up
 from compare.launch.agent.machine import describe, free_port
 from compare.launch.agent.protocol import (
     ALIVE_SECONDS,
@@ -35,7 +36,7 @@ from compare.launch.agent.protocol import (
     Start,
     wait_for,
 )
-from compare.launch.processes import adopt_orphans
+from compare.launch.processes import Segments, adopt_orphans
 from compare.schema.launch_files import LEASE_SECONDS
 
 IDLE_SECONDS = 900.0
@@ -90,7 +91,8 @@ class HostAgent:
                     if name in self._launches:
                         self._launches[name].pipe.send(order)
                     elif isinstance(order, Start):  # otherwise the launch has just ended
-                        self._launches[name] = _LaunchProcess(order, self._close_inherited)
+                        others = [launch.pipe for launch in self._launches.values()]
+                        self._launches[name] = _LaunchProcess(order, [self._pipe, *others])
 
     def _pass_back(self) -> None:
         """Pass on what the launches send, as fast as the parent reads, and remove those that ended."""
@@ -120,26 +122,23 @@ class HostAgent:
         launches = self._launches.values() if self._pipe.backlog_bytes < BACKLOG_BYTES else ()
         wait_for([self._pipe, *(launch.pipe for launch in launches)], ALIVE_SECONDS)
 
-    def _close_inherited(self) -> None:
-        """Close, in the process of a new launch, the pipes of the agent and of other launches."""
-        for pipe in (self._pipe, *(launch.pipe for launch in self._launches.values())):
-            pipe.close()
-
 
 class _LaunchProcess:
-    """The process of one launch, and the pipes to it."""
+    """The process of one launch, and the pipes to it; there, the ``inherited`` pipes are closed."""
 
-    def __init__(self, start: Start, close_inherited: Callable[[], None]) -> None:
+    def __init__(self, start: Start, inherited: Iterable[MessagePipe]) -> None:
         self.problem = ""
         """Why the process is lost; empty while it is not."""
         self.start = start
-        self.segments = segments_of(start)
+        # A clock of files may be some milliseconds behind.
+        self.segments = Segments(start.segments, time.time() - 1) if start.segments else None
         orders, answers = os.pipe(), os.pipe()
         self._pid = os.fork()
         if not self._pid:
             os.close(orders[1])
             os.close(answers[0])
-            close_inherited()
+            for pipe in inherited:
+                pipe.close()
             self._carry_out(MessagePipe(orders[0], answers[1]))
         os.close(orders[0])
         os.close(answers[1])

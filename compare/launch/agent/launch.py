@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -35,12 +34,6 @@ from compare.system.limits import memory_left_bytes
 
 _PUSH_SECONDS = 0.05
 """Maximum time to wait for a full pipe between two ticks."""
-
-
-def segments_of(start: Start) -> Segments | None:
-    """Return the shared memory that a launch may leave behind if it starts now, or None."""
-    # A clock of files may be some milliseconds behind.
-    return Segments(start.segments, time.time() - 1) if start.segments else None
 
 
 def carry_out(start: Start, pipe: MessagePipe, segments: Segments | None) -> Exited | Refused:

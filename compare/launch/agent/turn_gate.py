@@ -71,13 +71,10 @@ class TurnGate:
         self._signal(signal.SIGCONT)
         for rank in self._waiting:
             with suppress(OSError):  # the rank has exited, and its record says how
-                self._write(rank, turn)
+                if rank not in self._turns:
+                    self._turns[rank] = os.open(self._files.turns(rank), os.O_WRONLY | os.O_NONBLOCK)
+                os.write(self._turns[rank], msgspec.json.encode(turn) + b"\n")
         self._waiting.clear()
-
-    def _write(self, rank: int, turn: Turn) -> None:
-        if rank not in self._turns:
-            self._turns[rank] = os.open(self._files.turns(rank), os.O_WRONLY | os.O_NONBLOCK)
-        os.write(self._turns[rank], msgspec.json.encode(turn) + b"\n")
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self._stopped:

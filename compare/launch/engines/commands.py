@@ -103,10 +103,7 @@ def enough_files(processes: int) -> Iterator[int]:
     ``processes`` is the number that is wanted. The system's hard limit may allow fewer.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _SPARE_FILES + _FILES_PER_PROCESS * processes
-    unlimited = resource.RLIM_INFINITY  # which is -1
-    allowed = needed if soft == unlimited else max(soft, needed)
-    allowed = allowed if hard == unlimited else min(allowed, hard)
+    allowed = min(max(soft, _SPARE_FILES + _FILES_PER_PROCESS * processes), hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     try:
         yield max(1, min(processes, (allowed - _SPARE_FILES) // _FILES_PER_PROCESS))

@@ -81,8 +81,7 @@ class Rehearsal(Carrier, frozen=True):
         enter = ("nsenter", "-t", str(self.room), *user, *_ENTER, "--")
         return (*enter, *(() if is_local(host) else ("sh", f"/run/rehearsal/{host.name}")), *argv)
 
-    def by_hand(self, host: Host) -> str:
-        """Return the command that starts a shell on a host."""
+    def _by_hand(self, host: Host) -> str:
         return shlex.join(self.argv(host, ["sh"]))
 
     def _remote_shell(self, hosts: Sequence[Host]) -> str:
@@ -112,9 +111,8 @@ def open_rehearsal(hosts: int, slots: int, link: Link) -> Iterator[Allocation]:
         (first,) = psutil.Process(room.pid).children()
         names = [f"rehearsal-{number}" for number in range(1, hosts + 1)]
         allocated = tuple(Host(name, slots, source="rehearsed") for name in names)
-        yield Allocation(
-            allocated, Rehearsal(first.pid, _as_user()), "a rehearsal on this machine", rehearsed=link
-        )
+        carrier = Rehearsal(first.pid, as_user=os.geteuid() != 0)
+        yield Allocation(allocated, carrier, "a rehearsal on this machine", rehearsed=link)
     finally:
         room.communicate()  # closes the pipe
 
@@ -132,7 +130,7 @@ def _room_command(hosts: int, link: Link) -> list[str]:
                 found=f"The program {program} is missing.",
                 remedy=f"apt-get install {package}",
             )
-    user = ("--user", "--map-root-user") if _as_user() else ()
+    user = ("--user", "--map-root-user") if os.geteuid() else ()  # only root may do without
     made = ("unshare", *user, *_NAMESPACES, "--fork", "--kill-child", "--mount-proc")
     return [*made, "sh", str(_PROGRAM), "room", str(hosts), *shape(link), *map(str, _below_tmp())]
 
@@ -164,11 +162,6 @@ def _require_up(room: subprocess.Popen[str], hosts: int) -> None:
             (remedy for marks, remedy in _REMEDIES if any(mark in printed for mark in marks)), _ANY_REMEDY
         ),
     )
-
-
-def _as_user() -> bool:
-    """Return whether this user is not root, and so needs a user namespace."""
-    return os.geteuid() != 0
 
 
 def _path() -> str:

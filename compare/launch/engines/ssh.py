@@ -118,16 +118,10 @@ class Ssh(Carrier, frozen=True, kw_only=True):
         return ssh_stand_in(f'{choose}\nexec {command} $user -- "$host" "$*"')
 
     def _options(self) -> list[str]:
-        settings = {
-            "BatchMode": "yes",
-            "ForwardAgent": "no",
-            "ForwardX11": "no",
-            "EscapeChar": "none",
-            "ConnectTimeout": self.connect_timeout_seconds,
-            "ServerAliveInterval": _KEEPALIVE_SECONDS,
-            "ServerAliveCountMax": 2,
-        }
-        return ["-T", *(f"-o{name}={value}" for name, value in settings.items())]
+        never = ("BatchMode=yes", "ForwardAgent=no", "ForwardX11=no", "EscapeChar=none")
+        alive = (f"ServerAliveInterval={_KEEPALIVE_SECONDS}", "ServerAliveCountMax=2")
+        settings = (*never, f"ConnectTimeout={self.connect_timeout_seconds}", *alive)
+        return ["-T", *(f"-o{setting}" for setting in settings)]
 
     def _flags(self, user: str) -> list[str]:
         flags = [f"-p{self.port}"] if self.port else []
