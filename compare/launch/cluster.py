@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -189,41 +189,30 @@ def open_cluster(
         for agent in agents:
             if job and agent.ready:
                 job.require_share(agent.host, len(agent.ready.cpus), agent.ready.gpus)
-        yield Cluster(
-            agents,
-            next(agent for agent in (*own, *agents) if is_local(agent.host)),
-            network=_network(agents, interface, rehearsed),
-            exported=exported or {},
-            carrier=carrier,
-            job=job,
-        )
+        here = next(agent for agent in (*own, *agents) if is_local(agent.host))
+        machines = [agent.ready for agent in agents if agent.ready]
+        network = _network(agents, interface, rehearsed)
+        facts = (hosts, machines, network, exported or {}, job, here.ready)
+        yield Cluster(*facts, agents=agents, here=here, carrier=carrier)
 
 
+@dataclass(eq=False, kw_only=True)
 class Cluster(HostFacts):
-    """The hosts of a run with their agents; made by ``open_cluster``.
+    """The hosts of a run with their agents; made by ``open_cluster``."""
 
-    ``agents`` are the connections to the hosts' agents, in the order of ranks. ``here`` is the connection to
-    the agent of this machine, which may be one of them.
-    """
+    agents: Sequence[Connection]
+    """The connections to the hosts' agents, in the order of ranks."""
+    here: Connection
+    """The connection to the agent of this machine, which may be one of them."""
+    carrier: Carrier
+    defects: Callable[[], Sequence[Defect]] = tuple
+    """Returns what the check at the start found on these hosts; nothing before that check."""
+    _datasets: list[str] = field(default_factory=list, init=False)
 
-    def __init__(
-        self,
-        agents: Sequence[Connection],
-        here: Connection,
-        *,
-        network: Network,
-        exported: Mapping[str, str],
-        carrier: Carrier,
-        job: ScheduledJob | None = None,
-    ) -> None:
-        hosts, machines = tuple(agent.host for agent in agents), [a.ready for a in agents if a.ready]
-        super().__init__(hosts, machines, network, exported, job, here.ready)
-        self.agents, self.here, self.carrier = agents, here, carrier
-        self.attended = list(dict.fromkeys([*agents, here]))
+    @property
+    def attended(self) -> list[Connection]:
         """All agents of the run, each once."""
-        self.defects: Callable[[], Sequence[Defect]] = tuple
-        """Returns what the check at the start found on these hosts; nothing before that check."""
-        self._datasets: list[str] = []
+        return list(dict.fromkeys([*self.agents, self.here]))
 
     def stage(self, source: DatasetSource, say: Callable[[str], None]) -> None:
         """Find the data set on every host, or copy it there, and remember its folders.

@@ -130,7 +130,14 @@ class AnAgent:
 def a_cluster(slots: int = 2, cpus: Sequence[int] = (0,), agent: Any = None) -> Cluster:
     """This machine as the only host, without a process."""
     agent = agent or AnAgent(slots, cpus)
-    return Cluster([agent], agent, network=Network(), exported={}, carrier=Carrier())
+    return cluster_of([agent], agent)
+
+
+def cluster_of(agents: list[Any], here: Any, **changes: Any) -> Cluster:
+    """The hosts of some agents, without a process."""
+    facts = {"hosts": tuple(agent.host for agent in agents), "machines": [agent.ready for agent in agents]}
+    facts |= {"network": Network(), "exported": {}, "this_machine": here.ready, "carrier": Carrier()}
+    return Cluster(agents=agents, here=here, **facts | changes)
 
 
 def a_block(milliseconds: float, **changes: Any) -> Block:

@@ -14,8 +14,6 @@ import pytest
 from backends.launchers.request import Command
 from compare.errors import HostError, InterleaveError, LaunchError, OutputError
 from compare.launch.arm import LaunchFolders
-from compare.launch.cluster import Cluster
-from compare.launch.engines import Carrier
 from compare.launch.engines.ssh import Ssh
 from compare.launch.launches import AliveLaunches
 from compare.launch.monitor import SUCCEEDED
@@ -25,7 +23,7 @@ from compare.schema.job import Job, Planned, SweepJob
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.turns import Arrival, Memory
 from tests.unit.collectives import a_sweep_config
-from tests.unit.factories import DIGITS, AnAgent, a_cluster, a_config
+from tests.unit.factories import DIGITS, AnAgent, a_cluster, a_config, cluster_of
 
 ROUTED = Network(interface="eth0", network="eth0", addresses=("n1", "n2"))
 MPIRUN = Command(("mpirun",), {"PATH": "/bin"})
@@ -43,8 +41,7 @@ def hosts(monkeypatch):
 
 
 def of(agents, here, **changes):
-    network = Network() if here in agents else ROUTED
-    return Cluster(agents, here, **{"network": network, "exported": {}, "carrier": Carrier()} | changes)
+    return cluster_of(agents, here, **{"network": Network() if here in agents else ROUTED} | changes)
 
 
 @pytest.fixture
