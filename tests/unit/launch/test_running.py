@@ -19,10 +19,9 @@ from compare.launch.launches import AliveLaunches
 from compare.launch.monitor import SUCCEEDED
 from compare.launch.running import RunningLaunch
 from compare.schema.hosts import Host, Link, Network, local_host
-from compare.schema.job import Job, Planned, SweepJob
+from compare.schema.job import Job, Planned
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.turns import Arrival, Memory
-from tests.unit.collectives import a_sweep_config
 from tests.unit.factories import DIGITS, AnAgent, a_cluster, a_config, cluster_of
 
 ROUTED = Network(interface="eth0", network="eth0", addresses=("n1", "n2"))
@@ -169,18 +168,6 @@ def test_host_that_refuses_a_launch_ends_it_on_those_that_were_asked(hosts, carr
     with pytest.raises(HostError, match="n2"):
         carry_out(hosts, MPIRUN)
     assert [agent.told_to_end for agent in (*hosts.agents, hosts.here)] == [True, True, False]
-
-
-def test_job_for_host_of_a_sweep_needs_no_data_set():
-    agent = AnAgent(cpus=(2, 3))
-    cluster = of([agent], agent)
-    config = a_sweep_config()
-    job = SweepJob(
-        config=config, group="gloo", arm=config.arm_of("gloo"), affinity=[0], number=1, launched_at=5.0
-    )
-    assert cluster.job_for(agent, job) == msgspec.structs.replace(
-        job, affinity=[2, 3], launched_at=5.0 + agent.clock_ahead_seconds
-    )
 
 
 def test_memory_of_a_rehearsal_is_shared_by_all_hosts(hosts, prepare):
