@@ -88,7 +88,9 @@ def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:
     added = {"--engine": "ssh", "--wait-for-hosts": f"{wait:g}"}
     if _sets_budget(words):
         added["--budget"] = f"{left:g}"
-    command += [word for flag in added if flag_value(words, flag) is None for word in (flag, added[flag])]
+    for flag, value in added.items():
+        if flag_value(words, flag) is None:
+            command += [flag, value]
     sshd = {
         # StrictModes would refuse the operator's keys, because every user may write to their folder.
         "command": ["/usr/sbin/sshd", "-De", "-oStrictModes=no", f"-p{_SSHD_PORT}"],
