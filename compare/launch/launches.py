@@ -21,14 +21,13 @@ from typing import Any, Literal
 
 from compare.errors import BudgetError, HostError
 from compare.launch.agent.connection import attend
-from compare.launch.arm import MakeJob, Observer, forget_launch
+from compare.launch.arm import Observer, forget_launch
 from compare.launch.cluster import Cluster
 from compare.launch.monitor import Ending
-from compare.launch.running import RunningLaunch
+from compare.launch.running import LaunchSettings, RunningLaunch
 from compare.launch.signals import Suspended, stop_until_continued, suspendable
 from compare.schema.arms import Arm
 from compare.schema.collectives import SweepConfig, SweepLaunch
-from compare.schema.config import LaunchConfig
 from compare.schema.job import Job, Planned, Proof, SweepJob, read_progress
 from compare.schema.results import Launch, Run
 from compare.schema.turns import GO_ON, PlannedTurn, Turn, turn_of
@@ -42,7 +41,7 @@ _TICK_SECONDS = 0.5
 
 
 @dataclass(eq=False)
-class AliveLaunches:
+class AliveLaunches(LaunchSettings):
     """Launches that are alive side by side.
 
     While one launch is waited for, no other one may fail or stall. A launch that fails is ended, and its root
@@ -50,19 +49,6 @@ class AliveLaunches:
     ``end_all``, which must be called in any case.
     """
 
-    config: LaunchConfig
-    directory: Path
-    """The folder of the run."""
-    cluster: Cluster
-    observer: Observer
-    make_job: MakeJob
-    """Makes the job of each launch."""
-    budget_ends_at: float = math.inf
-    """Unix time at which the run's budget ends."""
-    in_turns: bool = False
-    """Whether the ranks wait for their turns."""
-    started_alone: bool = True
-    """Whether no other launch starts at the same time."""
     current: Planned | None = field(default=None, init=False)
     """The launch that was last started or waited for, or the one that failed; None before the first."""
     alive: list[RunningLaunch] = field(default_factory=list, init=False)
@@ -80,15 +66,7 @@ class AliveLaunches:
         if unix_time() >= self.budget_ends_at:
             raise BudgetError("The time limit of this run has passed.")
         self.current = planned
-        launch = RunningLaunch(
-            self.config,
-            planned,
-            self.cluster,
-            self.directory,
-            self.make_job,
-            in_turns=self.in_turns,
-            started_alone=self.started_alone,
-        )
+        launch = RunningLaunch(self, planned)
         self._begin(launch)
         return launch
 

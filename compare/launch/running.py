@@ -10,6 +10,7 @@ errors name paths that the user knows.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from compare.errors import HostError, InterleaveError, OutputError, RingsideErro
 from compare.launch.agent.connection import Connection, LaunchLink, attend
 from compare.launch.agent.launch import clean_up
 from compare.launch.agent.protocol import Start
-from compare.launch.arm import LaunchFolders, MakeJob, launch_files, plan_launch
+from compare.launch.arm import LaunchFolders, MakeJob, Observer, launch_files, plan_launch
 from compare.launch.circumstances import Circumstances, shell_settings
 from compare.launch.cluster import Cluster
 from compare.launch.engines import REMOTE_SHELL
@@ -55,6 +56,25 @@ _PORT_ERRORS = ("EADDRINUSE", "address already in use")
 
 
 @dataclass(eq=False)
+class LaunchSettings:
+    """What launches that are alive side by side have in common."""
+
+    config: LaunchConfig
+    directory: Path
+    """The folder of the run."""
+    cluster: Cluster
+    observer: Observer
+    make_job: MakeJob
+    """Makes the job of each launch."""
+    budget_ends_at: float = math.inf
+    """Unix time at which the run's budget ends."""
+    in_turns: bool = False
+    """Whether the ranks wait for their turns, because launches of a round take turns."""
+    started_alone: bool = True
+    """Whether no other launch starts at the same time."""
+
+
+@dataclass(eq=False)
 class RunningLaunch:
     """One launch of an arm on the hosts of a cluster, from its folder to the record of its results.
 
@@ -66,16 +86,8 @@ class RunningLaunch:
         UnavailableError: the launcher is not installed.
     """
 
-    config: LaunchConfig
+    settings: LaunchSettings
     planned: Planned
-    cluster: Cluster
-    directory: Path
-    """The folder of the run."""
-    make_job: MakeJob
-    in_turns: bool = False
-    """Whether it takes turns with other launches of its round."""
-    started_alone: bool = True
-    """Whether no other launch starts at the same time, a field of its record."""
 
     def __post_init__(self) -> None:
         self.prepare()
@@ -86,19 +98,20 @@ class RunningLaunch:
         Raises:
             RingsideError: see the class.
         """
-        planned, cluster, arm = self.planned, self.cluster, self.planned.arm
+        settings, planned, arm = self.settings, self.planned, self.planned.arm
+        cluster = self._cluster = settings.cluster
         self.restarted_because = restarted_because
         self._began = unix_time()
         self.waited_seconds = 0.0
         """Time in which the launch was waited for, without the turns of others."""
-        self.files = launch_files(self.directory, planned, again=bool(restarted_because))
+        self.files = launch_files(settings.directory, planned, again=bool(restarted_because))
         try:
             self.files.directory.mkdir(parents=True)
         except OSError as error:
             raise OutputError.unwritten(self.files.directory, error) from None
-        self._folders = LaunchFolders(cluster, self.files, in_turns=self.in_turns)
+        self._folders = LaunchFolders(cluster, self.files, in_turns=settings.in_turns)
         self._job, self.commands = plan_launch(
-            self.config, planned, self._folders, cluster.free_port(), self.make_job
+            settings.config, planned, self._folders, cluster.free_port(), settings.make_job
         )
         of_mpich = arm.runtime.launcher == hydra.EXECUTABLE
         self._segments = Segments(_OF_MPICH, time.time()) if of_mpich else None
@@ -113,7 +126,7 @@ class RunningLaunch:
         self.monitor = Monitor(
             self.files,
             [a.ready.hostname if self._folders.in_place and a.ready else a.host.name for a in agents],
-            self.config.stall_seconds,
+            settings.config.stall_seconds,
             clock_ahead_seconds=lambda rank: agents[rank].clock_ahead_seconds,
             oversubscribed=crowded and len(agents) > 1,
             circumstances=Circumstances(arm, self._from_shell, cluster.defects),
@@ -132,9 +145,9 @@ class RunningLaunch:
             UnavailableError: a command could not be executed.
         """
         write_json(self.files.job, self._job)
-        agents = {agent.host.name: agent for agent in self.cluster.agents}
-        own = {agents[c.host.name] if c.host else self.cluster.here: c for c in self.commands}
-        used = list(dict.fromkeys([*self.cluster.agents, *own]))  # each once, in the order of hosts
+        agents = {agent.host.name: agent for agent in self._cluster.agents}
+        own = {agents[c.host.name] if c.host else self._cluster.here: c for c in self.commands}
+        used = list(dict.fromkeys([*self._cluster.agents, *own]))  # each once, in the order of hosts
         # A launcher may start ranks on other hosts at once: the folders there come first.
         self._begin([agent for agent in used if agent not in own], own)
         self._begin(list(own), own)
@@ -158,7 +171,7 @@ class RunningLaunch:
         """
         agents = [link.agent for link in self._with_ranks()]
         # Hosts of a rehearsal share the memory of one machine.
-        for group in [agents] if self.cluster.network.rehearsed else [[agent] for agent in agents]:
+        for group in [agents] if self._cluster.network.rehearsed else [[agent] for agent in agents]:
             link = self._links[group[0]]
             waiting = [one.waiting_on(group) for one in (self, *others)]
             needs = [sum(arrival.memory.peak_bytes for arrival in arrivals) for arrivals in waiting]
@@ -208,11 +221,11 @@ class RunningLaunch:
         Nothing of the launch is left on the other hosts. A lost host ends its ranks when their lease expires.
         """
         lost: dict[Connection, RingsideError] = {}
-        asked, here = [link for link in self._links.values() if link.order], self._links[self.cluster.here]
+        asked, here = [link for link in self._links.values() if link.order], self._links[self._cluster.here]
         self.ask_to_end()
         try:
             attend(
-                self.cluster.attended,
+                self._cluster.attended,
                 lambda: all(link.exited or link.agent in lost for link in asked),
                 _END_SECONDS,
                 lost=lost,
@@ -268,11 +281,11 @@ class RunningLaunch:
             self._links[agent].start(
                 self._order(agent, own.get(agent)), None if self._folders.in_place else self.files
             )
-        self.cluster.wait(lambda: all(self._links[agent].started for agent in agents), agents)
+        self._cluster.wait(lambda: all(self._links[agent].started for agent in agents), agents)
 
     def _order(self, agent: Connection, command: Command | None) -> Start:
         """Return the order to start the launch, and a launcher if there is a ``command``, on one host."""
-        cluster, folders = self.cluster, self._folders
+        cluster, folders = self._cluster, self._folders
         files = {str(folders.exported): msgspec.json.encode(cluster.exported)}
         if agent in cluster.agents and not folders.in_place:
             files[folders.job_file.name] = msgspec.json.encode(cluster.job_for(agent, self._job))
@@ -314,7 +327,7 @@ class RunningLaunch:
             "inherited": {name: value for name, value in of_libraries.items() if name not in set_here},
             "started_at": self._began,
             "seconds": unix_time() - self._began,
-            "started_alone": self.started_alone,
+            "started_alone": self.settings.started_alone,
             "restarted_because": self.restarted_because,
             "ranks": ranks,
         }

@@ -120,7 +120,7 @@ def launch(tmp_path, monkeypatch):
     def launched(**changes):
         reported = []
 
-        def prepare(_config, planned, *_arguments, **_named):
+        def prepare(_settings, planned):
             made = ALaunch(planned, reported, orders=0)
             vars(made).update(changes)
             return made
@@ -210,11 +210,11 @@ def carry_out(tmp_path, monkeypatch):
     def carried_out(*, later, at_once=2, port_taken=()):
         told, made = [], []
 
-        def prepare(_config, planned, *_arguments, in_turns, started_alone):
-            assert in_turns
+        def prepare(settings, planned):
+            assert settings.in_turns
             # Four orders: warm-up, one turn, the end of it, and leaving.
             made.append(ALaunch(planned, told, orders=4, fails=planned.label in port_taken))
-            made[-1].started_alone = started_alone
+            made[-1].started_alone = settings.started_alone
             return made[-1]
 
         monkeypatch.setattr(launches, "RunningLaunch", prepare)

@@ -17,7 +17,7 @@ from compare.launch.arm import LaunchFolders
 from compare.launch.engines.ssh import Ssh
 from compare.launch.launches import AliveLaunches
 from compare.launch.monitor import SUCCEEDED
-from compare.launch.running import RunningLaunch
+from compare.launch.running import LaunchSettings, RunningLaunch
 from compare.schema.hosts import Host, Link, Network, local_host
 from compare.schema.job import Job, Planned
 from compare.schema.launch_files import LaunchFiles
@@ -51,7 +51,8 @@ def prepare(tmp_path, monkeypatch):
         monkeypatch.setattr("compare.launch.arm._commands", lambda *_: list(commands))
         config = a_config("ddp", ranks=2)
         planned = Planned(1, 1, config.arms[0])
-        return RunningLaunch(config, planned, cluster, tmp_path, partial(Job, dataset=DIGITS))
+        make_job = partial(Job, dataset=DIGITS)
+        return RunningLaunch(LaunchSettings(config, tmp_path, cluster, None, make_job), planned)
 
     return prepared
 
