@@ -19,7 +19,7 @@ from compare import data
 from compare.data import DatasetName, DatasetSource
 from compare.errors import HostError
 from compare.launch.engines import Answer, Carrier
-from compare.launch.engines.commands import python_command, require_success, run_everywhere
+from compare.launch.engines.commands import host_error, join_errors, python_command, run_everywhere
 from compare.schema.hosts import Host, is_local
 
 _LOOK_SECONDS = 60.0
@@ -83,7 +83,8 @@ def _ask(
     if not hosts:
         return {}
     answers = ask_hosts(hosts, source, python=python, carrier=carrier, files=files)
-    require_success(answers, carrier)
+    if errors := [error for answer in answers if (error := host_error(answer, carrier))]:
+        raise join_errors(errors, of=len(answers))
     return {answer.host: read_held(answer) for answer in answers}
 
 

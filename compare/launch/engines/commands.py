@@ -58,8 +58,7 @@ def run_everywhere(
     """Execute one command on all hosts at the same time, and return the answers in the order of hosts.
 
     ``timeout_seconds`` counts from the start on each host. Without ``input_ends``, its input stays open until
-    the command exits. A failed command raises no error, but ``host_error`` and ``require_success`` find it in
-    the answers.
+    the command exits. A failed command raises no error, but ``host_error`` finds it in its answer.
 
     Raises:
         UnavailableError: the carrier's program is not installed.
@@ -112,17 +111,6 @@ def enough_files(processes: int) -> Iterator[int]:
 
 
 # ---- what answers mean -----------------------------------------------------------------------------------
-
-
-def require_success(answers: Sequence[Answer], carrier: Carrier) -> None:
-    """Require that the command succeeded on every host.
-
-    Raises:
-        HostError: it failed on some hosts, which the error names with what they printed.
-    """
-    errors = [error for answer in answers if (error := host_error(answer, carrier))]
-    if errors:
-        raise join_errors(errors, of=len(answers))
 
 
 def join_errors(errors: Sequence[HostError], *, of: int) -> HostError:

@@ -10,7 +10,7 @@ from compare.errors import HostError
 from compare.launch.engines import STREAM_BYTES, AbsentHostError, Answer, Carrier, commands
 from compare.launch.engines.commands import (
     host_error,
-    require_success,
+    join_errors,
     run_everywhere,
     run_script,
     wait_for_hosts,
@@ -107,17 +107,14 @@ def test_host_error_says_what_failed_and_what_to_do(answer, says):
     assert "`" not in host_error(an_answer(None, host=HERE), Carrier()).remedy
 
 
-def test_require_success_names_many_hosts_in_one_error():
-    answers = [
-        an_answer(255, b"Connection refused", Host(name=f"n{number}", slots=1)) for number in range(20)
-    ]
-    require_success([an_answer(0)], Ssh())
-    with pytest.raises(HostError) as raised:
-        require_success([*answers, an_answer(0)], Ssh())
-    assert raised.value.what == "20 of 21 hosts cannot be used."
-    assert "Host n7 " in raised.value.found
-    assert "and 12 more" in raised.value.found
-    assert raised.value.remedy.count("Start sshd") == 1
+def test_errors_of_many_hosts_are_joined_in_one():
+    hosts = [Host(name=f"n{number}", slots=1) for number in range(20)]
+    errors = [host_error(an_answer(255, b"Connection refused", host), Ssh()) for host in hosts]
+    joined = join_errors(errors, of=21)
+    assert joined.what == "20 of 21 hosts cannot be used."
+    assert "Host n7 " in joined.found
+    assert "and 12 more" in joined.found
+    assert joined.remedy.count("Start sshd") == 1
 
 
 # ---- hosts that are starting ----
