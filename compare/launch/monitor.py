@@ -17,7 +17,7 @@ from compare.launch.circumstances import Circumstances
 from compare.launch.failures import Cause, Evidence, find_cause, find_unstarted, read_launcher_log
 from compare.schema.job import RankExit, RankFailure, read_progress
 from compare.schema.launch_files import LaunchFiles
-from compare.system.files import read_json
+from compare.system.files import read_json, tail
 
 T = TypeVar("T")
 _WATCHDOG_SECONDS = 5.0
@@ -25,7 +25,6 @@ _WATCHDOG_SECONDS = 5.0
 _TEARDOWN_SECONDS = 10.0
 """Least time that a launcher gets to exit after its ranks are done."""
 _LITTLE_BYTES = 1 << 20
-_TAIL_BYTES = 1 << 20
 _LOG_CHARACTERS, _LOG_LINES = 100_000, 1000
 """Maximum that is read of a log: the stacks of some threads, of a hundred frames each."""
 
@@ -260,17 +259,3 @@ def _how_far(rank: Evidence) -> str:
     if rank.progress is None:
         return f"rank {rank.rank} wrote no progress record"
     return f"rank {rank.rank} was at step {rank.progress.step} ({rank.progress.stage})"
-
-
-def tail(path: Path, lines: int = 8) -> str:
-    """Return the last lines of a file; empty if it cannot be read.
-
-    A rank may have written gigabytes, so only the last MiB is read.
-    """
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            end = file.read(_TAIL_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(end.strip().splitlines()[-lines:])

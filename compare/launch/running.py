@@ -31,7 +31,7 @@ from compare.launch.arm import LaunchFolders, MakeJob, Observer, launch_files, p
 from compare.launch.circumstances import Circumstances, shell_settings
 from compare.launch.cluster import Cluster
 from compare.launch.engines import REMOTE_SHELL
-from compare.launch.monitor import SUCCEEDED, Ending, Monitor, tail
+from compare.launch.monitor import SUCCEEDED, Ending, Monitor
 from compare.launch.processes import Segments
 from compare.launch.signals import uninterrupted
 from compare.schema.collectives import RankSweep, SweepLaunch
@@ -41,7 +41,7 @@ from compare.schema.job import Planned, read_progress
 from compare.schema.results import Launch, RankResult
 from compare.schema.turns import Arrival, Turn
 from compare.system.clock import unix_time
-from compare.system.files import executable_root, write_json
+from compare.system.files import executable_root, tail, write_json
 
 _END_SECONDS = 20.0
 """Maximum time for all agents to end a launch."""

@@ -1,4 +1,4 @@
-"""Read and write files whole or not at all."""
+"""Read and write files whole or not at all, and read the end of logs."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ Samples take a third of this, and nested empty lists take all of it.
 LARGEST = 10**18
 """Largest whole number that a file of Ringside may hold: 31 years in nanoseconds, or an exabyte."""
 _MAY_BE_LARGER = re.compile(rb"\d{19}")
+_TAIL_BYTES = 1 << 20
 STANDARD_OUTPUT = Path("-")
 """What a user writes in place of a file to mean standard output."""
 
@@ -227,3 +228,17 @@ def _require_memory(path: Path) -> None:
     """
     if path.is_file() and path.stat().st_size * _MEMORY_PER_BYTE > memory_left_bytes():
         raise MemoryError
+
+
+def tail(path: Path, lines: int = 8) -> str:
+    """Return the last lines of a file; empty if it cannot be read.
+
+    A rank may have written gigabytes, so only the last MiB is read.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            end = file.read(_TAIL_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(end.strip().splitlines()[-lines:])

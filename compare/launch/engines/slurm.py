@@ -30,6 +30,7 @@ from compare.schema.environment import inherited
 from compare.schema.hostfile import parse_hosts
 from compare.schema.hosts import Host, shown
 from compare.system.clock import unix_time
+from compare.system.files import tail
 from compare.system.scontrol import UNSET, fields_of, show_job
 from compare.text import counted
 
@@ -68,7 +69,7 @@ _OF_THE_COMMAND = "task "
 _COMPLETING_SECONDS = 5.0
 """Maximum time to wait until a job that is completing has ended on its nodes."""
 _POLL_SECONDS = 0.3
-_TAIL_BYTES = 1 << 16
+_LINES = 1000
 _NUMBERS = ("SLURM_JOB_ID", "SLURM_JOBID")
 _USER = re.compile(r"(.*)\((\d+)\)")
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
@@ -369,16 +370,7 @@ def _ending_of(number: str, fields: Mapping[str, str]) -> _Ending | None:
         return _TIME_OVER if _seconds_left(fields) <= 0 else None
     is_completing = state == "COMPLETING"
     known = fields.get("Reason", "") if is_completing else state
-    printed = _last_lines(number, fields.get("StdErr", "")) if is_completing else ""
+    # What Slurm wrote about the job's end into its output.
+    lines = tail(Path(fields.get("StdErr", "")), lines=_LINES).splitlines() if is_completing else []
+    printed = "\n".join(line for line in lines if f"*** JOB {number} ON " in line)
     return next((each for each in endings if known in each.states or each.printed in printed), None)
-
-
-def _last_lines(number: str, output: str) -> str:
-    """Return what Slurm wrote about a job's end into its output; empty if the file cannot be read."""
-    try:
-        with Path(output).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return "\n".join(line for line in lines if f"*** JOB {number} ON " in line)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from compare.errors import LaunchError, StalledError
-from compare.launch.monitor import Ending, Monitor, tail
+from compare.launch.monitor import Ending, Monitor
 from compare.schema.job import (
     Progress,
     RankExit,
@@ -16,7 +16,7 @@ from compare.schema.job import (
 )
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import RankResult
-from compare.system.files import write_json
+from compare.system.files import tail, write_json
 
 STACK = """
 Thread 0x0000000000000001 (most recent call first):
