@@ -39,8 +39,7 @@ NOT_PROSE = {".json", ".png", ".svg", ".pyc", ".gz"}
 EXCEPTIONS = {
     "tests/prose.py": "the word list names the words that it forbids",
     "tests/test_prose.py": "it plants violations",
-    "compare/launch/engines/commands.py: set -eu": "a program for the shell, not a sentence",
-    "compare/launch/engines/__init__.py: host=": "likewise",
+    "compare/launch/engines/__init__.py: host=": "a program for the shell, not a sentence",
     "compare/launch/interpreter.py: import importlib": "a program, not a sentence",
 }
 """Files that are not read, as ``path``, and sentences that may be longer, as ``path: first words``."""

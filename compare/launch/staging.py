@@ -119,9 +119,10 @@ def read_held(answer: Answer) -> Held:
 
 
 def main(dataset: DatasetName, directory: str, key: str, files: bytes = b"") -> Held:
-    """Return where this machine has a data set or a user's own workload, of which ``files`` are kept first.
+    """Return where this machine has a data set or a user's own workload.
 
-    ``directory`` is searched first, then the folder for copies. ``key`` is the hash of the content.
+    A copy of its ``files`` is kept first, if there are any. ``directory`` is searched first, then the folder
+    for copies. ``key`` is the hash of the content.
     """
     cache = data.default_root() / "delivered" / f"{dataset}-{key[:12]}"
     if files:
