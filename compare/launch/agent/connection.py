@@ -319,7 +319,11 @@ def connected(
                     agents.append(Connection(host, python=python, carrier=carrier, environment=environment))
             yield agents
         finally:
-            close_all(agents)
+            for agent in agents:
+                agent.hang_up()
+            deadline = time.monotonic() + _CLOSE_SECONDS
+            for agent in agents:
+                agent.wait_closed(deadline - time.monotonic())
 
 
 def attend(
@@ -370,12 +374,3 @@ def _raise_first_error(agents: Sequence[Connection]) -> None:
             if link.error:
                 error, link.error = link.error, None
                 raise error
-
-
-def close_all(agents: Sequence[Connection]) -> None:
-    """Close all connections, then wait for all of their processes."""
-    for agent in agents:
-        agent.hang_up()
-    deadline = time.monotonic() + _CLOSE_SECONDS
-    for agent in agents:
-        agent.wait_closed(deadline - time.monotonic())
