@@ -19,8 +19,8 @@ from compare.data import DatasetChoice, DatasetSource
 from compare.doctor import availability
 from compare.doctor.availability import Survey
 from compare.errors import UnavailableError, UsageError
-from compare.launch.engines import Allocation
 from compare.launch.cluster import HostFacts
+from compare.launch.engines import Allocation
 from compare.schema.arms import CONTROL, Arm, Interpreter, parse_arm
 from compare.schema.config import MOST_ROUNDS, LaunchFields, Length, RunConfig, RunFields
 from compare.schema.hosts import Host, is_local

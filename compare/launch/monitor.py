@@ -208,8 +208,7 @@ class Monitor:
                 return lines, f"All of the launcher's output is in {launchers}."
         return (
             [],
-            "Neither the rank nor its launcher printed a reason. "
-            f"Their files are in {self.files.directory}.",
+            f"Neither the rank nor its launcher printed a reason. Their files are in {self.files.directory}.",
         )
 
     def _without_cause(self, where: str, ending: Ending, evidence: list[Evidence]) -> LaunchError:

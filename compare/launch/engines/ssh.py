@@ -42,7 +42,10 @@ _TROUBLES = (
         HostError,
         ("Permission denied", "Too many authentication failures", "no mutual signature"),
         "does not let you log in without a password",
-        "Set up a key with ssh-copy-id until {by_hand} asks nothing; or use --ssh-user and --ssh-identity.",
+        (
+            "Set up a key with ssh-copy-id until {by_hand} asks nothing, or name the user and the key with "
+            "--ssh-user and --ssh-identity."
+        ),
     ),
     (
         AbsentHostError,

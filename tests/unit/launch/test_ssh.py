@@ -92,13 +92,14 @@ def test_ssh_errors_say_what_to_do(printed, what, remedy):
 def test_ssh_of_launchers_logs_in_as_the_carrier_does(fake_ssh, tmp_path, host, user):
     """horovodrun passes StrictHostKeyChecking=no, but the user's own setting counts."""
     fake_ssh(f'exec {shutil.which("ssh")} -G "$@"')  # it prints the configuration that it has read
-    carrier = Ssh(user="bob", port=2222, identity="/keys/of mine")
-    program = tmp_path / "ssh"
+    program, key = tmp_path / "ssh", tmp_path / "of mine"
+    key.touch()
+    carrier = Ssh(user="bob", port=2222, identity=str(key))
     program.write_text(carrier.remote_shell([Host("n1", 1, "alice"), Host("n2", 1)]))
     program.chmod(0o700)
     options = ("-x", "-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no")
     read = subprocess.check_output([program, *options, host, "-p", "22", "a 'b' *", "&&", "c"], text=True)
-    expected = {"port 2222", "identityfile /keys/of mine", "batchmode yes", "serveraliveinterval 3"}
+    expected = {"port 2222", f"identityfile {key}", "batchmode yes", "serveraliveinterval 3"}
     expected |= {f"user {user}", f"hostname {host}", "passwordauthentication yes"}
     assert expected <= set(read.splitlines())
     fake_ssh('for last; do :; done; printf %s "$last"')
