@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+WORKLOADS = Path(__file__).parent / "workloads"
 FOUND = ("failed", "nothing")
 """How the proof of a wrong step may end; ``refused`` and ``crashed`` are named by a case."""
 CASES: list[Case] = []
@@ -19,14 +20,13 @@ class Case:
     file: Path
     name: str
     arm: str
-    ends: tuple[str, ...]
+    ends: tuple[str, ...] = ()
     """Outcomes that are right; ``refused`` is an error of a rank."""
-    origin: str
-    """Where the kind was reported, or ``own``."""
     names: tuple[str, ...] = ()
     """Texts that the gates must hold."""
     or_names: tuple[str, ...] = ()
     """Texts of the gates with which ``passed`` is right, too."""
+    is_right: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the run beside the suite's own."""
     mutation: str = ""
@@ -36,61 +36,44 @@ class Case:
         return f"{self.name}-{self.arm}"
 
 
-def right(*arms, origin, ends=("passed",), names=(), **settings):
-    """Register a right workload, to be tried by each arm."""
-    return _register(arms or ("ddp",), origin=origin, ends=_several(ends), names=names, settings=settings)
+def right(*arms, origin, ends="passed", names=(), **settings):
+    """Register a right workload, to be tried by each arm; ``origin`` is where it was reported, or ``own``."""
+    return _register(arms, ends=ends, names=names, is_right=True, settings=settings)
 
 
 def wrong(*arms, origin, ends=FOUND, names=(), or_names=(), **settings):
     """Register a workload that no arm trains as one process would."""
-    return _register(
-        arms or ("own_torch",),
-        origin=origin,
-        ends=_several(ends),
-        names=names,
-        or_names=_several(or_names),
-        settings=settings,
-    )
+    return _register(arms or ("own_torch",), ends=ends, names=names, or_names=or_names, settings=settings)
 
 
-def mutation(*arms, of, names=(), or_names=(), ends=("failed",), origin="own", **settings):
-    """Register a fault in a strategy of ours.
+def _register(arms, **described):
+    def register(factory):
+        add(arms, Path(factory.__code__.co_filename), factory.__name__, **described)
+        return factory
 
-    ``of`` is what it trains: ``file.py:factory``.
-    """
+    return register
+
+
+def mutation(*arms, of, ends="failed", names=(), **settings):
+    """Register a fault in a strategy of ours; ``of`` is what it trains: ``file.py:factory``."""
 
     def register(patch):
         file, _, factory = of.partition(":")
-        CASES.extend(
-            Case(
-                file=Path(__file__).parent / "workloads" / file,
-                name=factory,
-                arm=arm,
-                ends=_several(ends),
-                origin=origin,
-                names=_several(names),
-                or_names=_several(or_names),
-                settings=settings,
-                mutation=patch.__name__,
-            )
-            for arm in arms
+        add(
+            arms,
+            WORKLOADS / file,
+            factory,
+            ends=ends,
+            names=names,
+            settings=settings,
+            mutation=patch.__name__,
         )
         return patch
 
     return register
 
 
-def _register(arms, *, names=(), **described):
-    def register(factory):
-        file = Path(factory.__code__.co_filename)
-        CASES.extend(
-            Case(file=file, name=factory.__name__, arm=arm, names=_several(names), **described)
-            for arm in arms
-        )
-        return factory
-
-    return register
-
-
-def _several(texts) -> tuple[str, ...]:
-    return (texts,) if isinstance(texts, str) else tuple(texts)
+def add(arms, file, name, *, ends, names=(), or_names=(), **described):
+    """Add a case for each arm; single texts stand for tuples of one."""
+    texts = [(given,) if isinstance(given, str) else given for given in (ends, names, or_names)]
+    CASES.extend(Case(file, name, arm, *texts, **described) for arm in arms)

@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from contextlib import nullcontext
-from itertools import islice
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.nn.parallel import DistributedDataParallel
 
 import backends
 from backends.base import Replica
@@ -26,14 +22,11 @@ from backends.strategies.ddp import DDPReplica
 from backends.strategies.local import LocalReplica
 from backends.strategies.local_sgd import LocalSGDReplica
 from backends.strategies.reducer import Bucket
-from tests.proof.case import mutation
+from tests.proof.case import WORKLOADS, add, mutation
+from tests.proof.workloads.tasks import LATE
 
 PLAIN = "right_models.py:plain"
-LATE = 25
-"""First wrong step; the proof before the training takes twenty."""
 BUCKETS = "manual:mode=overlap:bucket_mb=0.0001"
-SHARD_LOST = "A shard is not updated, or samples are left out."
-PART_STALE = "Something is left over from the step before, or a rank leaves out a part."
 
 
 def between(cls, name, change, *, first=0, last=1_000_000):
@@ -58,36 +51,31 @@ def is_last():
 
 # ---- strategies that break the contract's promises ----
 
+OF_THE_CONTRACT = {
+    "Sums": ("manual", "2 times the right one: a sum in place of the mean"),
+    "SkipsAParameter": ("manual:mode=per_parameter", ()),
+    "NeverSteps": ("manual", "the step does not reach them"),
+    "Accumulates": ("manual", ()),
+    "LosesAShard": ("fsdp", "A shard is not updated, or samples are left out."),
+    "KeepsAStaleShard": ("zero", "Something is left over from the step before, or a rank leaves out a part."),
+    "SkipsAMicrobatch": ("pipeline", "A shard is not updated, or samples are left out."),
+}
+"""Classes of ``tests/contract/broken.py``, each with the arm that builds it, and texts of its gates."""
+for _fault, (_arm, _names) in OF_THE_CONTRACT.items():
+    add([_arm], WORKLOADS / "right_models.py", "plain", ends="failed", names=_names, mutation=_fault)
 
-def _choose(backend, fault):
-    """Let a backend build a wrong strategy of the contract's tests."""
-    strategy = f"tests.contract.broken:{fault}"
-    backends.BACKENDS[backend] = dataclasses.replace(backends.BACKENDS[backend], strategy=strategy)
 
-
-@mutation("manual", of=PLAIN, names="the step does not reach them")
-def no_gradient_is_used():
-    _choose("manual", "NeverSteps")
-
-
-@mutation("pipeline", of=PLAIN, names=SHARD_LOST)
-def the_last_microbatch_is_skipped():
-    _choose("pipeline", "SkipsAMicrobatch")
+def plant(name):
+    """Plant a fault in this process: a wrong strategy of the contract's tests, or a function of this file."""
+    if name in OF_THE_CONTRACT:
+        backend = OF_THE_CONTRACT[name][0].partition(":")[0]
+        strategy = f"tests.contract.broken:{name}"
+        backends.BACKENDS[backend] = dataclasses.replace(backends.BACKENDS[backend], strategy=strategy)
+    else:
+        globals()[name]()
 
 
 # ---- what is averaged, and by how much ----
-
-
-@mutation(
-    "manual", "manual:mode=overlap", of=PLAIN, names="2 times the right one: a sum in place of the mean"
-)
-def a_sum_for_the_mean():
-    AveragingReplica.backward = lambda self, loss: loss.backward()
-
-
-@mutation("manual:mode=shared_memory", of=PLAIN)
-def the_mean_is_divided_twice():
-    AveragingReplica.backward = lambda self, loss: loss.backward(torch.full_like(loss, 0.25))
 
 
 @mutation("manual", of=PLAIN)
@@ -122,12 +110,6 @@ def the_bucket_of_another_dtype_is_left_out():
 
 
 @mutation("manual:mode=per_parameter", of=PLAIN)
-def the_last_parameter_is_left_out():
-    real = averaging.gradients_of
-    averaging.gradients_of = lambda parameters: real(parameters)[:-1]
-
-
-@mutation("manual:mode=per_parameter", of=PLAIN)
 def small_messages_are_not_sent():
     real = TorchGroup.all_reduce_
     TorchGroup.all_reduce_ = lambda self, tensor: real(self, tensor) if tensor.numel() > 6 else None
@@ -137,19 +119,6 @@ def small_messages_are_not_sent():
 def one_rank_is_left_out():
     real = TorchGroup.all_reduce_
     TorchGroup.all_reduce_ = lambda self, tensor: real(self, tensor.zero_() if is_last() else tensor)
-
-
-@mutation("manual", of=PLAIN)
-def one_rank_is_left_out_from_step_25_on():
-    real = FlatReducer.reduce
-
-    def without_the_last(self):
-        if is_last():
-            for parameter in self.parameters:
-                parameter.grad.zero_()
-        real(self)
-
-    between(FlatReducer, "reduce", without_the_last, first=LATE)
 
 
 def _use_views(bucket):
@@ -272,29 +241,8 @@ def ddp_rounds_without_being_asked():
 
 
 @mutation("ddp", of=PLAIN)
-def every_second_step_of_ddp_is_in_no_sync():
-    DDPReplica._in_pass = lambda self: self.wrapped.no_sync() if self._passes_done % 2 else nullcontext()
-
-
-@mutation("ddp", of=PLAIN)
 def ddp_is_in_no_sync_from_step_25_on():
     between(DDPReplica, "_in_pass", lambda self: self.wrapped.no_sync(), first=LATE)
-
-
-@mutation("ddp", of=PLAIN)
-def the_loss_calls_the_model_without_ddp():
-    DDPReplica.module = property(lambda self: self.model)
-
-
-@mutation("ddp", of=PLAIN)
-def ddp_ignores_a_parameter():
-    real = DDPReplica._wrap
-
-    def wrap(self, model, *arguments):
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["2.bias"])
-        return real(self, model, *arguments)
-
-    DDPReplica._wrap = wrap
 
 
 @mutation("ddp", of="right_training.py:two_passes_a_step", accumulate=2, batch_size_per_rank=2)
@@ -315,35 +263,9 @@ def passes_add_up_without_a_division():
 # ---- the step ----
 
 
-@mutation("ddp", "manual:mode=per_parameter", of=PLAIN)
-def gradients_are_never_reset():
-    LocalReplica.forget_gradients = lambda self: None
-
-
-@mutation("manual", of=PLAIN)
-def the_optimizer_steps_twice():
-    real = LocalReplica.step
-
-    def step(self):
-        self.optimizer.step()
-        real(self)
-
-    LocalReplica.step = step
-
-
 @mutation("ddp", of=PLAIN)
 def the_optimizer_rests_from_step_25_on():
     between(LocalReplica, "step", lambda self: self.forget_gradients(), first=LATE)
-
-
-@mutation("ddp", "manual", of=PLAIN)
-def the_optimizer_holds_half_of_the_parameters():
-    real = LocalReplica.__init__
-
-    def init(self, model, make_optimizer, group, options):
-        real(self, model, lambda parameters: make_optimizer(islice(parameters, 2)), group, options)
-
-    LocalReplica.__init__ = init
 
 
 @mutation("manual", of=PLAIN)
@@ -356,17 +278,6 @@ def weights_decay_a_little():
         torch._foreach_mul_(self.parameters, 1 - 1e-6)
 
     LocalReplica.step = step
-
-
-@mutation("manual", of="right_training.py:clip_after_the_average")
-def gradients_are_clipped_before_the_average():
-    real = AveragingReplica.backward
-
-    def backward(self, loss):
-        real(self, loss)
-        nn.utils.clip_grad_norm_(self.model.parameters(), 0.05)
-
-    AveragingReplica.backward = backward
 
 
 # ---- samples and starts ----
@@ -383,28 +294,16 @@ def all_ranks_train_the_first_shard():
     LocalReplica.__init__ = init
 
 
-def _of_batches(change):
+@mutation("manual", of=PLAIN)
+def each_step_learns_the_batch_before():
     real = Replica.learn
 
     def learn(self, batch, *others):
-        return real(self, change(self, batch), *others)
-
-    Replica.learn = learn
-
-
-@mutation("manual", of=PLAIN)
-def each_step_learns_the_batch_before():
-    def before(self, batch):
         last = getattr(self, "_last", batch)
         self._last = batch
-        return last
+        return real(self, last, *others)
 
-    _of_batches(before)
-
-
-@mutation("ddp", of=PLAIN)
-def half_of_each_batch_is_left_out():
-    _of_batches(lambda self, batch: [part[: len(part) // 2] for part in batch])
+    Replica.learn = learn
 
 
 @mutation("manual", "localsgd:period=1", of="right_training.py:start_of_each_rank")
@@ -421,33 +320,6 @@ def updated_parts_are_not_sent():
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     ZeroRedundancyOptimizer._sync_params = lambda self: None
-
-
-@mutation("zero", of=PLAIN, names=PART_STALE)
-def one_part_is_updated_in_the_first_step_alone():
-    from backends.strategies.zero import ZeroReplica
-
-    real = ZeroReplica.step
-
-    def step(self):
-        if is_last():
-            self.forget_gradients()
-        real(self)
-
-    between(ZeroReplica, "step", step, first=1)
-
-
-@mutation("fsdp", of=PLAIN, names=SHARD_LOST)
-def one_shard_is_never_updated():
-    from backends.strategies.fsdp import FSDPReplica
-
-    def step(self):
-        if is_last():
-            self.forget_gradients()
-        self.optimizer.step()
-        self.forget_gradients()
-
-    FSDPReplica.step = step
 
 
 @mutation("fsdp", of=PLAIN)

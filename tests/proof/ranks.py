@@ -77,7 +77,7 @@ def _fork(directory: Path, rank: int, world: int, port: int, mutation: str) -> i
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         if mutation:
-            getattr(mutations, mutation)()
+            mutations.plant(mutation)
         leave_outcome(LaunchFiles(directory), Placement(rank, rank, world, world, "localhost"))
     finally:
         os._exit(70)  # a rank never returns into the loop of its parent

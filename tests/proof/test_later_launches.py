@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
 from compare.analysis.parity import check_gates, with_passes
 from compare.schema.arms import parse_arm
-from tests.proof import mutations
-from tests.proof.case import Case
+from tests.proof.case import WORKLOADS, Case
 from tests.unit.factories import a_launch
 
-RIGHT = Case(Path(mutations.__file__).parent / "workloads" / "right_models.py", "plain", "manual", (), "own")
+RIGHT = Case(WORKLOADS / "right_models.py", "plain", "manual")
 
 
 def fingerprints(verdict):

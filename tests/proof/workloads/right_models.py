@@ -9,13 +9,14 @@ from torch.utils.checkpoint import checkpoint
 from tests.proof.case import right
 from tests.proof.workloads.tasks import (
     WIDTH,
+    Reader,
     cross_entropy,
     images,
+    in_bfloat16,
     mlp,
     mse,
     rows,
     series,
-    sgd,
     words,
     workload,
 )
@@ -34,13 +35,13 @@ def plain():
 @right("ddp", origin="own")
 def batch_norm():
     """Statistics of each rank's samples alone."""
-    return workload(model=nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)))
+    return workload(model=mlp(nn.BatchNorm1d(8)))
 
 
 @right("ddp", "manual:mode=shared_memory", origin="own")
 def dropout():
     """Random numbers of each rank's own."""
-    return workload(model=nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 1)))
+    return workload(model=mlp(nn.Dropout(0.5), hidden=16))
 
 
 @right("manual", origin="own")
@@ -55,7 +56,7 @@ def norms_without_statistics():
 @right("manual", origin="a public report")
 def frozen_base_with_low_rank_adapters():
     """Frozen weights with trained low-rank matrices, one of zeros."""
-    return workload(model=_Adapted(), optimizer=lambda p: sgd([q for q in p if q.requires_grad]))
+    return workload(model=_Adapted())
 
 
 class _Adapted(nn.Module):
@@ -72,7 +73,11 @@ class _Adapted(nn.Module):
 @right("ddp", "manual", "zero", origin="pytorch-lightning#5355")
 def tied_weights():
     """One matrix for the embedding and the output."""
-    return workload(model=_Tied(), data=words(), loss=_next_word)
+
+    def next_word(model, batch):
+        return nn.functional.cross_entropy(model(batch[0][:, :-1]), batch[0][:, -1])
+
+    return workload(model=_Tied(), data=words(), loss=next_word)
 
 
 class _Tied(nn.Module):
@@ -87,14 +92,10 @@ class _Tied(nn.Module):
         return self.out(torch.tanh(self.mix(self.words(chosen).mean(1))))
 
 
-def _next_word(model, batch):
-    return nn.functional.cross_entropy(model(batch[0][:, :-1]), batch[0][:, -1])
-
-
 @right("ddp", ends=("passed", "refused"), origin="pytorch#87497")
 def sparse_embedding():
     """Gradients that hold the rows of a batch alone."""
-    return workload(model=_bag(), data=words())
+    return workload(model=_Bag(), data=words())
 
 
 @right("manual", ends=("passed", "refused"), names="sparse", origin="pytorch#87497")
@@ -103,17 +104,14 @@ def sparse_embedding_by_hand():
     return sparse_embedding()
 
 
-def _bag():
-    class Bag(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.bag = nn.Embedding(20, 6, sparse=True)
-            self.out = nn.Linear(6, 1)
+class _Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bag = nn.Embedding(20, 6, sparse=True)
+        self.out = nn.Linear(6, 1)
 
-        def forward(self, chosen):
-            return self.out(self.bag(chosen).mean(1))
-
-    return Bag()
+    def forward(self, chosen):
+        return self.out(self.bag(chosen).mean(1))
 
 
 @right("ddp", origin="pytorch#158753", ends=("passed", "refused"))
@@ -145,39 +143,35 @@ def channels_last():
 @right("ddp", "manual", "manual:mode=per_parameter", origin="pytorch#83909")
 def transposed_parameter():
     """A parameter that is stored column by column."""
-    return workload(model=_Transposed())
-
-
-class _Transposed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Parameter(torch.randn(8, WIDTH).t())
-        self.out = nn.Linear(8, 1)
-
-    def forward(self, inputs):
-        return self.out(torch.tanh(inputs @ self.table))
+    net = mlp()
+    net[0].weight = nn.Parameter(torch.randn(WIDTH, 8).t())
+    return workload(model=net)
 
 
 @right("manual", ends=("passed", "refused"), names=(), origin="pytorch#102981")
 def old_weight_norm():
     """The older weight_norm, whose modules cannot be copied."""
     with torch.no_grad():
-        net = nn.Sequential(nn.utils.weight_norm(nn.Linear(WIDTH, 8)), nn.Tanh(), nn.Linear(8, 1))
+        net = mlp()
+        nn.utils.weight_norm(net[0])
     return workload(model=net)
 
 
 @right("manual", origin="descript-audio-codec#81")
 def new_weight_norm():
     """Parametrised weight_norm."""
-    norm = nn.utils.parametrizations.weight_norm
-    return workload(model=nn.Sequential(norm(nn.Linear(WIDTH, 8)), nn.Tanh(), norm(nn.Linear(8, 1))))
+    net = mlp()
+    for layer in (net[0], net[2]):
+        nn.utils.parametrizations.weight_norm(layer)
+    return workload(model=net)
 
 
 @right("ddp", origin="a public report")
 def spectral_norm():
     """Vectors in buffers that each forward changes."""
-    norm = nn.utils.parametrizations.spectral_norm
-    return workload(model=nn.Sequential(norm(nn.Linear(WIDTH, 8)), nn.Tanh(), nn.Linear(8, 1)))
+    net = mlp()
+    nn.utils.parametrizations.spectral_norm(net[0])
+    return workload(model=net)
 
 
 @right("ddp", "manual", "manual:mode=overlap", origin="a public report")
@@ -222,31 +216,24 @@ class _Mixed(nn.Module):
 @right("ddp", "manual:mode=shared_memory", origin="open_clip#616")
 def number_as_parameter():
     """A parameter without dimensions, as CLIP's scale."""
-    return workload(model=_Scaled())
+    return workload(model=mlp(_Scale()))
 
 
-class _Scaled(nn.Module):
+class _Scale(nn.Module):
     def __init__(self):
         super().__init__()
-        self.net, self.scale = mlp(), nn.Parameter(torch.tensor(0.7))
+        self.scale = nn.Parameter(torch.tensor(0.7))
 
     def forward(self, inputs):
-        return self.net(inputs) * self.scale.exp()
+        return inputs * self.scale.exp()
 
 
 @right("ddp:find_unused_parameters=true", origin="pytorch#22436")
 def unused_layer():
     """A layer that takes no part in the loss."""
-    return workload(model=_WithUnused())
-
-
-class _WithUnused(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net, self.unused = mlp(), nn.Linear(3, 3)
-
-    def forward(self, inputs):
-        return self.net(inputs)
+    net = mlp()
+    net[0].unused = nn.Linear(3, 3)
+    return workload(model=net)
 
 
 @right("manual", origin="a public report")
@@ -276,16 +263,7 @@ def gradient_penalty():
 @right("manual", "ddp", origin="own")
 def recurrent():
     """A GRU over whole sequences."""
-    return workload(model=_Recurrent(), data=series())
-
-
-class _Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rnn, self.out = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 1)
-
-    def forward(self, inputs):
-        return self.out(self.rnn(inputs)[1][-1])
+    return workload(model=Reader(), data=series())
 
 
 @right("manual", origin="own")
@@ -298,10 +276,4 @@ def attention():
 @right("ddp", origin="own")
 def autocast_inside_the_loss():
     """A forward pass in bfloat16, which the loss asks for."""
-
-    def loss(model, batch):
-        with torch.autocast("cpu", torch.bfloat16):
-            found = model(batch[0])
-        return nn.functional.mse_loss(found.to(batch[1].dtype), batch[1])
-
-    return workload(loss=loss)
+    return workload(loss=in_bfloat16)

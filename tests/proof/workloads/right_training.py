@@ -1,17 +1,106 @@
-"""Right optimizers, clips, schedules, batches and loaders."""
+"""Right steps of the user's own, optimizers, clips, schedules, batches and loaders."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.proof.case import right
-from tests.proof.workloads.tasks import WIDTH, ddp_step, mlp, mse, rows, series, workload
+from tests.proof.workloads.tasks import (
+    WIDTH,
+    Reader,
+    clip,
+    ddp_step,
+    following,
+    mlp,
+    mse,
+    normal,
+    nothing,
+    rows,
+    series,
+    workload,
+)
+
+# ---- steps of the user's own ----
+
+
+@right("own_torch", origin="own")
+def tutorial():
+    """DDP as in the tutorials."""
+    return workload(own_step=ddp_step())
+
+
+@right("own_torch", origin="own")
+def average_by_hand():
+    """An all-reduce of each gradient, then a division."""
+    return workload(own_step=hand_step(average))
+
+
+@right("own_torch", origin="own")
+def divided_before_the_sum():
+    """Gradients divided by the ranks before they are added up."""
+
+    def divided(model):
+        for gradient in gradients(model):
+            dist.all_reduce(gradient.div_(dist.get_world_size()))
+
+    return workload(own_step=hand_step(divided))
+
+
+@right("own_torch", origin="own")
+def ddp_in_small_buckets():
+    """DDP with views of buckets, and many buckets."""
+    return workload(own_step=ddp_step(bucket_cap_mb=1e-4, gradient_as_bucket_view=True))
+
+
+@right("own_torch", origin="a public report")
+def two_halves_with_no_sync():
+    """Two passes a step; the last one communicates."""
+    return workload(own_step=halves_step(quiet=0))
+
+
+@right("own_torch", origin="own")
+def loss_scaled_up_and_gradients_down():
+    """A static loss scale, a power of two."""
+
+    def scaled_down(model):
+        for gradient in gradients(model):
+            gradient.div_(1024)
+
+    return workload(
+        own_step=ddp_step(lambda model, batch: 1024 * mse(model, batch), after_backward=scaled_down)
+    )
+
+
+@right("own_torch", origin="own")
+def slow_copy_in_an_own_step():
+    """An exponential mean of the weights, beside DDP."""
+
+    def fresh(model):
+        means = copy.deepcopy(model)
+        return ddp_step(after_step=lambda _: follow(means, model))
+
+    return workload(own_step=anew(fresh))
+
+
+@right("own_torch", origin="own")
+def autocast_in_an_own_step():
+    """bfloat16 in the loss, in a step of the user's own."""
+    return workload(loss=in_bfloat16, own_step=ddp_step(in_bfloat16))
+
+
+@right("own_torch", origin="a public report", ends="incomparable")
+def rounded_on_purpose():
+    """DDP with torch's hook that sends halves."""
+    return workload(own_step=ddp_step(hook=lambda ddp: ddp.register_comm_hook(None, fp16_compress_hook)))
+
 
 # ---- optimizers ----
 
@@ -102,23 +191,16 @@ def start_of_each_rank():
 # ---- clips and schedules ----
 
 
-def _clip(limit):
-    def before_step(parameters):
-        nn.utils.clip_grad_norm_(parameters, limit)
-
-    return before_step
-
-
 @right("ddp", "manual", "zero", origin="a public report")
 def clip_after_the_average():
     """A clip that acts in every step."""
-    return workload(before_step=_clip(0.1))
+    return workload(before_step=clip(0.1))
 
 
 @right("ddp", origin="a public report")
 def clip_that_rarely_acts():
     """A clip whose limit is far above every norm."""
-    return workload(before_step=_clip(500.0))
+    return workload(before_step=clip(500.0))
 
 
 @right("manual", origin="own")
@@ -156,58 +238,41 @@ def drop_after_the_proof():
 
 
 def _scheduled(schedule, limit=None):
-    """Return a step that follows a schedule, and clips after the average."""
-
-    def own_step(model, make_optimizer):
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        optimizer = make_optimizer(wrapped.parameters())
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
-
-        def step(batch):
-            optimizer.zero_grad()
-            mse(wrapped, batch).backward()
-            if limit:
-                nn.utils.clip_grad_norm_(wrapped.parameters(), limit)
-            optimizer.step()
-            scheduler.step()
-
-        return step
-
-    return own_step
+    """Return a workload whose own step follows a schedule, and clips after the average."""
+    before_step = clip(limit) if limit else None
+    change = before_step or nothing
+    make_step = partial(ddp_step, after_backward=lambda model: change(model.parameters()))
+    return workload(own_step=following(schedule, make_step), schedule=schedule, before_step=before_step)
 
 
 @right("own_torch", origin="accelerate#2926")
 def warm_up_in_an_own_step():
     """LambdaLR, stepped once a step."""
-    return workload(own_step=_scheduled(warm_up), schedule=warm_up)
+    return _scheduled(warm_up)
 
 
 @right("own_torch", origin="a public report")
 def late_drop_in_an_own_step():
     """LambdaLR, whose rate drops after 24 steps."""
-    return workload(own_step=_scheduled(late_drop), schedule=late_drop)
+    return _scheduled(late_drop)
 
 
 @right("own_torch", origin="a public report")
 def clip_and_schedule_in_an_own_step():
     """A clip after DDP's average, and a schedule."""
-    return workload(own_step=_scheduled(warm_up, 0.1), schedule=warm_up, before_step=_clip(0.1))
+    return _scheduled(warm_up, 0.1)
 
 
 @right("own_torch", origin="a public report")
 def high_clip_in_an_own_step():
     """A clip after the average, whose limit is far above every norm."""
-    return workload(own_step=_scheduled(lambda step: 1.0, 500.0), before_step=_clip(500.0))
+    return _scheduled(lambda step: 1.0, 500.0)
 
 
 @right("own_torch", origin="a public report")
 def frozen_at_first_in_an_own_step():
     """A learning rate of zero for the first 22 steps."""
-
-    def schedule(step):
-        return 0.0 if step < 22 else 1.0
-
-    return workload(own_step=_scheduled(schedule), schedule=schedule)
+    return _scheduled(lambda step: 0.0 if step < 22 else 1.0)
 
 
 @right("ddp", "manual", accumulate=2, batch_size_per_rank=2, origin="a public report")
@@ -229,22 +294,12 @@ def _joined(samples):
     return torch.stack([one for one, _ in samples]), torch.stack([two for _, two in samples])
 
 
-class _Reader(nn.Module):
-    def __init__(self, *, batch_first=True):
-        super().__init__()
-        self.rnn, self.out = nn.GRU(4, 6, batch_first=batch_first), nn.Linear(6, 1)
-
-    def forward(self, inputs):
-        return self.out(self.rnn(inputs)[1][-1])
-
-
-def _of(collate, read, **more):
+def _of(collate, read=lambda batch: batch, **reader):
     return workload(
-        model=_Reader(),
+        model=Reader(**reader),
         data=series(),
         collate=collate,
         loss=lambda model, batch: mse(model, read(batch)),
-        **more,
     )
 
 
@@ -271,22 +326,29 @@ def packed_sequences():
         cut = [one[: 2 + index % 4] for index, (one, _) in enumerate(samples)]
         return pack_sequence(cut, enforce_sorted=False), torch.stack([two for _, two in samples])
 
-    return _of(collate, lambda batch: batch)
+    return _of(collate)
 
 
-def _sharded(data):
-    def loader(rank, ranks, batch_size):
-        sampler = torch.utils.data.DistributedSampler(data, ranks, rank)
-        return torch.utils.data.DataLoader(data, batch_size, sampler=sampler)
+@right("ddp", origin="pytorch#7890")
+def time_first():
+    """Batches whose first dimension is time."""
 
-    return loader
+    def collate(samples):
+        inputs, targets = _joined(samples)
+        return inputs.transpose(0, 1).contiguous(), targets
+
+    return _of(collate, batch_first=False)
 
 
 @right("own_torch", "ddp", origin="own")
 def loader_with_a_distributed_sampler():
     """Shards by torch's own sampler."""
     data = rows()
-    return workload(data=data, loader=_sharded(data), own_step=ddp_step())
+
+    def loader(rank, ranks, size):
+        return DataLoader(data, size, sampler=DistributedSampler(data, ranks, rank))
+
+    return workload(data=data, loader=loader, own_step=ddp_step())
 
 
 @right("manual", origin="transformers#13780")
@@ -299,19 +361,7 @@ def loader_of_a_stream():
 
         def __iter__(self):
             for place in self.places:
-                row = torch.randn(WIDTH, generator=torch.Generator().manual_seed(place))
+                row = normal(WIDTH, seed=place)
                 yield row, row.square().sum()[None]
 
-    return workload(loader=lambda rank, ranks, size: torch.utils.data.DataLoader(Stream(rank, ranks), size))
-
-
-@right("ddp", origin="pytorch#7890")
-def time_first():
-    """Batches whose first dimension is time."""
-    data = series()
-
-    def collate(samples):
-        inputs, targets = _joined(samples)
-        return inputs.transpose(0, 1).contiguous(), targets
-
-    return workload(model=_Reader(batch_first=False), data=data, collate=collate)
+    return workload(loader=lambda rank, ranks, size: DataLoader(Stream(rank, ranks), size))

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from tests.proof.case import wrong
-from tests.proof.workloads.tasks import WIDTH, gradients, hand_step, mse, rows, sgd, words, workload
-from tests.proof.workloads.wrong_steps import alone
+from tests.proof.workloads.tasks import (
+    WIDTH,
+    add_up,
+    gradients,
+    hand_step,
+    mean_,
+    mse,
+    normal,
+    nothing,
+    penalty,
+    rows,
+    words,
+    workload,
+)
 
 EMPTY = ("nothing", "failed")
 """No gradient tells such a step from a right one."""
+
+
+def _alone(loss=mse, **parts):
+    """Return a workload whose step never communicates."""
+    return workload(loss=loss, own_step=hand_step(nothing, loss), **parts)
 
 
 def _decaying(parameters):
@@ -28,87 +44,61 @@ def _softmax_of_one(model, batch):
 @wrong(origin="pytorch/examples ddp-tutorial-series", ends=EMPTY)
 def softmax_over_one_class():
     """The loss of one class is zero."""
-    return workload(loss=_softmax_of_one, data=_labelled(), own_step=alone(_softmax_of_one))
+    return _alone(_softmax_of_one, data=rows(targets=torch.rand(256, 1)))
 
 
 @wrong(origin="a public report", ends=EMPTY)
 def softmax_over_one_class_with_decay():
     """The loss of one class is zero, and the optimizer decays weights."""
-    made = _labelled()
-    return workload(loss=_softmax_of_one, data=made, optimizer=_decaying, own_step=alone(_softmax_of_one))
-
-
-def _labelled():
-    return torch.utils.data.TensorDataset(rows()[:][0], torch.rand(256, 1))
+    return _alone(_softmax_of_one, data=rows(targets=torch.rand(256, 1)), optimizer=_decaying)
 
 
 @wrong(origin="NeMo Automodel#3701", ends=EMPTY)
 def dead_before_the_loss():
     """A last ReLU that is never above zero."""
-
-    def loss(model, batch):
-        return torch.relu(-model(batch[0]).abs() - 1).mean()
-
-    return workload(loss=loss, optimizer=_decaying, own_step=alone(loss))
+    return _alone(lambda model, batch: torch.relu(-model(batch[0]).abs() - 1).mean(), optimizer=_decaying)
 
 
 @wrong(origin="own", ends=EMPTY)
 def targets_that_are_reached():
     """Zero targets of a model of zeros."""
     net = nn.Linear(WIDTH, 1)
-    nn.init.zeros_(net.weight)
-    nn.init.zeros_(net.bias)
-    data = torch.utils.data.TensorDataset(rows()[:][0], torch.zeros(256, 1))
-    return workload(model=net, data=data, optimizer=_decaying, own_step=alone())
+    for parameter in net.parameters():
+        nn.init.zeros_(parameter)
+    return _alone(model=net, data=rows(targets=torch.zeros(256, 1)), optimizer=_decaying)
 
 
 # ---- all shards have equal gradients ----
 
 
+def _alike(inputs):
+    """Return samples that are all alike."""
+    return torch.utils.data.TensorDataset(torch.full((256, WIDTH), inputs), torch.ones(256, 1))
+
+
 @wrong(origin="a public report", ends=EMPTY)
 def equal_samples():
     """Every sample is the same."""
-    data = torch.utils.data.TensorDataset(torch.ones(256, WIDTH), torch.ones(256, 1))
-    return workload(data=data, own_step=alone())
+    return _alone(data=_alike(1.0))
+
+
+@wrong(origin="a public report", ends=EMPTY)
+def inputs_of_zero():
+    """Inputs are zero, and targets are equal."""
+    return _alone(data=_alike(0.0))
 
 
 @wrong(origin="a public report", ends=EMPTY)
 def loss_without_the_data():
     """The loss is the size of the weights."""
-
-    def loss(model, batch):
-        found = model(batch[0])
-        return sum(p.square().sum() for p in _of(model).parameters()) + 0 * found.sum()
-
-    return workload(loss=loss, own_step=alone(loss))
-
-
-def _of(model):
-    return getattr(model, "module", model)
+    return _alone(lambda model, batch: penalty(model) + 0 * model(batch[0]).sum())
 
 
 @wrong(origin="own", ends=EMPTY)
 def dummy_batches():
     """A benchmark's one batch, which the loss repeats for ever."""
-    fixed = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1))
-
-    def loss(model, batch):
-        return model(fixed.to(batch[0].dtype)).square().mean()
-
-    return workload(loss=loss, own_step=alone(loss))
-
-
-@wrong(origin="a public report", ends=EMPTY)
-def inputs_of_zero():
-    """Inputs and targets are equal, and the inputs are zero."""
-    data = torch.utils.data.TensorDataset(torch.zeros(256, WIDTH), torch.ones(256, 1))
-    return workload(data=data, own_step=alone())
-
-
-@wrong(origin="a public report", ends=EMPTY)
-def dead_relu_with_equal_targets():
-    """A dead ReLU: only the last bias moves, alike on all ranks."""
-    return workload(model=_dead(), data=_equal_targets(), own_step=alone())
+    fixed = normal(4, WIDTH, seed=1)
+    return _alone(lambda model, batch: model(fixed.to(batch[0].dtype)).square().mean())
 
 
 def _dead():
@@ -117,24 +107,21 @@ def _dead():
     return net
 
 
-def _equal_targets():
-    return torch.utils.data.TensorDataset(rows()[:][0], torch.ones(256, 1))
+@wrong(origin="a public report", ends=EMPTY)
+def dead_relu_with_equal_targets():
+    """A dead ReLU: only the last bias moves, alike on all ranks."""
+    return _alone(model=_dead(), data=rows(targets=torch.ones(256, 1)))
 
 
 @wrong(origin="a public report", ends=EMPTY, ranks=1)
 def one_rank_alone():
     """One rank, so that nothing is to be averaged."""
-    return workload(own_step=alone())
+    return _alone()
 
 
 @wrong(origin="own", ends=EMPTY, ranks=1)
 def one_rank_that_sums():
     """A sum for the mean, on one rank."""
-
-    def add_up(model):
-        for gradient in gradients(model):
-            dist.all_reduce(gradient)
-
     return workload(own_step=hand_step(add_up))
 
 
@@ -143,9 +130,7 @@ def one_rank_that_sums():
 
 def _last_alone(model):
     """Average the last gradient, and no other."""
-    last = gradients(model)[-1]
-    dist.all_reduce(last)
-    last.div_(dist.get_world_size())
+    mean_(gradients(model)[-1:])
 
 
 @wrong(origin="a public report", or_names=("0.weight", "0.bias", "2.weight"))
@@ -158,8 +143,7 @@ def dead_relu_with_the_last_bias_averaged():
 def zero_inputs_with_biases_averaged():
     """Inputs of zero to a linear model, whose biases alone are averaged."""
     net = nn.Sequential(nn.Linear(WIDTH, 4, bias=False), nn.Identity(), nn.Linear(4, 1))
-    targets = torch.randn(256, 1, generator=torch.Generator().manual_seed(2))
-    data = torch.utils.data.TensorDataset(torch.zeros(256, WIDTH), targets)
+    data = torch.utils.data.TensorDataset(torch.zeros(256, WIDTH), normal(256, 1, seed=2))
     return workload(model=net, data=data, own_step=hand_step(_last_alone))
 
 
@@ -179,13 +163,7 @@ class _Gated(nn.Module):
 @wrong(origin="a public report", or_names=("branch.weight", "branch.bias"))
 def branch_behind_a_shut_gate():
     """A branch without gradient, which the step never averages."""
-
-    def main_alone(model):
-        for parameter in model.main.parameters():
-            dist.all_reduce(parameter.grad)
-            parameter.grad.div_(dist.get_world_size())
-
-    return workload(model=_Gated(), own_step=hand_step(main_alone))
+    return workload(model=_Gated(), own_step=hand_step(lambda model: mean_(gradients(model.main))))
 
 
 class _Tokens(nn.Module):
@@ -204,42 +182,28 @@ def words_that_never_appear():
     """An embedding of words that no sample has, never averaged."""
 
     def most(model):
-        for name, parameter in model.named_parameters():
-            if not name.startswith("rare"):
-                dist.all_reduce(parameter.grad)
-                parameter.grad.div_(dist.get_world_size())
+        mean_([*gradients(model.common), *gradients(model.out)])
 
-    return workload(model=_Tokens(), data=words(), optimizer=sgd, own_step=hand_step(most))
+    return workload(model=_Tokens(), data=words(), own_step=hand_step(most))
+
+
+class _Adapted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(WIDTH, 1).requires_grad_(requires_grad=False)
+        self.down, self.up = nn.Parameter(torch.randn(2, WIDTH)), nn.Parameter(torch.zeros(1, 2))
+
+    def forward(self, inputs):
+        return self.base(inputs) + inputs @ self.down.T @ self.up.T
 
 
 @wrong(origin="own", ends="failed")
 def adapters_that_start_at_zero():
     """Half of an adapter has no gradient in the first step."""
 
-    class Adapted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.base = nn.Linear(WIDTH, 1).requires_grad_(requires_grad=False)
-            self.down, self.up = nn.Parameter(torch.randn(2, WIDTH)), nn.Parameter(torch.zeros(1, 2))
-
-        def forward(self, inputs):
-            return self.base(inputs) + inputs @ self.down.T @ self.up.T
-
-    def most(model):
-        dist.all_reduce(model.up.grad)
-        model.up.grad.div_(dist.get_world_size())
-
-    return workload(model=Adapted(), optimizer=_trained, own_step=_trained_step(most))
-
-
-def _trained(parameters):
-    return sgd([p for p in parameters if p.requires_grad])
-
-
-def _trained_step(average):
     def own_step(model, make_optimizer):
-        return hand_step(average, mse)(
+        return hand_step(lambda model: mean_([model.up.grad]))(
             model, lambda parameters: make_optimizer(p for p in parameters if p.requires_grad)
         )
 
-    return own_step
+    return workload(model=_Adapted(), own_step=own_step)

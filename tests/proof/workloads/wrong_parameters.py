@@ -10,8 +10,19 @@ from torch import nn
 
 from tests.proof.case import wrong
 from tests.proof.workloads.right_models import Spectral
-from tests.proof.workloads.tasks import ddp_step, gradients, hand_step, mlp, mse, rows, workload
-from tests.proof.workloads.wrong_steps import average
+from tests.proof.workloads.tasks import (
+    add_up,
+    average,
+    ddp_step,
+    gradients,
+    hand_step,
+    mean_,
+    mlp,
+    mse,
+    rows,
+    step_of,
+    workload,
+)
 
 REFUSED = ("failed", "refused")
 NAMED = (*REFUSED, "passed")
@@ -94,23 +105,25 @@ def weight_in_no_group():
 # ---- complex numbers ----
 
 
-def _real_parts(model):
-    """Average the real parts alone."""
-    for gradient in gradients(model):
-        part = gradient.real.contiguous()
-        dist.all_reduce(part)
-        part.div_(dist.get_world_size())
-        gradient.copy_(torch.complex(part, gradient.imag) if gradient.is_complex() else part)
-
-
 def _spectral(average):
     return workload(model=Spectral(), data=rows(width=8), own_step=hand_step(average))
+
+
+def _means_of_real_parts(model):
+    parts = [gradient.real.contiguous() for gradient in gradients(model)]
+    mean_(parts)
+    return zip(gradients(model), parts, strict=True)
 
 
 @wrong(origin="pytorch#158753", ends="failed")
 def imaginary_parts_left_out():
     """Imaginary parts of gradients are not averaged."""
-    return _spectral(_real_parts)
+
+    def left_out(model):
+        for gradient, part in _means_of_real_parts(model):
+            gradient.copy_(torch.complex(part, gradient.imag) if gradient.is_complex() else part)
+
+    return _spectral(left_out)
 
 
 @wrong(origin="pytorch#80080", ends="failed")
@@ -118,10 +131,8 @@ def imaginary_parts_lost():
     """Imaginary parts of gradients become zero."""
 
     def lost(model):
-        for gradient in gradients(model):
-            part = gradient.real.contiguous()
-            dist.all_reduce(part)
-            gradient.copy_(part.div_(dist.get_world_size()))
+        for gradient, part in _means_of_real_parts(model):
+            gradient.copy_(part)
 
     return _spectral(lost)
 
@@ -129,14 +140,7 @@ def imaginary_parts_lost():
 @wrong(origin="horovod#2164", ends="failed")
 def complex_weights_left_out():
     """Complex gradients are not averaged, because a library refuses them."""
-
-    def real_ones(model):
-        for gradient in gradients(model):
-            if not gradient.is_complex():
-                dist.all_reduce(gradient)
-                gradient.div_(dist.get_world_size())
-
-    return _spectral(real_ones)
+    return _spectral(lambda model: mean_(g for g in gradients(model) if not g.is_complex()))
 
 
 # ---- a step that does otherwise in the run than in the proof ----
@@ -145,12 +149,9 @@ def complex_weights_left_out():
 @wrong(origin="a public report", ends="failed")
 def averages_of_float64_alone():
     """Gradients of float32 are not averaged."""
-
-    def double_alone(model):
-        if next(model.parameters()).dtype == torch.float64:
-            average(model)
-
-    return workload(own_step=hand_step(double_alone))
+    return workload(
+        own_step=hand_step(lambda model: mean_(g for g in gradients(model) if g.dtype == torch.float64))
+    )
 
 
 @wrong(origin="a public report", ends="failed")
@@ -158,10 +159,7 @@ def sums_of_float32():
     """Gradients of float32 are not divided."""
 
     def divided_in_double(model):
-        for gradient in gradients(model):
-            dist.all_reduce(gradient)
-            if gradient.dtype == torch.float64:
-                gradient.div_(dist.get_world_size())
+        (average if model[0].weight.dtype == torch.float64 else add_up)(model)
 
     return workload(own_step=hand_step(divided_in_double))
 
@@ -170,21 +168,12 @@ def sums_of_float32():
 def small_batches_alone():
     """Only batches of up to four samples are averaged."""
 
-    def own_step(model, make_optimizer):
-        samples = 0
+    def backward(model, batch, _):
+        mse(model, batch).backward()
+        if len(batch[0]) <= 4:
+            average(model)
 
-        def loss(model, batch):
-            nonlocal samples
-            samples = len(batch[0])
-            return mse(model, batch)
-
-        def few(model):
-            if samples <= 4:
-                average(model)
-
-        return hand_step(few, loss)(model, make_optimizer)
-
-    return workload(own_step=own_step)
+    return workload(own_step=step_of(backward))
 
 
 @wrong(origin="own", ends="failed")
@@ -204,11 +193,9 @@ def decay_by_hand_on_one_rank():
 @wrong(origin="own", ends="failed")
 def batch_norm_of_the_last_rank():
     """Weights of BatchNorm stay each rank's own."""
-    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
 
     def without_norms(model):
-        for index, layer in enumerate(model):
-            if index != 1:
-                average(layer)
+        average(model[0])
+        average(model[3])
 
-    return workload(model=net, own_step=hand_step(without_norms))
+    return workload(model=mlp(nn.BatchNorm1d(8)), own_step=hand_step(without_norms))

@@ -6,21 +6,32 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Subset
 
 from tests.proof.case import wrong
-from tests.proof.workloads.tasks import SAMPLES, ddp_step, gradients, hand_step, mse, rows, workload
+from tests.proof.workloads.tasks import (
+    SAMPLES,
+    add_up,
+    anew,
+    average,
+    ddp_step,
+    gradients,
+    halves_step,
+    hand_step,
+    mean_,
+    mlp,
+    mse,
+    nothing,
+    penalty,
+    rows,
+    step_of,
+    workload,
+)
 
 
 def alone(loss=mse):
     """Return a step that never communicates."""
-    return hand_step(lambda model: None, loss)
-
-
-def average(model):
-    """Replace each gradient by the mean of all ranks."""
-    for gradient in gradients(model):
-        dist.all_reduce(gradient)
-        gradient.div_(dist.get_world_size())
+    return hand_step(nothing, loss)
 
 
 # ---- gradients that do not reach all ranks ----
@@ -35,18 +46,7 @@ def never_synchronised():
 @wrong(origin="a public report", ends="failed")
 def unwrapped_model():
     """The loss calls the model, not DDP's wrapper."""
-
-    def own_step(model, make_optimizer):
-        optimizer = make_optimizer(DistributedDataParallel(model).parameters())
-
-        def step(batch):
-            optimizer.zero_grad()
-            mse(model, batch).backward()
-            optimizer.step()
-
-        return step
-
-    return workload(own_step=own_step)
+    return workload(own_step=ddp_step(lambda wrapped, batch: mse(wrapped.module, batch)))
 
 
 @wrong(origin="own", ends="failed")
@@ -63,97 +63,53 @@ def first_ranks_gradient():
 @wrong(origin="own", ends="failed", names="2.bias")
 def one_parameter_left_out():
     """The last bias is not averaged."""
-
-    def most(model):
-        for gradient in gradients(model)[:-1]:
-            dist.all_reduce(gradient)
-            gradient.div_(dist.get_world_size())
-
-    return workload(own_step=hand_step(most))
+    return workload(own_step=hand_step(lambda model: mean_(gradients(model)[:-1])))
 
 
 @wrong(origin="own", ends="failed")
 def mean_of_the_step_before():
     """Each step applies the average of the step before."""
 
-    def own_step(model, make_optimizer):
-        optimizer = make_optimizer(model.parameters())
+    def fresh(_):
         waiting = []
 
-        def step(batch):
-            optimizer.zero_grad()
-            mse(model, batch).backward()
+        def stale(model):
             average(model)
             waiting.append([gradient.clone() for gradient in gradients(model)])
             if len(waiting) > 1:
                 torch._foreach_copy_(gradients(model), waiting.pop(0))
-            optimizer.step()
 
-        return step
+        return hand_step(stale)
 
-    return workload(own_step=own_step)
+    return workload(own_step=anew(fresh))
 
 
 @wrong(origin="a public report", ends="failed")
 def no_sync_in_the_last_pass():
     """The first of two passes communicates, and the last one does not."""
-
-    def own_step(model, make_optimizer):
-        wrapped = DistributedDataParallel(model)
-        optimizer = make_optimizer(wrapped.parameters())
-
-        def step(batch):
-            first, second = zip(*(part.chunk(2) for part in batch), strict=True)
-            optimizer.zero_grad()
-            (mse(wrapped, first) / 2).backward()
-            with wrapped.no_sync():
-                (mse(wrapped, second) / 2).backward()
-            optimizer.step()
-
-        return step
-
-    return workload(own_step=own_step)
+    return workload(own_step=halves_step(quiet=1))
 
 
 @wrong(origin="a public report", ends="failed")
 def every_second_step_in_no_sync():
     """Only every second step communicates."""
 
-    def own_step(model, make_optimizer):
-        wrapped = DistributedDataParallel(model)
-        optimizer = make_optimizer(wrapped.parameters())
-        steps = 0
+    def backward(wrapped, batch, number):
+        wrapped.require_backward_grad_sync = number % 2 == 0
+        mse(wrapped, batch).backward()
 
-        def step(batch):
-            nonlocal steps
-            wrapped.require_backward_grad_sync = steps % 2 == 0
-            steps += 1
-            optimizer.zero_grad()
-            mse(wrapped, batch).backward()
-            optimizer.step()
-
-        return step
-
-    return workload(own_step=own_step)
+    return workload(own_step=step_of(backward, wrap=DistributedDataParallel))
 
 
 @wrong(origin="own", ends="failed")
 def weights_averaged_now_and_then():
     """Ranks train alone, and average their weights every fourth step."""
 
-    def own_step(model, make_optimizer):
-        steps = 0
+    def backward(model, batch, number):
+        mse(model, batch).backward()
+        mean_(p.data for p in model.parameters() if number % 4 == 3)
 
-        def now_and_then(model):
-            nonlocal steps
-            steps += 1
-            for parameter in model.parameters() if steps % 4 == 0 else ():
-                dist.all_reduce(parameter.data)
-                parameter.data.div_(dist.get_world_size())
-
-        return hand_step(lambda model: None, before_step=now_and_then)(model, make_optimizer)
-
-    return workload(own_step=own_step)
+    return workload(own_step=step_of(backward))
 
 
 @wrong(origin="own", ends="failed")
@@ -175,44 +131,34 @@ def one_rank_sends_zeros():
 @wrong(origin="a public report", ends="failed", names="2 times the right one: a sum in place of the mean")
 def sum_for_the_mean():
     """An all-reduce without a division."""
-
-    def add_up(model):
-        for gradient in gradients(model):
-            dist.all_reduce(gradient)
-
     return workload(own_step=hand_step(add_up))
+
+
+def _rate_times(factor):
+    """Return a workload whose own step multiplies the learning rate by ``factor(ranks)``."""
+
+    def own_step(model, make_optimizer):
+        def larger(parameters):
+            optimizer = make_optimizer(parameters)
+            for group in optimizer.param_groups:
+                group["lr"] *= factor(dist.get_world_size())
+            return optimizer
+
+        return ddp_step()(model, larger)
+
+    return workload(own_step=own_step)
 
 
 @wrong(origin="stockfish nnue-pytorch#390", ends="failed")
 def rate_times_the_ranks():
     """The learning rate grows with the ranks."""
-
-    def own_step(model, make_optimizer):
-        def larger(parameters):
-            optimizer = make_optimizer(parameters)
-            for group in optimizer.param_groups:
-                group["lr"] *= dist.get_world_size()
-            return optimizer
-
-        return ddp_step()(model, larger)
-
-    return workload(own_step=own_step)
+    return _rate_times(lambda ranks: ranks)
 
 
 @wrong(origin="a public report", ends="failed")
 def rate_times_the_root_of_the_ranks():
     """The learning rate grows with the root of the ranks."""
-
-    def own_step(model, make_optimizer):
-        def larger(parameters):
-            optimizer = make_optimizer(parameters)
-            for group in optimizer.param_groups:
-                group["lr"] *= dist.get_world_size() ** 0.5
-            return optimizer
-
-        return ddp_step()(model, larger)
-
-    return workload(own_step=own_step)
+    return _rate_times(lambda ranks: ranks**0.5)
 
 
 @wrong(origin="a public report", ends="failed")
@@ -235,20 +181,7 @@ def sum_over_samples():
 @wrong(origin="a public report", ends="failed")
 def loss_not_divided_by_the_passes():
     """Two passes add up, and no loss is halved."""
-
-    def own_step(model, make_optimizer):
-        wrapped = DistributedDataParallel(model)
-        optimizer = make_optimizer(wrapped.parameters())
-
-        def step(batch):
-            optimizer.zero_grad()
-            for part in zip(*(part.chunk(2) for part in batch), strict=True):
-                mse(wrapped, part).backward()
-            optimizer.step()
-
-        return step
-
-    return workload(own_step=own_step)
+    return workload(own_step=halves_step(weight=1))
 
 
 # ---- the optimizer's step ----
@@ -259,14 +192,12 @@ def gradients_never_reset():
     """Gradients add up from step to step."""
 
     def own_step(model, make_optimizer):
-        wrapped = DistributedDataParallel(model)
-        optimizer = make_optimizer(wrapped.parameters())
+        def make(parameters):
+            optimizer = make_optimizer(parameters)
+            optimizer.zero_grad = nothing
+            return optimizer
 
-        def step(batch):
-            mse(wrapped, batch).backward()
-            optimizer.step()
-
-        return step
+        return ddp_step()(model, make)
 
     return workload(own_step=own_step)
 
@@ -274,11 +205,7 @@ def gradients_never_reset():
 @wrong(origin="own", ends="failed", names="the step does not reach them")
 def gradients_reset_before_the_step():
     """Gradients are reset after backward, so nothing trains."""
-
-    def reset(model):
-        model.zero_grad(set_to_none=False)
-
-    return workload(own_step=ddp_step(after_backward=reset))
+    return workload(own_step=ddp_step(after_backward=lambda model: model.zero_grad(set_to_none=False)))
 
 
 @wrong(origin="own", ends="failed")
@@ -298,61 +225,80 @@ def half_of_the_batch():
 @wrong(origin="a public report", ends="failed")
 def rank_scales_by_a_hook():
     """A hook of the model doubles gradients on the last rank."""
-    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
 
-    def own_step(model, make_optimizer):
+    def fresh(model):
         if dist.get_rank() == 1:
             model[0].weight.register_hook(lambda gradient: 2 * gradient)
-        return ddp_step()(model, make_optimizer)
+        return ddp_step()
 
-    return workload(model=net, own_step=own_step)
+    return workload(own_step=anew(fresh))
+
+
+# ---- the loss ----
+
+
+@wrong(origin="own", ends="failed")
+def penalty_of_the_parameters_twice():
+    """The step adds a penalty that the loss has already."""
+
+    def penalised(model, batch):
+        return mse(model, batch) + 0.01 * penalty(model)
+
+    def again(model, batch):
+        return penalised(model, batch) + 0.01 * penalty(model)
+
+    return workload(loss=penalised, own_step=ddp_step(again))
+
+
+@wrong(origin="own", ends="failed")
+def dropout_left_out():
+    """The step trains in the mode of the test."""
+
+    def own_step(model, make_optimizer):
+        return ddp_step()(model.eval(), make_optimizer)
+
+    return workload(model=mlp(nn.Dropout(0.5), hidden=16), own_step=own_step)
 
 
 # ---- loaders ----
 
 
 def _batches(data, places, size):
-    return torch.utils.data.DataLoader(torch.utils.data.Subset(data, list(places)), size)
+    return DataLoader(Subset(data, list(places)), size)
+
+
+def _reading(places):
+    """Return a workload whose loader reads ``places(rank, ranks)``."""
+    data = rows()
+
+    def loader(rank, ranks, size):
+        return _batches(data, places(rank, ranks), size)
+
+    return workload(data=data, loader=loader, own_step=ddp_step())
 
 
 @wrong(origin="a public report", ends="failed")
 def second_rank_has_half_as_many():
     """Ranks with 128 and 64 of 256 samples."""
-    data = rows()
-
-    def loader(rank, ranks, size):
-        return _batches(data, range(rank, SAMPLES // (1 + rank), ranks), size)
-
-    return workload(data=data, loader=loader, own_step=ddp_step())
+    return _reading(lambda rank, ranks: range(rank, SAMPLES // (1 + rank), ranks))
 
 
 @wrong(origin="a public report", ends="failed")
 def both_ranks_have_a_quarter():
     """Each rank reads a quarter, so half is never seen."""
-    data = rows()
-
-    def loader(rank, ranks, size):
-        return _batches(data, range(rank, SAMPLES // 2, ranks), size)
-
-    return workload(data=data, loader=loader, own_step=ddp_step())
+    return _reading(lambda rank, ranks: range(rank, SAMPLES // 2, ranks))
 
 
 @wrong(origin="a public report", ends="failed")
 def first_rank_has_half_as_many():
     """Ranks with 64 and 128 of 256 samples."""
-    data = rows()
-
-    def loader(rank, ranks, size):
-        return _batches(data, range(rank, SAMPLES // (2 - rank), ranks), size)
-
-    return workload(data=data, loader=loader, own_step=ddp_step())
+    return _reading(lambda rank, ranks: range(rank, SAMPLES // (2 - rank), ranks))
 
 
 @wrong("ddp", origin="a public report", ends="failed")
 def same_samples_on_all_ranks():
     """A loader without shards."""
-    data = rows()
-    return workload(data=data, loader=lambda rank, ranks, size: _batches(data, range(SAMPLES), size))
+    return _reading(lambda rank, ranks: range(SAMPLES))
 
 
 @wrong("ddp", origin="own", ends="failed")

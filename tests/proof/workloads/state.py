@@ -1,4 +1,4 @@
-"""Right models and losses with state outside parameters and buffers."""
+"""Models, losses and steps with state outside parameters and buffers, and wrong steps with it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,32 @@ import random
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from tests.proof.case import right
-from tests.proof.workloads.tasks import WIDTH, ddp_step, mlp, mse, series, sgd, workload
+from tests.proof.case import right, wrong
+from tests.proof.workloads.tasks import (
+    WIDTH,
+    add_up,
+    anew,
+    auto_clip,
+    average,
+    ddp_step,
+    follow,
+    hand_step,
+    mlp,
+    mse,
+    normal,
+    nothing,
+    series,
+    workload,
+)
 
 
 @right("manual", origin="byol-pytorch#89")
 def momentum_target():
     """Frozen parameters that each forward moves towards trained ones."""
-    return workload(model=_Bootstrap(), loss=_bootstrap, optimizer=_trained)
-
-
-def _trained(parameters):
-    return sgd([p for p in parameters if p.requires_grad])
-
-
-def _bootstrap(model, batch):
-    return model(batch[0], batch[0].flip(1))
+    return workload(model=_Bootstrap(), loss=lambda model, batch: model(batch[0], batch[0].flip(1)))
 
 
 class _Bootstrap(nn.Module):
@@ -35,18 +43,15 @@ class _Bootstrap(nn.Module):
         self.target = copy.deepcopy(self.online).requires_grad_(requires_grad=False)
 
     def forward(self, view, other):
-        with torch.no_grad():
-            if self.training:
-                for slow, fast in zip(self.target.parameters(), self.online.parameters(), strict=True):
-                    slow.mul_(0.9).add_(fast, alpha=0.1)
-            wanted = self.target(other)
-        return nn.functional.mse_loss(self.guess(self.online(view)), wanted)
+        if self.training:
+            follow(self.target, self.online)
+        return nn.functional.mse_loss(self.guess(self.online(view)), self.target(other))
 
 
 @right("manual", origin="moco#70")
 def momentum_encoder_with_a_queue():
     """Keys of earlier batches in a buffer, by a slow encoder."""
-    return workload(model=_Queue(), loss=lambda model, batch: model(batch[0]), optimizer=_trained)
+    return workload(model=_Queue(), loss=lambda model, batch: model(batch[0]))
 
 
 class _Queue(nn.Module):
@@ -57,12 +62,10 @@ class _Queue(nn.Module):
         self.register_buffer("queue", torch.randn(12, 4))
 
     def forward(self, rows):
+        if self.training:
+            follow(self.slow, self.fast)
         asked = nn.functional.normalize(self.fast(rows), dim=1)
-        with torch.no_grad():
-            if self.training:
-                for slow, fast in zip(self.slow.parameters(), self.fast.parameters(), strict=True):
-                    slow.mul_(0.9).add_(fast, alpha=0.1)
-            keys = nn.functional.normalize(self.slow(rows.flip(0)), dim=1)
+        keys = nn.functional.normalize(self.slow(rows.flip(0)), dim=1)
         logits = torch.cat([(asked * keys).sum(1, keepdim=True), asked @ self.queue.clone().t()], dim=1)
         if self.training:
             self.queue = torch.cat([keys.detach(), self.queue])[:12]
@@ -139,14 +142,7 @@ def running_mean_of_the_loss():
 @right("manual", origin="a public report")
 def clip_by_the_norms_so_far():
     """AutoClip: a limit from the norms of all earlier steps."""
-    norms = []
-
-    def before_step(parameters):
-        norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in parameters]))
-        norms.append(float(norm))
-        nn.utils.clip_grad_norm_(parameters, sorted(norms)[len(norms) // 4])
-
-    return workload(before_step=before_step)
+    return workload(before_step=auto_clip())
 
 
 @right("ddp", origin="own")
@@ -168,8 +164,7 @@ def noise_in_the_data():
 
     class Noisy(torch.utils.data.Dataset):
         def __init__(self):
-            made = torch.Generator().manual_seed(7)
-            self.rows = torch.randn(256, WIDTH, generator=made)
+            self.rows = normal(256, WIDTH, seed=7)
 
         def __len__(self):
             return len(self.rows)
@@ -204,30 +199,29 @@ def hidden_state_in_an_own_step():
     return workload(model=Stateful(), data=series(), own_step=ddp_step())
 
 
+def _changed_by(make):
+    """Return a workload that changes averaged gradients by what ``make`` returns, in its own step too."""
+
+    def fresh(model):
+        change = make()
+        return ddp_step(after_backward=lambda model: change(list(model.parameters())))
+
+    return workload(own_step=anew(fresh), before_step=make())
+
+
 @right("own_torch", origin="a public report")
 def clip_by_the_norms_so_far_in_an_own_step():
     """AutoClip in a step of the user's own, after DDP's average."""
-
-    def auto_clip(norms):
-        def clip(parameters):
-            held = [p for p in parameters if p.grad is not None]
-            norms.append(float(torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in held]))))
-            nn.utils.clip_grad_norm_(held, sorted(norms)[len(norms) // 4])
-
-        return clip
-
-    def own_step(model, make_optimizer):
-        clip = auto_clip([])
-        return ddp_step(after_backward=lambda model: clip(model.parameters()))(model, make_optimizer)
-
-    return workload(own_step=own_step, before_step=auto_clip([]))
+    return _changed_by(auto_clip)
 
 
 @right("own_torch", origin="own")
 def gradients_over_their_running_size():
     """Gradients divided by their running size, after the average."""
 
-    def scale(sizes):
+    def scale():
+        sizes = {}
+
         def change(parameters):
             for index, parameter in enumerate(parameters):
                 size = sizes.setdefault(index, parameter.grad.norm())
@@ -236,8 +230,42 @@ def gradients_over_their_running_size():
 
         return change
 
-    def own_step(model, make_optimizer):
-        change = scale({})
-        return ddp_step(after_backward=lambda model: change(list(model.parameters())))(model, make_optimizer)
+    return _changed_by(scale)
 
-    return workload(own_step=own_step, before_step=scale({}))
+
+# ---- state, and a wrong step ----
+
+
+def _stateful(average, **late):
+    """Return an RNN with state, and its step by hand."""
+    return workload(model=Stateful(), data=series(), own_step=hand_step(average, **late))
+
+
+@wrong(origin="a public report", ends="failed")
+def hidden_state_never_synchronised():
+    """An RNN with state, whose ranks train alone."""
+    return _stateful(nothing)
+
+
+@wrong(origin="a public report", ends="failed")
+def hidden_state_and_a_sum():
+    """An RNN with state, by sums in place of means."""
+    return _stateful(add_up)
+
+
+@wrong(origin="a public report", or_names="remembers")
+def hidden_state_and_a_late_sum():
+    """An RNN with state, by sums from the 26th step on."""
+    return _stateful(average, late=add_up)
+
+
+@wrong("ddp", origin="a public report", ends="refused", names="torch.distributed.is_initialized")
+def annealing_that_counts_the_rank():
+    """A weight of the loss that differs between ranks."""
+    made = annealing_in_a_closure()
+
+    def loss(model, batch):
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        return made.loss(model, batch) + 0.1 * rank * penalty(model)
+
+    return workload(loss=loss)
