@@ -9,7 +9,6 @@ torch is imported for type checking only, so that the command line starts withou
 
 from __future__ import annotations
 
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,19 +64,6 @@ class Placement:
     world_size: int
     local_world_size: int
     host: str
-
-    @classmethod
-    def read(cls, environ: Mapping[str, str], names: str) -> Placement:
-        """Read the placement of a rank on this host from a launcher's variables.
-
-        ``names`` are those of the rank, the local rank, the world size and the local world size, with blanks
-        between them.
-
-        Raises:
-            KeyError: a variable is missing.
-        """
-        rank, local_rank, world_size, local_world_size = (int(environ[name]) for name in names.split())
-        return cls(rank, local_rank, world_size, local_world_size, socket.gethostname())
 
 
 class Collectives(NamedTuple):
@@ -216,15 +202,20 @@ class Group(ABC):
         """Leave the group cleanly, so that this process may exit."""
 
 
-class Replica(ABC):
+class Replica:
     """The model on one rank, with its optimizer and the synchronisation of its gradients.
 
     A step is ``learn`` once for each pass, then ``sync``, then ``step``. The replica makes the optimizer
     itself, because a sharding strategy replaces the parameters that an earlier optimizer would hold.
+
+    This class trains on its rank's shard without synchronisation, as the control does. A strategy derives
+    from it, starts from rank 0's parameters, and overrides what it does to gradients.
     """
 
     model: nn.Module
     """The module that this rank trains; it may hold only shards of parameters, or only some layers."""
+    parameters: list[nn.Parameter]
+    """The parameters of ``model``, in their order."""
     optimizer: torch.optim.Optimizer
     """The optimizer of the parameters that this rank updates; its settings are attested."""
     shard: tuple[int, int]
@@ -258,11 +249,16 @@ class Replica(ABC):
     unsupported: frozenset[Trait] = frozenset()
     """Traits of models that this strategy cannot train with any options."""
 
-    @abstractmethod
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
-        """Take over the model, start it from rank 0's parameters, and make the optimizer."""
+        """Take over the model, and make the optimizer of its parameters."""
+        del options
+        self.model = model
+        self.group = group
+        self.shard = (group.rank, group.world_size)
+        self.parameters = list(model.parameters())
+        self.optimizer = make_optimizer(iter(self.parameters))
 
     @classmethod
     def unsupported_with(cls, options: Options) -> frozenset[Trait]:
@@ -322,17 +318,25 @@ class Replica(ABC):
         """Return what the loss gets as its model: ``model``, or the library's wrapper of it."""
         return self.model
 
-    @abstractmethod
     def backward(self, loss: torch.Tensor) -> None:
         """Compute the gradients of a scalar loss; a strategy may already average them meanwhile."""
+        loss.backward()
 
-    @abstractmethod
     def sync(self) -> None:
         """Wait until every gradient is the mean over all shards, if the strategy averages gradients."""
 
-    @abstractmethod
     def step(self) -> None:
         """Let the optimizer apply the gradients, and drop them."""
+        self.optimizer.step()
+        self.forget_gradients()
+
+    def forget_gradients(self) -> None:
+        """Set all gradients to None.
+
+        ``zero_grad`` would do more, such as opening a range for a profiler, and that shows in short steps.
+        """
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def whole(self) -> nn.Module:
         """Return the plain model with all parameters, as they are now. Collective.
@@ -360,9 +364,9 @@ class Replica(ABC):
         """Return the optimizers whose settings a learning-rate schedule changes."""
         return [self.optimizer]
 
-    @abstractmethod
     def attest(self) -> Facts:
         """Return facts of how the strategy averages, such as ``reduce_op`` and bucket sizes. Collective."""
+        return {"reduce_op": "none", "passes_per_step": self.passes_per_step}
 
     def collectives(self) -> Collectives | None:
         """Return the collectives of one step, to be timed without training.

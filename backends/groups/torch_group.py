@@ -75,18 +75,9 @@ class TorchGroup(Group):
             "broadcast": buffers.by(dist.broadcast, target, 0),
             "reduce": buffers.by(dist.reduce, target, 0, operation),
             "all_to_all": buffers.by(dist.all_to_all_single, target, source),
-            "send_recv": buffers.by(self._pass_on, source, target),
+            "send_recv": buffers.by(pass_on, source, target, self.rank, self.world_size),
             "barrier": buffers.by(self.barrier),
         }
-
-    def _pass_on(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        if self.world_size == 1:
-            target.copy_(source)  # torch sends nothing to oneself
-            return
-        following, previous = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
-        both = [dist.P2POp(dist.isend, source, following), dist.P2POp(dist.irecv, target, previous)]
-        for work in dist.batch_isend_irecv(both):
-            work.wait()
 
     def attest(self) -> Facts:
         backend, world = dist.get_backend(), cast("Any", dist.group.WORLD)
@@ -104,6 +95,17 @@ class TorchGroup(Group):
     def leave(self) -> None:
         # Without this a Gloo program aborts at exit.
         dist.destroy_process_group()
+
+
+def pass_on(sent: torch.Tensor, received: torch.Tensor, rank: int, world: int) -> None:
+    """Send to the right neighbour and receive from the left one, both at once, and wait for both."""
+    if world == 1:
+        received.copy_(sent)  # torch sends nothing to oneself
+        return
+    right, left = (rank + 1) % world, (rank - 1) % world
+    both = [dist.P2POp(dist.isend, sent, right), dist.P2POp(dist.irecv, received, left)]
+    for work in dist.batch_isend_irecv(both):
+        work.wait()
 
 
 def _choose(asked: str, device: torch.device) -> str:

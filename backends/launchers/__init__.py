@@ -1,13 +1,13 @@
 """Write the commands of launchers and read their variables, with one module for each launcher.
 
-``commands(request)`` returns the commands as data. ``placement(environ)`` reads a rank's placement from the
-launcher's environment variables. This package starts no process.
+This package starts no process.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,16 +25,15 @@ class Launcher(Protocol):
     """The program that must be installed."""
     REMEDY: str
     """What to do if the program is missing, such as a command that installs it."""
+    VARIABLES: list[str]
+    """The names of the variables by which a rank knows its place, with blanks between them.
+
+    They hold the rank, the local rank, the world size and the local world size. If there are several such
+    texts, the first one whose rank is in the environment counts.
+    """
 
     def commands(self, request: Request) -> list[Command]:
         """Return the commands that start every rank of ``request``."""
-
-    def placement(self, environ: Mapping[str, str]) -> Placement:
-        """Read this rank's placement from the launcher's environment variables.
-
-        Raises:
-            KeyError: a variable is missing, so another launcher started the process.
-        """
 
 
 LAUNCHERS: dict[str, Launcher] = {
@@ -42,9 +41,16 @@ LAUNCHERS: dict[str, Launcher] = {
 }
 
 
-def environment_bin() -> Path:
-    """Return the folder with the executables of this Python environment."""
-    return Path(sys.executable).parent
+def read_placement(launcher: str, environ: Mapping[str, str]) -> Placement:
+    """Read the placement of a rank on this host from its launcher's environment variables.
+
+    Raises:
+        KeyError: a variable is missing, so another launcher started the process.
+    """
+    *others, last = LAUNCHERS[launcher].VARIABLES
+    names = next((names for names in others if names.split()[0] in environ), last)
+    rank, local_rank, world_size, local_world_size = (int(environ[name]) for name in names.split())
+    return Placement(rank, local_rank, world_size, local_world_size, socket.gethostname())
 
 
 def where_it_is_not(launcher: str, python: Path = Path(sys.executable)) -> str:
@@ -67,5 +73,5 @@ def find_launcher(name: str, python: Path = Path(sys.executable)) -> Path | None
     folders = [str(python.parent), os.environ.get("PATH", "")]
     if name == hydra.EXECUTABLE:
         folders = [str(hydra.prefix() / "bin")]
-    found = shutil.which(LAUNCHERS[name].EXECUTABLE, path=os.pathsep.join(folders))
+    found = shutil.which(name, path=os.pathsep.join(folders))
     return Path(found) if found else None

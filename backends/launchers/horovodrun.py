@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 
-from backends.base import Placement
 from backends.launchers import mpirun
 from backends.launchers.request import Command, Request, hosts_argument
 
 EXECUTABLE = "horovodrun"
 REMEDY = "compare install horovod"
+# Under the MPI controller, ranks have the variables of Open MPI.
+VARIABLES = ["HOROVOD_RANK HOROVOD_LOCAL_RANK HOROVOD_SIZE HOROVOD_LOCAL_SIZE", *mpirun.VARIABLES]
 
 
 def commands(request: Request) -> list[Command]:
@@ -48,11 +48,3 @@ def _mpi_flags(request: Request) -> tuple[str, ...]:
         ),
     )
     return (f"--mpi-args={' '.join(flags)}",)
-
-
-def placement(environ: Mapping[str, str]) -> Placement:
-    """Read this rank's placement from Horovod's variables, or Open MPI's under the MPI controller."""
-    if "HOROVOD_RANK" not in environ:
-        return mpirun.placement(environ)
-    names = "HOROVOD_RANK HOROVOD_LOCAL_RANK HOROVOD_SIZE HOROVOD_LOCAL_SIZE"
-    return Placement.read(environ, names)

@@ -5,15 +5,14 @@ MPICH has a folder of its own, because its wheel installs files with the same na
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from backends.base import Placement
 from backends.cache import cache_folder
 from backends.launchers.request import Command, Request
 
 EXECUTABLE = "mpiexec.hydra"
 REMEDY = "compare install mpich"
+VARIABLES = ["PMI_RANK MPI_LOCALRANKID PMI_SIZE MPI_LOCALNRANKS"]
 VERSION = "5.0.2"
 
 # Hydra treats a rank as failed if it exits before MPICH's exit handlers have run, and all our ranks do. It
@@ -64,8 +63,3 @@ def commands(request: Request) -> list[Command]:
     # mpi4py's wheel loads the library that MPI4PY_LIBMPI names, in place of the environment's.
     own = {"MPI4PY_LIBMPI": str(library()), "UCX_NET_DEVICES": request.interface}
     return [Command(argv, own | dict(request.environment))]
-
-
-def placement(environ: Mapping[str, str]) -> Placement:
-    """Read this rank's placement from Hydra's variables."""
-    return Placement.read(environ, "PMI_RANK MPI_LOCALRANKID PMI_SIZE MPI_LOCALNRANKS")

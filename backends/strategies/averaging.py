@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from backends.base import SPARSE, UNREACHED, BackendError, Collectives
+from backends.base import SPARSE, UNREACHED, BackendError, Collectives, Replica
 from backends.shared_memory.sum import SharedSum
-from backends.strategies.local import LocalReplica, contiguous, require_carried, start_from_first_rank
+from backends.strategies.models import contiguous, require_carried, start_from_first_rank
 from backends.strategies.reducer import Bucket, Reducer, by_dtype, gradients_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-class AveragingReplica(LocalReplica):
+class AveragingReplica(Replica):
     """A replica that averages gradients over the group by a reducer: that of its option ``mode``.
 
     A subclass without such an option overrides ``make_reducer``.

@@ -1,4 +1,4 @@
-"""Train through torch's ``nn.DataParallel``: one process, several GPUs."""
+"""Train in one process: on its device, or on several GPUs by torch's ``nn.DataParallel``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from backends.base import BackendError, Batch, Facts, Group, Loss, MakeOptimizer, Options
-from backends.strategies.local import SingleReplica, cut
+from backends.base import BackendError, Batch, Facts, Group, Loss, MakeOptimizer, Options, Replica
+from backends.strategies.models import cut
+
+
+class SingleReplica(Replica):
+    """A replica of a launch with one process, which trains on the whole data set."""
+
+    def attest(self) -> Facts:
+        return super().attest() | {"reduce_op": "mean"}
 
 
 class DataParallelReplica(SingleReplica):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from backends.base import REPEATED, UNREACHED, BackendError, Collectives
-from backends.strategies.local import LocalReplica
+from backends.base import REPEATED, UNREACHED, BackendError, Collectives, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +24,7 @@ _HOOKS = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16", "powerSGD_
 """DDP's names of communication hooks, and the choices of ``comm_hook`` that set them."""
 
 
-class DDPReplica(LocalReplica):
+class DDPReplica(Replica):
     """A replica whose model is wrapped in DDP, which communicates during the backward pass."""
 
     phases = ("forward", "backward", "step")

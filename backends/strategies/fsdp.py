@@ -9,11 +9,11 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from backends.base import SPARSE, STRIDED, UNCOPIED, Batch, Facts, Group, Loss, MakeOptimizer, Options
-from backends.strategies.local import LocalReplica, copy_with, require_one_dtype, start_from_first_rank
+from backends.base import SPARSE, STRIDED, UNCOPIED, Batch, Facts, Group, Loss, MakeOptimizer, Options, Replica
+from backends.strategies.models import copy_with, require_one_dtype, start_from_first_rank
 
 
-class FSDPReplica(LocalReplica):
+class FSDPReplica(Replica):
     """A replica that holds shards of the parameters, and gathers them layer by layer in each pass."""
 
     phases = ("forward", "backward", "step")

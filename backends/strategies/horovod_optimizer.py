@@ -11,11 +11,11 @@ import horovod.torch as hvd
 import torch
 from torch import nn
 
-from backends.base import REPEATED, STRIDED, Collectives, Facts, Group, MakeOptimizer, Options, Wait
-from backends.strategies.local import LocalReplica, contiguous, require_carried, start_of
+from backends.base import REPEATED, STRIDED, Collectives, Facts, Group, MakeOptimizer, Options, Replica, Wait
+from backends.strategies.models import require_carried, start_from_first_rank
 
 
-class HorovodReplica(LocalReplica):
+class HorovodReplica(Replica):
     """A replica that waits for the background thread in ``sync``, so that waiting is timed separately."""
 
     unsupported = frozenset({STRIDED, REPEATED})
@@ -24,9 +24,7 @@ class HorovodReplica(LocalReplica):
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
         require_carried(model, group)
-        start = start_of(model)
-        with contiguous(start.values()) as sent:
-            hvd.broadcast_parameters(dict(zip(start, sent, strict=True)), root_rank=0)
+        start_from_first_rank(model, group)
         super().__init__(model, make_optimizer, group, options)
         # The optimizer is new on every rank, so its state is the same. Horovod's broadcast_optimizer_state
         # would take a step with zero gradients and change Adam's trajectory.

@@ -9,15 +9,15 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from backends.base import UNCOPIED, Facts, Group, MakeOptimizer, Options
-from backends.strategies.local import LocalReplica, copy_with, require_carried, start_from_first_rank
+from backends.base import UNCOPIED, Facts, Group, MakeOptimizer, Options, Replica
+from backends.strategies.models import copy_with, require_carried, start_from_first_rank
 from backends.strategies.reducer import Bucket, by_dtype
 
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
 """Learning rate and momentum of the outer optimizer, as in the paper on DiLoCo."""
 
 
-class LocalSGDReplica(LocalReplica):
+class LocalSGDReplica(Replica):
     """A replica that trains alone, and averages parameters every ``period`` steps.
 
     The optimizer's state and the buffers are not averaged.

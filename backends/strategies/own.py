@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from backends.base import BackendError, Batch, Facts, Group, Loss, MakeOptimizer, MakeStep, Options
-from backends.strategies.local import LocalReplica
+from backends.base import BackendError, Batch, Facts, Group, Loss, MakeOptimizer, MakeStep, Options, Replica
 
 
-class OwnReplica(LocalReplica):
+class OwnReplica(Replica):
     """A replica whose whole step is the user's, with wrapper, synchronisation and optimizer."""
 
     phases = ("backward",)

@@ -25,13 +25,13 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from backends.base import UNCOPIED, BackendError, Batch, Facts, Group, Loss, MakeOptimizer, Options
-from backends.strategies.local import LocalReplica, copy_with, cut, start_from_first_rank
+from backends.base import UNCOPIED, BackendError, Batch, Facts, Group, Loss, MakeOptimizer, Options, Replica
+from backends.strategies.models import copy_with, cut, start_from_first_rank
 
 SCHEDULES: dict[str, type[Schedule1F1B | ScheduleGPipe]] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
 
-class PipelineReplica(LocalReplica):
+class PipelineReplica(Replica):
     """A replica that holds some of the layers, and trains them on the global batch."""
 
     phases = ("backward", "step")
@@ -42,8 +42,9 @@ class PipelineReplica(LocalReplica):
     ) -> None:
         layers = _layers_of(model)
         start_from_first_rank(model, group)
-        self.schedule = str(options["schedule"])
-        self.parts_per_pass = int(options["microbatches"])
+        # Without microbatches, a rank computes its layers for a whole batch while the others wait.
+        self.schedule = str(options.get("schedule", "gpipe"))
+        self.parts_per_pass = int(options.get("microbatches", 1))
         if self.schedule == "1f1b" and self.parts_per_pass < group.world_size:
             raise BackendError(
                 f"schedule=1f1b needs a microbatch for each rank, but there are {self.parts_per_pass} for "
@@ -97,15 +98,6 @@ class PipelineReplica(LocalReplica):
             self.group.all_reduce_(share)
             facts["waiting_share"] = round(float(share), 3)
         return facts
-
-
-class ModelParallelReplica(PipelineReplica):
-    """A replica that computes its layers for a whole batch at once, while the other ranks wait."""
-
-    def __init__(
-        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
-    ) -> None:
-        super().__init__(model, make_optimizer, group, {**options, "schedule": "gpipe", "microbatches": 1})
 
 
 # ---- the layers ----
@@ -243,7 +235,7 @@ class _Pass:
             BackendError: the loss does not call the model, or calls it with inputs of another shape.
         """
         try:
-            self._loss(_Divided(_stop), batch)
+            self._loss(_Divided(), batch)
         except _ModelCalled as caught:
             # Its traceback would hold the frames, and with them the batch.
             called, found = caught.with_traceback(None), caught.inputs
@@ -260,7 +252,7 @@ class _Pass:
     def _loss_of_part(self, output: Any, number: torch.Tensor) -> torch.Tensor:
         begun = perf_counter()
         with self._outside:  # the loss sets its own autocast inside
-            found = self._loss(_Divided(lambda _: output), self._parts[int(number)]) * self._weight
+            found = self._loss(_Divided(output), self._parts[int(number)]) * self._weight
         self._stage.busy_seconds += perf_counter() - begun
         return found
 
@@ -283,10 +275,13 @@ class _TimedStage(PipelineStage):
 
 
 class _Divided:
-    """A stand-in for the divided model, which the loss may call once with one tensor."""
+    """A stand-in for the divided model, which the loss may call once with one tensor.
 
-    def __init__(self, answer: Callable[[torch.Tensor], Any]) -> None:
-        self._answer = answer
+    It returns ``output``, or without one raises ``_ModelCalled``.
+    """
+
+    def __init__(self, output: Any = None) -> None:
+        self._output = output
         self._calls = 0
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
@@ -297,7 +292,9 @@ class _Divided:
                 "cannot do that, because its layers are on several ranks. Call the model once, with one "
                 "tensor, or leave this arm out."
             )
-        return self._answer(inputs[0])
+        if self._output is None:
+            raise _ModelCalled(inputs[0])
+        return self._output
 
     def __getattr__(self, name: str) -> NoReturn:
         raise BackendError(
@@ -319,7 +316,3 @@ def _autocast(device: torch.device) -> torch.autocast:
     """Return a context that restores the autocast now in effect for this type of device."""
     kind = device.type
     return torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind))
-
-
-def _stop(inputs: torch.Tensor) -> NoReturn:
-    raise _ModelCalled(inputs)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from backends.base import Facts, Group, Options
+from backends.groups.torch_group import pass_on
 from backends.strategies.reducer import Bucket, Reducer, by_dtype
 
 
@@ -32,18 +33,10 @@ def ring(tensor: torch.Tensor, rank: int, world: int) -> None:
     for step in range(world - 1):
         own = parts[(rank - step - 1) % world]
         received = incoming[: own.numel()]
-        _pass_on(parts[(rank - step) % world], received, rank, world)
+        pass_on(parts[(rank - step) % world], received, rank, world)
         own += received
     for step in range(world - 1):
-        _pass_on(parts[(rank + 1 - step) % world], parts[(rank - step) % world], rank, world)
-
-
-def _pass_on(sent: torch.Tensor, received: torch.Tensor, rank: int, world: int) -> None:
-    """Send to the right neighbour and receive from the left one, both at once, and wait for both."""
-    right, left = (rank + 1) % world, (rank - 1) % world
-    both = [dist.P2POp(dist.isend, sent, right), dist.P2POp(dist.irecv, received, left)]
-    for work in dist.batch_isend_irecv(both):
-        work.wait()
+        pass_on(parts[(rank + 1 - step) % world], parts[(rank - step) % world], rank, world)
 
 
 def reduce_broadcast(tensor: torch.Tensor, rank: int, world: int) -> None:

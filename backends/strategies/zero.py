@@ -11,7 +11,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from backends.base import Collectives, Facts, Group, MakeOptimizer, Options
 from backends.strategies.ddp import DDPReplica
-from backends.strategies.local import require_one_dtype
+from backends.strategies.models import require_one_dtype
 
 
 class ZeroReplica(DDPReplica):

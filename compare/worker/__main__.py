@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from backends.launchers import LAUNCHERS
+from backends.launchers import read_placement
 from compare.schema.launch_files import LaunchFiles
 from compare.worker.witness import fork_witness
 
@@ -17,7 +17,7 @@ def main(launcher: str, job_file: str) -> None:
     Neither process returns.
     """
     files = LaunchFiles(Path(job_file).parent)
-    placement = LAUNCHERS[launcher].placement(os.environ)
+    placement = read_placement(launcher, os.environ)
     fork_witness(files, placement.rank)
     from compare.worker.outcome import leave_outcome  # only the rank loads libraries
 

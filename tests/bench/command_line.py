@@ -6,8 +6,8 @@ import os
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
-from backends.launchers import environment_bin
 from tests.bench import launches
 from tests.bench.estimate import Row, Section, at_most
 from tests.bench.machine import LoadMeter, family_seconds
@@ -21,7 +21,7 @@ OPTIMIZER = "import os, torch; torch.optim.SGD([torch.nn.Parameter(torch.zeros(1
 
 def bench(settings) -> Section:
     members = {
-        "help": partial(_time, [environment_bin() / "compare", "--help"]),
+        "help": partial(_time, [Path(sys.executable).parent / "compare", "--help"]),
         "typer": partial(_time, [sys.executable, "-c", "import typer"]),
     }
     for warm_up in members.values():

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from backends import BACKENDS
-from backends.launchers import LAUNCHERS, environment_bin, find_launcher
+from backends.launchers import LAUNCHERS, find_launcher
 from backends.launchers.request import Request
 from compare.analysis.figures import LaunchFigures
 from compare.schema.arms import parse_arm
@@ -30,7 +30,7 @@ THREADS = 1
 """Threads per rank: two ranks fill two cores."""
 SHARED_MEMORY = "manual:mode=shared_memory"
 _TIMEOUT_SECONDS = 600
-_SETTINGS = settings(threads=THREADS, interface="lo", executables=environment_bin())
+_SETTINGS = settings(threads=THREADS, interface="lo", executables=Path(sys.executable).parent)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class BenchError(RuntimeError):
 def compare_run(*arguments, data_dir, folder, rounds=1):
     """Execute ``compare run`` and read its results."""
     output = Path(tempfile.mkdtemp(dir=folder)) / "run"
-    command = [environment_bin() / "compare", "run", "--dataset", "mnist", "--device", "cpu"]
+    command = [Path(sys.executable).parent / "compare", "run", "--dataset", "mnist", "--device", "cpu"]
     command += ["--max-reruns", "0"]
     command += ["--data-dir", data_dir, "--threads", THREADS, "--repeats", rounds, "--output", output]
     execute([*map(str, command), *arguments], timeout_seconds=_TIMEOUT_SECONDS * rounds)

@@ -17,7 +17,6 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from backends.launchers import environment_bin
 from tests.bench import report
 from tests.bench.estimate import at_least, at_most
 from tests.bench.launches import BenchError, Outcome
@@ -68,7 +67,7 @@ def programs_of(folder: Path):
         "MPI4PY_LIBMPI": str(folder / "lib" / "libmpi.so.12"),
     }
     open_mpi = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    hydra, mpirun = folder / "bin" / "mpiexec.hydra", environment_bin() / "mpirun"
+    hydra, mpirun = folder / "bin" / "mpiexec.hydra", Path(sys.executable).parent / "mpirun"
     ours_as_imb = partial(_ours, hydra, intel, IMB.values(), "IMB")
     ours_as_osu = partial(_ours, mpirun, open_mpi, OSU.values(), "OSU")
     return {

@@ -9,16 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from backends.base import Replica
 from backends.groups.torch_group import TorchGroup
 from backends.strategies.averaging import AveragingReplica
 from backends.strategies.fsdp import FSDPReplica
-from backends.strategies.local import LocalReplica
 from backends.strategies.local_sgd import LocalSGDReplica
 from backends.strategies.pipeline import PipelineReplica
 from backends.strategies.zero import ZeroReplica
 
 
-class NeverSyncs(LocalReplica):
+class NeverSyncs(Replica):
     """A wrapper that never communicates."""
 
 
@@ -203,7 +203,7 @@ class NeverAverages(LocalSGDReplica):
     """Ranks train apart, and the mean is taken at the end alone."""
 
     def step(self):
-        LocalReplica.step(self)
+        Replica.step(self)
         self._steps_alone += 1
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backends.launchers import LAUNCHERS, environment_bin, find_launcher
+from backends.launchers import LAUNCHERS, find_launcher
 from backends.launchers.request import Request
 from compare.errors import RingsideError
 from compare.launch.processes import supervise
@@ -86,7 +86,7 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks, short_folder):
             arguments=(str(job),),
             port=free_port(),
             # torchrun leaves a folder here, and Open MPI needs a short path for its socket.
-            environment=settings(threads=1, interface=LOOPBACK, executables=environment_bin())
+            environment=settings(threads=1, interface=LOOPBACK, executables=Path(sys.executable).parent)
             | {"TMPDIR": short_folder},
             interface=LOOPBACK,
             options=launch.options,

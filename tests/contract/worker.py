@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from backends.launchers import LAUNCHERS
+from backends.launchers import read_placement
 from tests.contract.plan import Launch
 from tests.contract.records import RankRecord
 
@@ -19,7 +19,7 @@ WATCHDOG_SECONDS = 40.0
 
 def main(job_file: Path) -> None:
     launch = msgspec.json.decode(job_file.read_bytes(), type=Launch)
-    placement = LAUNCHERS[launch.launcher].placement(os.environ)
+    placement = read_placement(launch.launcher, os.environ)
     record = RankRecord()
 
     def save() -> None:

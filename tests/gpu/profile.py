@@ -8,7 +8,7 @@ import sys
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from backends.launchers import torchrun
+from backends.launchers import read_placement
 from compare.worker.loop import train
 from compare.worker.mnist import classify
 from tests.gpu.sharing import batches, join
@@ -19,7 +19,7 @@ STEPS, WARM_UP = 50, 20
 
 
 def main(kind):
-    placement, device = torchrun.placement(os.environ), torch.device(kind, 0)
+    placement, device = read_placement("torchrun", os.environ), torch.device(kind, 0)
     failed = False
     for name in ("ddp", "manual"):
         group, replica = join(name, placement, device)

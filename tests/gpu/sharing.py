@@ -8,7 +8,7 @@ import sys
 import torch
 
 import backends
-from backends.launchers import torchrun
+from backends.launchers import read_placement
 from compare.schema.arms import parse_arm
 from compare.schema.config import RunConfig
 from compare.worker.loop import train
@@ -19,7 +19,7 @@ JOIN_SECONDS = 60.0
 
 
 def main(kind):
-    placement, device = torchrun.placement(os.environ), torch.device(kind, 0)
+    placement, device = read_placement("torchrun", os.environ), torch.device(kind, 0)
     for name in ("ddp:process_group=gloo", "manual:process_group=gloo"):
         group, replica = join(name, placement, device)
         train(replica, iter(batches(device, placement)), classify, STEPS)

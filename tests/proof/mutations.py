@@ -19,7 +19,6 @@ from backends.shared_memory.sum import SharedSum
 from backends.strategies import averaging, local_sgd, primitives
 from backends.strategies.averaging import AveragingReplica, FlatReducer
 from backends.strategies.ddp import DDPReplica
-from backends.strategies.local import LocalReplica
 from backends.strategies.local_sgd import LocalSGDReplica
 from backends.strategies.reducer import Bucket
 from tests.proof.case import WORKLOADS, add, mutation
@@ -156,7 +155,7 @@ def sums_do_not_travel_around_the_ring():
         incoming = torch.empty_like(parts[0])
         for step in range(world - 1):
             own = parts[(rank - step - 1) % world]
-            primitives._pass_on(parts[(rank - step) % world], incoming[: own.numel()], rank, world)
+            primitives.pass_on(parts[(rank - step) % world], incoming[: own.numel()], rank, world)
             own += incoming[: own.numel()]
 
     primitives.FORMS["ring"] = half_a_ring
@@ -265,19 +264,19 @@ def passes_add_up_without_a_division():
 
 @mutation("ddp", of=PLAIN)
 def the_optimizer_rests_from_step_25_on():
-    between(LocalReplica, "step", lambda self: self.forget_gradients(), first=LATE)
+    between(Replica, "step", lambda self: self.forget_gradients(), first=LATE)
 
 
 @mutation("manual", of=PLAIN)
 def weights_decay_a_little():
-    real = LocalReplica.step
+    real = Replica.step
 
     @torch.no_grad()
     def step(self):
         real(self)
         torch._foreach_mul_(self.parameters, 1 - 1e-6)
 
-    LocalReplica.step = step
+    Replica.step = step
 
 
 # ---- samples and starts ----
@@ -285,13 +284,13 @@ def weights_decay_a_little():
 
 @mutation("manual", "ddp", of=PLAIN, names="Check that the shards are the parts of every global batch.")
 def all_ranks_train_the_first_shard():
-    real = LocalReplica.__init__
+    real = Replica.__init__
 
     def init(self, model, make_optimizer, group, options):
         real(self, model, make_optimizer, group, options)
         self.shard = (0, group.world_size)
 
-    LocalReplica.__init__ = init
+    Replica.__init__ = init
 
 
 @mutation("manual", of=PLAIN)
@@ -337,7 +336,7 @@ def shards_are_not_reduced_from_step_3_on():
 
 @mutation("localsgd:period=1", of=PLAIN)
 def parameters_are_never_averaged():
-    LocalSGDReplica.step = LocalReplica.step
+    LocalSGDReplica.step = Replica.step
 
 
 @mutation("localsgd:period=1", of=PLAIN)

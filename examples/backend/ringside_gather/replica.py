@@ -3,11 +3,11 @@
 import torch
 import torch.distributed as dist
 
-from backends.base import Collectives
-from backends.strategies.local import LocalReplica, require_carried, start_from_first_rank
+from backends.base import Collectives, Replica
+from backends.strategies.models import require_carried, start_from_first_rank
 
 
-class GatherReplica(LocalReplica):
+class GatherReplica(Replica):
     """Average gradients from copies of all ranks' gradients."""
 
     needs_every_gradient = True

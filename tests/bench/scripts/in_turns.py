@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import backends
-from backends.launchers import LAUNCHERS
+from backends.launchers import read_placement
 from compare.schema.arms import parse_arm
 from compare.schema.config import RunConfig
 from compare.schema.launch_files import LaunchFiles
@@ -94,7 +94,7 @@ def join(label):
     """Join the group of an arm; its launcher started this process."""
     arm = parse_arm(label)
     make_group, _ = backends.load(arm.backend, arm.options)
-    placement = LAUNCHERS[backends.BACKENDS[arm.backend].launcher].placement(os.environ)
+    placement = read_placement(backends.BACKENDS[arm.backend].launcher, os.environ)
     return make_group.join(placement, CPU, arm.options, _TIMEOUT_SECONDS)
 
 

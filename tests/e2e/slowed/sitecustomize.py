@@ -41,7 +41,7 @@ def _compete(module):
 
 
 def _straggle(module):
-    learn = module.LocalReplica.learn
+    learn = module.Replica.learn
 
     def slowly(self, *arguments):
         if self.shard[0] == 1:
@@ -50,7 +50,7 @@ def _straggle(module):
                 pass
         return learn(self, *arguments)
 
-    module.LocalReplica.learn = slowly
+    module.Replica.learn = slowly
 
 
 _CAUSES = {
@@ -63,7 +63,7 @@ _CAUSES = {
         lambda module: _delay_all_reduce(module, lambda nbytes: nbytes * _SECONDS_PER_BYTE),
     ),
     "background": ("backends.groups.torch_group", _compete),
-    "straggler": ("backends.strategies.local", _straggle),
+    "straggler": ("backends.base", _straggle),
 }
 
 

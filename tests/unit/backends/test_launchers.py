@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.base import Placement
-from backends.launchers import LAUNCHERS
+from backends.launchers import LAUNCHERS, read_placement
 from backends.launchers.request import Command, Request
 from compare.errors import UnavailableError
 from compare.launch import arm as launching
@@ -162,7 +162,7 @@ PLACED = Placement(rank=3, local_rank=1, world_size=4, local_world_size=2, host=
 @pytest.mark.parametrize(("name", "given_"), [*GIVEN.items(), ("horovodrun", GIVEN["mpirun"])])
 def test_placement_is_read_from_the_launchers_variables(name, given_):
     """Horovod's controller MPI has the variables of Open MPI."""
-    assert LAUNCHERS[name].placement(given_ | {"PATH": "/bin"}) == PLACED
+    assert read_placement(name, given_ | {"PATH": "/bin"}) == PLACED
 
 
 INCOMPLETE = [
@@ -178,7 +178,7 @@ OF_ANOTHER = [("torchrun", GIVEN["mpirun"]), ("mpirun", GIVEN["torchrun"]), ("mp
 )
 def test_placement_without_every_variable_of_the_launcher_is_an_error(name, environ):
     with pytest.raises(KeyError):
-        LAUNCHERS[name].placement(environ)
+        read_placement(name, environ)
 
 
 # ---- the inherited environment ----

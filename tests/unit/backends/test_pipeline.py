@@ -8,7 +8,7 @@ from torch import nn
 
 from backends.base import BackendError
 from backends.strategies.data_parallel import DataParallelReplica
-from backends.strategies.local import cut
+from backends.strategies.models import cut
 from backends.strategies.pipeline import ModelParallelReplica, PipelineReplica, divide
 
 OPTIONS = {"schedule": "1f1b", "microbatches": 2}

