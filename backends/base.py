@@ -154,9 +154,9 @@ class Group(ABC):
     def barrier(self) -> None:
         """Wait until every rank has called this method."""
 
-    @abstractmethod
     def all_reduce_(self, tensor: torch.Tensor) -> None:
         """Replace ``tensor`` (any shape, contiguous) by its sum over all ranks."""
+        self.all_reduce_start_(tensor)()
 
     @abstractmethod
     def all_reduce_start_(self, tensor: torch.Tensor) -> Wait:

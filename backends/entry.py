@@ -13,9 +13,9 @@ from backends.base import Options, OptionValue
 class Runtime:
     """What starts the ranks of an arm, and what they load."""
 
-    launcher: str
+    launcher: str = "torchrun"
     """The default launcher; an allocation may need another."""
-    libraries: tuple[str, ...]
+    libraries: tuple[str, ...] = ()
     """What must load beside torch, as ``backends.probe`` names it."""
     install: str = ""
     """The command that installs what is missing."""
@@ -25,14 +25,16 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting of a backend, as written in an arm: ``backend:name=value``."""
+    """One setting of a backend, as written in an arm: ``backend:name=value``.
+
+    Its values have the type of its default: a switch is a bool, a count an int, a number a float, and a
+    choice one of ``choices``.
+    """
 
     name: str
-    kind: Literal["choice", "number", "count", "switch"]
     default: OptionValue
     summary: str
     choices: tuple[str, ...] = ()
-    """What a ``choice`` may be; empty for the other kinds."""
     least: int = 1
     """Minimum of a ``count``."""
     strategies: Mapping[str, str] = field(default_factory=dict)
@@ -70,6 +72,11 @@ class Option:
     The proof takes few steps, which would not show what an option delays.
     """
 
+    @property
+    def kind(self) -> str:
+        """``choice``, ``number``, ``count`` or ``switch``."""
+        return {bool: "switch", int: "count", float: "number", str: "choice"}[type(self.default)]
+
 
 @dataclass(frozen=True, slots=True)
 class Backend:
@@ -83,12 +90,8 @@ class Backend:
     """``module:class`` of the Group."""
     code: tuple[str, ...] = ()
     """Functions that synchronise, to be quoted: ``module:Class.function``, or ``:function`` of the group."""
-    launcher: str = "torchrun"
-    """The default launcher; an allocation may need another."""
-    libraries: tuple[str, ...] = ()
-    """Distributions that must be installed beside torch."""
-    install: str = ""
-    """The command that installs what is missing."""
+    default_runtime: Runtime = field(default_factory=Runtime)
+    """What it needs to run, unless an option needs something else."""
     options: tuple[Option, ...] = ()
     on_one_host: Mapping[str, OptionValue] = field(default_factory=dict)
     """Options of a second default arm, for ranks on one host's CPUs."""
@@ -170,7 +173,7 @@ class Backend:
         for option in self.options:
             if chosen := option.runtimes.get(str(options.get(option.name))):
                 return chosen
-        return Runtime(self.launcher, self.libraries, self.install)
+        return self.default_runtime
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,25 +3,19 @@
 from backends.entry import Option, Runtime
 
 PROCESS_GROUP = Option(
-    "process_group", "choice", "auto", "auto is NCCL on CUDA and Gloo on CPU", ("auto", "nccl", "gloo")
+    "process_group", "auto", "auto is NCCL on CUDA and Gloo on CPU", ("auto", "nccl", "gloo")
 )
 # torch splits compiled graphs by buckets, and refuses any that are smaller than its first one of 1 MiB.
-BUCKET_CAP_MB = Option("bucket_cap_mb", "number", 25.0, "MiB of gradients per bucket", compiles_from=1.0)
-BUCKET_VIEW = Option(
-    "gradient_as_bucket_view", "switch", default=False, summary="gradients live in the buckets"
-)
+BUCKET_CAP_MB = Option("bucket_cap_mb", 25.0, "MiB of gradients per bucket", compiles_from=1.0)
+BUCKET_VIEW = Option("gradient_as_bucket_view", default=False, summary="gradients live in the buckets")
 FIND_UNUSED = Option(
-    "find_unused_parameters",
-    "switch",
-    default=False,
-    summary="allow parameters that take no part in the loss",
+    "find_unused_parameters", default=False, summary="allow parameters that take no part in the loss"
 )
 BUCKET_MB = Option(
-    "bucket_mb", "number", 1.0, "overlap only: MiB of gradients per all-reduce", needs=("mode", "overlap")
+    "bucket_mb", 1.0, "overlap only: MiB of gradients per all-reduce", needs=("mode", "overlap")
 )
 CONTROLLER = Option(
     "controller",
-    "choice",
     "gloo",
     "who negotiates and carries tensors",
     ("gloo", "mpi"),
@@ -37,7 +31,6 @@ _MPICH = Runtime(
 )
 MPI_LIBRARY = Option(
     "library",
-    "choice",
     "openmpi",
     "the MPI that the ranks load, each with its own launcher",
     ("openmpi", "mpich"),

@@ -227,7 +227,7 @@ def options_page() -> str:
             map(backend_row, BACKENDS.values()),
         ),
         sections="\n\n".join(
-            backend_text(backend) for backend in BACKENDS.values() if backend.options or backend.install
+            backend_text(backend) for backend in BACKENDS.values() if backend.options or backend.default_runtime.install
         ),
         groups=table(
             ("group", "what it is", "launched as"),
@@ -243,9 +243,9 @@ def backend_row(backend: Backend) -> tuple[str, ...]:
     """Return the row of a backend in the table of all."""
     name = f"`{backend.name}`"
     return (
-        f"[{name}](#{backend.name})" if backend.options or backend.install else name,
+        f"[{name}](#{backend.name})" if backend.options or backend.default_runtime.install else name,
         backend.summary,
-        f"`{backend.launcher}`",
+        f"`{backend.default_runtime.launcher}`",
         "only if named" if backend.only_named else "yes" if backend.synchronises else "yes, as the control",
         "each rank alone" if not backend.synchronises else _TRAINING[backend.training],
     )
@@ -264,8 +264,8 @@ def backend_text(backend: Backend) -> str:
 
 def backend_facts(backend: Backend) -> Iterator[str]:
     """List what else the registry states of a backend."""
-    if backend.install:
-        yield f"Installed by `{backend.install}`."
+    if backend.default_runtime.install:
+        yield f"Installed by `{backend.default_runtime.install}`."
     for option, value in backend.on_one_host.items():
         yield f"A plain `compare run` on one host's CPUs takes `{backend.name}:{option}={value}`, too."
     yield f"What it claims: {', '.join(backend.claims)}."

@@ -37,7 +37,18 @@ class TorchGroup(Group):
     def join(
         cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float
     ) -> Self:
-        backend = _choose(str(options["process_group"]), device)
+        backend = str(options["process_group"])
+        if backend == "auto":
+            backend = "nccl" if device.type == "cuda" else "gloo"
+        if backend == "nccl" and device.type != "cuda":
+            raise BackendError(
+                "NCCL needs CUDA tensors, but this run is on the CPU. Use process_group=gloo, or --device "
+                "cuda."
+            )
+        if backend == "nccl" and not dist.is_nccl_available():
+            raise BackendError(
+                "this build of torch has no NCCL. Install a CUDA build, or use process_group=gloo."
+            )
         dist.init_process_group(
             backend,
             rank=placement.rank,
@@ -84,11 +95,15 @@ class TorchGroup(Group):
         versions = {"torch": str(torch.__version__)}
         if backend == "nccl":
             versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+            transport = "NCCL"
+        else:
+            store = int(os.environ.get("MASTER_PORT", "0"))
+            transport = evidence.tcp_transport(self.world_size, except_ports=(store,))
         return {
             "library": f"torch.distributed {backend}",
             # One name may stand for several: `nccl` is ProcessGroupNCCL2 from torch 2.15 on.
             "process_group": type(world._get_backend(self.device)).__name__,  # noqa: SLF001
-            "transport": _transport(backend, self.world_size),
+            "transport": transport,
             "versions": versions,
         }
 
@@ -106,28 +121,3 @@ def pass_on(sent: torch.Tensor, received: torch.Tensor, rank: int, world: int) -
     both = [dist.P2POp(dist.isend, sent, right), dist.P2POp(dist.irecv, received, left)]
     for work in dist.batch_isend_irecv(both):
         work.wait()
-
-
-def _choose(asked: str, device: torch.device) -> str:
-    """Return the process group's backend, ``nccl`` or ``gloo``; ``auto`` chooses it by the device.
-
-    Raises:
-        BackendError: NCCL is asked for on a CPU, or this build of torch has no NCCL.
-    """
-    backend = asked if asked != "auto" else ("nccl" if device.type == "cuda" else "gloo")
-    if backend == "nccl" and device.type != "cuda":
-        raise BackendError(
-            "NCCL needs CUDA tensors, but this run is on the CPU. Use process_group=gloo or --device cuda."
-        )
-    if backend == "nccl" and not dist.is_nccl_available():
-        raise BackendError(
-            "this build of torch has no NCCL. Install a CUDA build, or use process_group=gloo."
-        )
-    return backend
-
-
-def _transport(backend: str, world_size: int) -> str:
-    if backend == "nccl":
-        return "NCCL"
-    store = int(os.environ.get("MASTER_PORT", "0"))
-    return evidence.tcp_transport(world_size, except_ports=(store,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backends.launchers.request import Command, Host, Request
+from backends.launchers.request import Command, Request
 
 EXECUTABLE = "torchrun"
 REMEDY = "pip install --force-reinstall torch"
@@ -14,23 +14,21 @@ def commands(request: Request) -> list[Command]:
 
     torchrun starts no ranks on other hosts. Its agents meet at the address and port of the first host.
     """
-    return [_command(request, number, host) for number, host in enumerate(request.hosts)]
-
-
-def _command(request: Request, number: int, host: Host) -> Command:
-    is_module = request.executable == request.python
-    argv = (
-        str(request.executable),
-        *(("-m", "torch.distributed.run") if is_module else ()),
-        f"--nnodes={len(request.hosts)}",
-        f"--nproc_per_node={host.slots}",
-        f"--node_rank={number}",
-        f"--master_addr={request.address}",
-        f"--master_port={request.port}",
-        # A restart would hide a failed rank and change the measurement.
-        "--max_restarts=0",
-        "--module",
-        request.module,
-        *request.arguments,
-    )
-    return Command(argv, request.environment, host if request.network else None)
+    commands = []
+    for number, host in enumerate(request.hosts):
+        argv = (
+            str(request.executable),
+            *(("-m", "torch.distributed.run") if request.executable == request.python else ()),
+            f"--nnodes={len(request.hosts)}",
+            f"--nproc_per_node={host.slots}",
+            f"--node_rank={number}",
+            f"--master_addr={request.address}",
+            f"--master_port={request.port}",
+            # A restart would hide a failed rank and change the measurement.
+            "--max_restarts=0",
+            "--module",
+            request.module,
+            *request.arguments,
+        )
+        commands.append(Command(argv, request.environment, host if request.network else None))
+    return commands

@@ -63,7 +63,10 @@ class SharedSum:
         # Blocks save nothing if each element is added to once.
         blocks = [self._block] if self.layout.planes > RESULTS else []
         self._cuts = cut([p.numel() for p in parameters], [self.layout.chunk_elements, *blocks])
-        planes = [self._tensor(self.layout.plane_offset(index), dtype) for index in range(self.layout.planes)]
+        planes = [
+            torch.frombuffer(self._memory, dtype=dtype, count=self.layout.elements, offset=offset)
+            for offset in map(self.layout.plane_offset, range(self.layout.planes))
+        ]
         self._turns = [self._turn(result, planes[RESULTS:], parameters) for result in planes[:RESULTS]]
 
     @property
@@ -106,9 +109,6 @@ class SharedSum:
             "transport": "none (one rank)" if self.layout.world == 1 else transport,
             "shared_bytes": mapped,
         }
-
-    def _tensor(self, offset: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.frombuffer(self._memory, dtype=dtype, count=self.layout.elements, offset=offset)
 
     def _pieces_of(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
         pieces = []

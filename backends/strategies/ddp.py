@@ -76,17 +76,27 @@ class DDPReplica(Replica):
     def attest(self) -> Facts:
         seen = self.wrapped._get_ddp_logging_data()  # noqa: SLF001 -- DDP shows its buckets nowhere else
         hook = str(seen.get("comm_hook") or "none")
-        return super().attest() | {
+        sizes = seen.get("rebuilt_bucket_sizes") or seen["bucket_sizes"] or ""
+        facts = super().attest() | {
             "reduce_op": "mean",
             "bucket_cap_bytes": seen["bucket_cap_bytes"],
-            "bucket_bytes": _sizes(seen.get("rebuilt_bucket_sizes") or seen["bucket_sizes"]),
+            "bucket_bytes": [int(size) for size in sizes.split(",") if size.strip()],
             "gradient_as_bucket_view": bool(seen["gradient_as_bucket_view"]),
             # The logger has it only if it is set.
             "static_graph": bool(seen.get("static_graph")),
             "find_unused_parameters": bool(seen["find_unused_parameters"]),
             "comm_hook": _HOOKS.get(hook, hook),
-            **(_attest_power(self._power) if self._power else {}),
         }
+        if self._power:
+            rate, before, after = self._power.compression_stats()
+            facts |= {
+                "powersgd_rank": self._power.matrix_approximation_rank,
+                "powersgd_start": self._power.start_powerSGD_iter,
+                "compression_rate": round(rate, 3),
+                "elements_before_compression": before,
+                "elements_after_compression": after,
+            }
+        return facts
 
     def collectives(self) -> Collectives | None:
         if self.attest()["comm_hook"] != "none":
@@ -142,18 +152,3 @@ def _register_hook(wrapped: DistributedDataParallel, options: Options) -> PowerS
             f"torch refuses comm_hook={kind} here: {error}. Choose another comm_hook."
         ) from None
     return None
-
-
-def _attest_power(state: PowerSGDState) -> Facts:
-    rate, before, after = state.compression_stats()
-    return {
-        "powersgd_rank": state.matrix_approximation_rank,
-        "powersgd_start": state.start_powerSGD_iter,
-        "compression_rate": round(rate, 3),
-        "elements_before_compression": before,
-        "elements_after_compression": after,
-    }
-
-
-def _sizes(text: str | None) -> list[int]:
-    return [int(size) for size in (text or "").split(",") if size.strip()]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from backends.base import SPARSE, STRIDED, UNCOPIED, Batch, Facts, Group, Loss, MakeOptimizer, Options, Replica
+from backends.base import SPARSE, STRIDED, UNCOPIED, Replica
 from backends.strategies.models import copy_with, require_one_dtype, start_from_first_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from backends.base import Batch, Facts, Group, Loss, MakeOptimizer, Options
 
 
 class FSDPReplica(Replica):

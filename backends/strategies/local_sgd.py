@@ -11,7 +11,7 @@ from torch import nn
 
 from backends.base import UNCOPIED, Facts, Group, MakeOptimizer, Options, Replica
 from backends.strategies.models import copy_with, require_carried, start_from_first_rank
-from backends.strategies.reducer import Bucket, by_dtype
+from backends.strategies.reducers import Bucket, by_dtype
 
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
 """Learning rate and momentum of the outer optimizer, as in the paper on DiLoCo."""
@@ -37,9 +37,11 @@ class LocalSGDReplica(Replica):
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._buckets = [Bucket(its) for its in by_dtype(self._trained)]
         self._outer: torch.optim.SGD | None = None
+        self._kept: list[torch.Tensor] = []
+        """The parameters of the outer optimizer."""
         if options["outer"] == "nesterov":
-            kept = [p.detach().clone() for p in self._trained]
-            self._outer = torch.optim.SGD(kept, OUTER_RATE, momentum=OUTER_MOMENTUM, nesterov=True)
+            self._kept = [p.detach().clone() for p in self._trained]
+            self._outer = torch.optim.SGD(self._kept, OUTER_RATE, momentum=OUTER_MOMENTUM, nesterov=True)
         super().__init__(model, make_optimizer, group, options)
 
     @torch.no_grad()
@@ -48,8 +50,15 @@ class LocalSGDReplica(Replica):
         self._steps_alone += 1
         if self._steps_alone == self.cycle:
             self._steps_alone = 0
-            means = self._means()
-            torch._foreach_copy_([*self._trained], self._move_on(means) if self._outer else means)
+            averages = self._means()
+            if self._outer:
+                # Its step goes towards the means.
+                for outer, mean in zip(self._kept, averages, strict=True):
+                    outer.grad = outer - mean
+                self._outer.step()
+                self._outer.zero_grad()
+                averages = self._kept
+            torch._foreach_copy_([*self._trained], averages)
 
     def _means(self) -> list[torch.Tensor]:
         """Return each trained parameter's mean over all ranks, by one all-reduce per dtype.
@@ -64,16 +73,6 @@ class LocalSGDReplica(Replica):
             means |= {id(p): view for p, view in zip(bucket.parameters, bucket.views, strict=True)}
         return [means[id(parameter)] for parameter in self._trained]
 
-    def _move_on(self, means: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Take a step of the outer optimizer towards the means, and return its parameters, not copied."""
-        assert self._outer is not None  # noqa: S101 -- the caller asked
-        kept: list[torch.Tensor] = self._outer.param_groups[0]["params"]
-        for outer, mean in zip(kept, means, strict=True):
-            outer.grad = outer - mean
-        self._outer.step()
-        self._outer.zero_grad()
-        return kept
-
     @torch.no_grad()
     def whole(self) -> nn.Module:
         if not self._steps_alone:
@@ -84,10 +83,8 @@ class LocalSGDReplica(Replica):
     def held_bytes(self) -> Facts:
         if not self._outer:
             return super().held_bytes()
-        kept = self._outer.param_groups[0]["params"]
         momentum = [held["momentum_buffer"] for held in self._outer.state.values()]
-        outer = sum(tensor.numel() * tensor.element_size() for tensor in [*kept, *momentum])
-        return super().held_bytes() | {"outer_bytes": outer}
+        return super().held_bytes() | {"outer_bytes": sum(tensor.nbytes for tensor in self._kept + momentum)}
 
     def attest(self) -> Facts:
         # With period 1, averaging parameters is averaging gradients if a step is linear in its gradient.

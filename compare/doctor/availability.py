@@ -80,7 +80,7 @@ class Survey(msgspec.Struct, frozen=True):
             chosen = options.get(option.name)
             if not option.offered_in or chosen is None:
                 continue
-            library = backend.libraries[-1]
+            library = backend.default_runtime.libraries[-1]
             offered = self.libraries[library].facts.get(option.offered_in, [])
             if chosen not in offered:
                 raise UnavailableError(

@@ -103,7 +103,7 @@ def launch_script(arm, script, *mode, ranks, steps, data_dir, folder):
 def start_ranks(script, arguments, *, arm="ddp", ranks=2):
     """Run a module of ``tests.bench.scripts`` on every rank with an arm's launcher."""
     arm = parse_arm(arm)
-    name = BACKENDS[arm.backend].launcher
+    name = BACKENDS[arm.backend].default_runtime.launcher
     request = Request(
         executable=find_launcher(name),
         python=Path(sys.executable),

@@ -16,11 +16,11 @@ import backends
 from backends.base import Replica
 from backends.groups.torch_group import TorchGroup
 from backends.shared_memory.sum import SharedSum
-from backends.strategies import averaging, local_sgd, primitives
-from backends.strategies.averaging import AveragingReplica, FlatReducer
+from backends.strategies import averaging, local_sgd, reducers
+from backends.strategies.averaging import AveragingReplica
 from backends.strategies.ddp import DDPReplica
 from backends.strategies.local_sgd import LocalSGDReplica
-from backends.strategies.reducer import Bucket
+from backends.strategies.reducers import Bucket, FlatReducer
 from tests.proof.case import WORKLOADS, add, mutation
 from tests.proof.workloads.tasks import LATE
 
@@ -155,15 +155,15 @@ def sums_do_not_travel_around_the_ring():
         incoming = torch.empty_like(parts[0])
         for step in range(world - 1):
             own = parts[(rank - step - 1) % world]
-            primitives.pass_on(parts[(rank - step) % world], incoming[: own.numel()], rank, world)
+            reducers.pass_on(parts[(rank - step) % world], incoming[: own.numel()], rank, world)
             own += incoming[: own.numel()]
 
-    primitives.FORMS["ring"] = half_a_ring
+    reducers.FORMS["ring"] = half_a_ring
 
 
 @mutation("manual:mode=reduce_broadcast", of=PLAIN)
 def the_root_keeps_the_sum():
-    primitives.FORMS["reduce_broadcast"] = lambda tensor, rank, world: dist.reduce(tensor, dst=0)
+    reducers.FORMS["reduce_broadcast"] = lambda tensor, rank, world: dist.reduce(tensor, dst=0)
 
 
 @mutation("manual:mode=reduce_scatter", of=PLAIN)
@@ -172,7 +172,7 @@ def parts_are_gathered_without_a_sum():
         own = tensor.chunk(world)[rank].clone()
         dist.all_gather_into_tensor(tensor, own)
 
-    primitives.FORMS["reduce_scatter"] = gathered
+    reducers.FORMS["reduce_scatter"] = gathered
 
 
 @mutation("manual:mode=all_gather", of=PLAIN)
@@ -182,7 +182,7 @@ def one_rank_is_not_added_up():
         dist.all_gather_into_tensor(all_of_them, tensor)
         torch.sum(all_of_them.view(world, -1)[:-1], 0, out=tensor)
 
-    primitives.FORMS["all_gather"] = most
+    reducers.FORMS["all_gather"] = most
 
 
 @mutation("manual:mode=shared_memory", of=PLAIN)

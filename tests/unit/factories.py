@@ -57,9 +57,9 @@ def a_survey(
     backends = {
         name: Availability(
             backend=name,
-            launcher=backend.launcher,
+            launcher=backend.default_runtime.launcher,
             problem=f"{'mpi4py' if name == 'mpi' else name} is not installed" if name in missing else "",
-            remedy=backend.install if name in missing else "",
+            remedy=backend.default_runtime.install if name in missing else "",
         )
         for name, backend in BACKENDS.items()
     }

@@ -9,14 +9,8 @@ ENTRY = Backend(
     strategy="ringside_gather.replica:GatherReplica",
     code=("ringside_gather.replica:GatherReplica.sync",),
     options=(
-        Option(
-            "process_group",
-            "choice",
-            "auto",
-            "auto is NCCL on CUDA and Gloo on CPU",
-            ("auto", "nccl", "gloo"),
-        ),
-        Option("calls", "choice", "one", "one call for all gradients, or one each", ("one", "each")),
+        Option("process_group", "auto", "auto is NCCL on CUDA and Gloo on CPU", ("auto", "nccl", "gloo")),
+        Option("calls", "one", "one call for all gradients, or one each", ("one", "each")),
     ),
     only_named=True,
 )

@@ -94,7 +94,7 @@ def join(label):
     """Join the group of an arm; its launcher started this process."""
     arm = parse_arm(label)
     make_group, _ = backends.load(arm.backend, arm.options)
-    placement = read_placement(backends.BACKENDS[arm.backend].launcher, os.environ)
+    placement = read_placement(backends.BACKENDS[arm.backend].default_runtime.launcher, os.environ)
     return make_group.join(placement, CPU, arm.options, _TIMEOUT_SECONDS)
 
 

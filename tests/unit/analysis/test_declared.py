@@ -163,7 +163,7 @@ def test_gate_of_another_training_is_exempt_with_its_figure(declare):
 
 
 def test_same_training_at_period_1_is_judged_by_the_reference(declare):
-    period = Option("period", "count", 8, "steps between averages", while_proven=1)
+    period = Option("period", 8, "steps between averages", while_proven=1)
     declare(training="same at period 1", options=(period,))
     assert not Arm("ddp").same_training
     assert parse_arm("ddp:period=1").same_training

@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from backends.base import BackendError
 from backends.groups.torch_group import TorchGroup
-from backends.strategies.averaging import AveragingReplica, FlatReducer, OverlapReducer
-from backends.strategies.local import contiguous, start_of
-from backends.strategies.reducer import Bucket, by_dtype
+from backends.strategies.averaging import AveragingReplica
+from backends.strategies.models import contiguous, start_from_first_rank
+from backends.strategies.reducers import Bucket, FlatReducer, OverlapReducer, by_dtype
 
 
 def parameters(*dtypes):

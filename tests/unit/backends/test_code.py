@@ -35,9 +35,9 @@ def test_code_of_every_mode_stands_in_its_file(backend, options):
 
 def test_quote_leaves_the_docstring_out_and_imports_no_library():
     before = set(sys.modules)
-    found = quote("backends.strategies.primitives:ring")
+    found = quote("backends.strategies.reducers:ring")
     assert found.text.startswith("parts = tensor.tensor_split(world)")
-    assert not {"backends.strategies.primitives"} & (set(sys.modules) - before)
+    assert not {"backends.strategies.reducers"} & (set(sys.modules) - before)
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,9 @@ from backends.base import BackendError, Placement
 from backends.groups.torch_group import TorchGroup
 from backends.shared_memory import memory
 from backends.shared_memory.sum import RESULTS, Layout, SharedSum
-from backends.strategies.averaging import REDUCERS, AveragingReplica
+from backends.strategies.averaging import AveragingReplica
 from backends.strategies.ddp import DDPReplica
+from backends.strategies.reducers import REDUCERS
 from compare.analysis import analyse
 from compare.worker.loop import train
 from compare.worker.mnist import classify
