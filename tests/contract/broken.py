@@ -33,10 +33,9 @@ class SkipsAParameter(AveragingReplica):
     """The last rank keeps its own gradient of one parameter."""
 
     def sync(self):
-        group = self.reducer.group
         own = next(self.model.parameters()).grad.clone()
         super().sync()
-        if group.rank == group.world_size - 1:
+        if self.group.rank == self.group.world_size - 1:
             next(self.model.parameters()).grad = own
 
 
@@ -94,10 +93,18 @@ class TakesOnePassOfAll(AveragingReplica):
         self.passes_done += 1
 
 
-class ReportsAPhaseTooMany(AveragingReplica):
-    """Declares forward and backward as one phase, and reports both."""
+def declaring(*declared):
+    """Return a strategy that declares other phases than it has."""
 
-    phases = ("backward", "sync", "step")
+    class Declaring(AveragingReplica):
+        phases = declared
+
+    return Declaring
+
+
+ReportsAPhaseTooMany = declaring("backward", "sync", "step")
+HidesItsSync = declaring("forward", "backward", "step")
+ReordersItsPhases = declaring("forward", "sync", "backward", "step")
 
 
 class CyclesByRank(AveragingReplica):
@@ -105,7 +112,7 @@ class CyclesByRank(AveragingReplica):
 
     @property
     def cycle(self):
-        return 1 + self.reducer.group.rank
+        return 1 + self.group.rank
 
 
 class ReturnsAnOldModel(AveragingReplica):
@@ -123,18 +130,6 @@ class HoldsMoreThanItSays(AveragingReplica):
     def held_bytes(self):
         held = super().held_bytes()
         return held | {"optimizer_state_bytes": held["optimizer_state_bytes"] // 2}
-
-
-class HidesItsSync(AveragingReplica):
-    """Communicates in a phase that it does not declare."""
-
-    phases = ("forward", "backward", "step")
-
-
-class ReordersItsPhases(AveragingReplica):
-    """Declares its phases in the wrong order."""
-
-    phases = ("forward", "sync", "backward", "step")
 
 
 class WrapsItsModel(AveragingReplica):

@@ -211,31 +211,16 @@ def _observe_replica(group: Group, member: Member, run_world: int) -> ReplicaRec
     replica = make_replica(model, maker, group, arm.options)
     started = _hash(replica.whole().state_dict().values())
 
-    # Two steps by hand: gradients of the first, and of a second that must not hold the first.
-    batches = task.passes(replica.shard)
-    combined, alone = _Reference(0, maker), _Reference(0 if arm.traits.synchronises else rank, maker)
+    # One step by hand, for its gradients.
     reported: list[str] = []
-    replica.learn(next(batches), classify, reported.append)
+    replica.learn(next(task.passes(replica.shard)), classify, reported.append)
     before_sync = _hash(_gathered_gradients(replica, world))
     replica.sync()
     gradients = _gathered_gradients(replica, world)
     gradient_bytes = replica.held_bytes()["gradient_bytes"]
-    mean = _mean([_Reference(0, maker).gradients(task.first((index, world))) for index in range(world)])
-    errors = {
-        "gradient_error": _error(gradients, combined.gradients(task.first((0, 1)))),
-        "gradient_error_mean": _error(gradients, mean),
-        "gradient_error_alone": _error(gradients, alone.gradients(task.first((rank, world)))),
-    }
-    replica.step()
-    replica.learn(next(batches), classify)
-    replica.sync()
-    second = _gathered_gradients(replica, world)
-    errors |= {
-        "second_gradient_error": _error(second, combined.step().gradients(task.second((0, 1)))),
-        "second_gradient_error_alone": _error(second, alone.step().gradients(task.second((rank, world)))),
-    }
     replica.step()
 
+    alone = _Reference(0 if arm.traits.synchronises else rank, maker)
     make = partial(make_replica, group=group, options=arm.options)
     config = partial(_config, arm, run_world)
     trained, trainings = {}, {}
@@ -264,11 +249,12 @@ def _observe_replica(group: Group, member: Member, run_world: int) -> ReplicaRec
         started=started,
         gradients_before_sync=before_sync,
         gradients=_hash(gradients),
+        gradient_error=_error(gradients, _Reference(0, maker).gradients(task.first((0, 1)))),
+        gradient_error_alone=_error(gradients, alone.gradients(task.first((rank, world)))),
         trainings=trainings,
         attestation=attestation,
         attestation_error=attestation_error,
         group_attestation=_as_json(group.attest)[0],
-        **errors,
     )
 
 
@@ -306,8 +292,7 @@ def _train_apart(task, maker, dtype, world, options):
 
     for step in range(1, STEPS + 1):
         for one, its in zip(models, batches, strict=True):
-            one.gradients(next(its))
-            one.step()
+            one.step(next(its))
         if step % options["period"]:
             continue
         start = mean()
@@ -327,8 +312,7 @@ def _held_by_one_process(config: Callable[..., RunConfig]) -> dict[str, int]:
     """Count the bytes that plain Adam in one process holds."""
     task = _Task(torch.float64, config(optimizer="adam", learning_rate=0.001))
     reference = _Reference(0, optimizer_maker(task.config))
-    reference.gradients(task.first((0, 1)))
-    reference.step()
+    reference.step(task.first((0, 1)))
     state = [
         tensor for held in reference.optimizer.state.values() for tensor in held.values() if tensor.dim()
     ]
@@ -368,11 +352,6 @@ class _Task:
     def first(self, shard: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
         return next(self.batches(shard))
 
-    def second(self, shard: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-        batches = self.batches(shard)
-        next(batches)
-        return next(batches)
-
 
 class _Reference:
     """The same training in a single process, as in a tutorial."""
@@ -386,14 +365,13 @@ class _Reference:
         classify(self.model, batch).backward()
         return _gradients(self.model)
 
-    def step(self) -> _Reference:
+    def step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self.gradients(batch)
         self.optimizer.step()
-        return self
 
     def train(self, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
         for _ in range(STEPS):
-            self.gradients(next(batches))
-            self.step()
+            self.step(next(batches))
         return list(self.model.parameters())
 
 

@@ -81,12 +81,8 @@ class ReplicaRecord(Seen, kw_only=True):
     gradients: str
     gradient_error: float
     """Largest relative difference of a gradient from that of the combined batch."""
-    gradient_error_mean: float
-    """The same from the mean of the shards' gradients."""
     gradient_error_alone: float
     """The same from the gradient of this rank's own shard and start."""
-    second_gradient_error: float
-    second_gradient_error_alone: float
     trainings: dict[str, Training]
     group_attestation: dict[str, Any]
 

@@ -12,11 +12,7 @@ pytestmark = pytest.mark.faults
 ARM = "manual:mode=flat"
 BUCKETS = "manual:mode=overlap:bucket_mb=0.01"
 
-GRADIENTS = {
-    "gradients_are_the_mean_over_the_shards",
-    "gradients_are_those_of_the_full_batch",
-}
-SECOND_GRADIENTS = {"a_step_drops_the_gradients"}
+GRADIENTS = {"gradients_are_those_of_the_full_batch"}
 PASSES = {"twenty_steps_of_three_passes_equal_a_single_process"}
 SGD = PASSES | {
     "twenty_steps_of_sgd_equal_a_single_process",
@@ -29,21 +25,17 @@ AGREEMENT = {"gradients_are_bitwise_equal_on_all_ranks", "all_ranks_end_bitwise_
 REPLICAS = {
     ARM: set(),
     "NeverSyncs": GRADIENTS
-    | SECOND_GRADIENTS
     | TRAINING
     | AGREEMENT
     | {"every_rank_starts_from_rank_0", "attestation_repeats_the_options_that_were_given"},
-    "Sums": GRADIENTS | SECOND_GRADIENTS | TRAINING,
-    "SkipsAParameter": GRADIENTS | SECOND_GRADIENTS | TRAINING | AGREEMENT,
-    "NeverSteps": SECOND_GRADIENTS
-    | TRAINING
-    | {"parameters_move", "bytes_held_are_those_of_the_declaration"},
-    "Unsharded": GRADIENTS | SECOND_GRADIENTS | TRAINING | {"shards_are_the_parts_of_the_data"},
+    "Sums": GRADIENTS | TRAINING,
+    "SkipsAParameter": GRADIENTS | TRAINING | AGREEMENT,
+    "NeverSteps": TRAINING | {"parameters_move", "bytes_held_are_those_of_the_declaration"},
+    "Unsharded": GRADIENTS | TRAINING | {"shards_are_the_parts_of_the_data"},
     "StartsApart": GRADIENTS
-    | SECOND_GRADIENTS
     | TRAINING
     | {"every_rank_starts_from_rank_0", "all_ranks_end_bitwise_equal"},
-    "Accumulates": SECOND_GRADIENTS | TRAINING,
+    "Accumulates": TRAINING,
     "StepsTheOptimizerFirst": ADAM,
     "TakesOnePassOfAll": PASSES,
     "ReportsAPhaseTooMany": {"learn_reports_the_phases_that_are_declared"},
@@ -58,9 +50,9 @@ REPLICAS = {
         "small_buckets_make_several_messages",
     },
     "ForgetsAMessage": {"messages_hold_every_gradient_once"},
-    "LosesAShard": SECOND_GRADIENTS | TRAINING | {"bytes_held_are_those_of_the_declaration"},
+    "LosesAShard": TRAINING | {"bytes_held_are_those_of_the_declaration"},
     "KeepsAStaleShard": TRAINING,
-    "SkipsAMicrobatch": GRADIENTS | SECOND_GRADIENTS | TRAINING,
+    "SkipsAMicrobatch": GRADIENTS | TRAINING,
     "AttestsObjects": {
         "attestation_is_json_and_names_the_reduce_op",
         "attestation_repeats_the_options_that_were_given",

@@ -13,7 +13,7 @@ from backends.base import BackendError
 from backends.groups.torch_group import TorchGroup
 from backends.strategies.averaging import AveragingReplica
 from backends.strategies.models import contiguous, start_from_first_rank
-from backends.strategies.reducers import Bucket, FlatReducer, OverlapReducer, by_dtype
+from backends.strategies.reducers import Bucket, FlatReducer, OverlapReducer, by_dtype, gradients_of
 
 
 def parameters(*dtypes):
@@ -147,10 +147,22 @@ def test_complex_parameters_are_refused_by_name():
         AveragingReplica(model, None, group, {"mode": "flat"})
 
 
-def test_start_of_a_model_is_shared_and_holds_no_bool():
-    model = nn.Linear(2, 2)
+def test_start_overwrites_the_model_itself_and_sends_no_bool():
+    model, sent = nn.Linear(2, 2), []
     model.register_buffer("mask", torch.tensor([True, False]))
-    start = start_of(model)
-    start["mask"].zero_()
+
+    def broadcast_(tensor):
+        sent.append(tensor.dtype)
+        tensor.zero_()
+
+    start_from_first_rank(model, SimpleNamespace(broadcast_=broadcast_))
     assert not model.mask.any()
-    assert {held.dtype for held in start.values()} == {torch.float32, torch.uint8}
+    assert not model.weight.any()
+    assert set(sent) == {torch.float32, torch.uint8}
+
+
+def test_parameter_without_a_gradient_is_named_by_its_shape():
+    trained = parameters(torch.float32, torch.float32)
+    trained[0].grad = torch.ones(3)
+    with pytest.raises(BackendError, match=r"A parameter of shape \(3,\) received no gradient"):
+        gradients_of(trained)
