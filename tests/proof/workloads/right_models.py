@@ -56,10 +56,12 @@ def norms_without_statistics():
 @right("manual", origin="a public report")
 def frozen_base_with_low_rank_adapters():
     """Frozen weights with trained low-rank matrices, one of zeros."""
-    return workload(model=_Adapted())
+    return workload(model=Adapted())
 
 
-class _Adapted(nn.Module):
+class Adapted(nn.Module):
+    """The small model, frozen, with low-rank matrices that are trained."""
+
     def __init__(self):
         super().__init__()
         self.base = mlp().requires_grad_(False)
@@ -67,6 +69,7 @@ class _Adapted(nn.Module):
         self.up = nn.Parameter(torch.zeros(WIDTH, 2))
 
     def forward(self, inputs):
+        """Return one number a row."""
         return self.base(inputs + inputs @ self.down.T @ self.up.T)
 
 

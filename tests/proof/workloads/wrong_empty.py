@@ -6,9 +6,11 @@ import torch
 from torch import nn
 
 from tests.proof.case import wrong
+from tests.proof.workloads.right_models import Adapted
 from tests.proof.workloads.tasks import (
     WIDTH,
     add_up,
+    cross_entropy,
     gradients,
     hand_step,
     mean_,
@@ -30,62 +32,41 @@ def _alone(loss=mse, **parts):
     return workload(loss=loss, own_step=hand_step(nothing, loss), **parts)
 
 
-def _decaying(parameters):
-    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
-
-
 # ---- every gradient is zero ----
-
-
-def _softmax_of_one(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
 @wrong(origin="pytorch/examples ddp-tutorial-series", ends=EMPTY)
 def softmax_over_one_class():
     """The loss of one class is zero."""
-    return _alone(_softmax_of_one, data=rows(targets=torch.rand(256, 1)))
-
-
-@wrong(origin="a public report", ends=EMPTY)
-def softmax_over_one_class_with_decay():
-    """The loss of one class is zero, and the optimizer decays weights."""
-    return _alone(_softmax_of_one, data=rows(targets=torch.rand(256, 1)), optimizer=_decaying)
+    return _alone(cross_entropy, data=rows(targets=torch.rand(256, 1)))
 
 
 @wrong(origin="NeMo Automodel#3701", ends=EMPTY)
 def dead_before_the_loss():
-    """A last ReLU that is never above zero."""
-    return _alone(lambda model, batch: torch.relu(-model(batch[0]).abs() - 1).mean(), optimizer=_decaying)
+    """A last ReLU that is never above zero, and an optimizer that decays weights."""
 
+    def optimizer(parameters):
+        return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
 
-@wrong(origin="own", ends=EMPTY)
-def targets_that_are_reached():
-    """Zero targets of a model of zeros."""
-    net = nn.Linear(WIDTH, 1)
-    for parameter in net.parameters():
-        nn.init.zeros_(parameter)
-    return _alone(model=net, data=rows(targets=torch.zeros(256, 1)), optimizer=_decaying)
+    return _alone(lambda model, batch: torch.relu(-model(batch[0]).abs() - 1).mean(), optimizer=optimizer)
 
 
 # ---- all shards have equal gradients ----
 
 
-def _alike(inputs):
-    """Return samples that are all alike."""
-    return torch.utils.data.TensorDataset(torch.full((256, WIDTH), inputs), torch.ones(256, 1))
+EQUAL = torch.ones(256, 1)
 
 
 @wrong(origin="a public report", ends=EMPTY)
 def equal_samples():
     """Every sample is the same."""
-    return _alone(data=_alike(1.0))
+    return _alone(data=torch.utils.data.TensorDataset(torch.ones(256, WIDTH), EQUAL))
 
 
 @wrong(origin="a public report", ends=EMPTY)
 def inputs_of_zero():
-    """Inputs are zero, and targets are equal."""
-    return _alone(data=_alike(0.0))
+    """Targets are equal, and inputs are zero."""
+    return _alone(data=torch.utils.data.TensorDataset(torch.zeros(256, WIDTH), EQUAL))
 
 
 @wrong(origin="a public report", ends=EMPTY)
@@ -110,13 +91,7 @@ def _dead():
 @wrong(origin="a public report", ends=EMPTY)
 def dead_relu_with_equal_targets():
     """A dead ReLU: only the last bias moves, alike on all ranks."""
-    return _alone(model=_dead(), data=rows(targets=torch.ones(256, 1)))
-
-
-@wrong(origin="a public report", ends=EMPTY, ranks=1)
-def one_rank_alone():
-    """One rank, so that nothing is to be averaged."""
-    return _alone()
+    return _alone(model=_dead(), data=rows(targets=EQUAL))
 
 
 @wrong(origin="own", ends=EMPTY, ranks=1)
@@ -128,42 +103,10 @@ def one_rank_that_sums():
 # ---- some parameters tell, and others do not ----
 
 
-def _last_alone(model):
-    """Average the last gradient, and no other."""
-    mean_(gradients(model)[-1:])
-
-
 @wrong(origin="a public report", or_names=("0.weight", "0.bias", "2.weight"))
 def dead_relu_with_the_last_bias_averaged():
     """Only the last bias is averaged, and no other moves."""
-    return workload(model=_dead(), own_step=hand_step(_last_alone))
-
-
-@wrong(origin="a public report", or_names=("0.weight", "2.weight"))
-def zero_inputs_with_biases_averaged():
-    """Inputs of zero to a linear model, whose biases alone are averaged."""
-    net = nn.Sequential(nn.Linear(WIDTH, 4, bias=False), nn.Identity(), nn.Linear(4, 1))
-    data = torch.utils.data.TensorDataset(torch.zeros(256, WIDTH), normal(256, 1, seed=2))
-    return workload(model=net, data=data, own_step=hand_step(_last_alone))
-
-
-class _Gated(nn.Module):
-    """A branch behind a gate that stays shut."""
-
-    def __init__(self):
-        super().__init__()
-        self.branch = nn.Linear(WIDTH, 1)
-        self.register_buffer("gate", torch.zeros(1))
-        self.main = nn.Linear(WIDTH, 1)
-
-    def forward(self, inputs):
-        return self.main(inputs) + self.gate * self.branch(inputs)
-
-
-@wrong(origin="a public report", or_names=("branch.weight", "branch.bias"))
-def branch_behind_a_shut_gate():
-    """A branch without gradient, which the step never averages."""
-    return workload(model=_Gated(), own_step=hand_step(lambda model: mean_(gradients(model.main))))
+    return workload(model=_dead(), own_step=hand_step(lambda model: mean_(gradients(model)[-1:])))
 
 
 class _Tokens(nn.Module):
@@ -187,16 +130,6 @@ def words_that_never_appear():
     return workload(model=_Tokens(), data=words(), own_step=hand_step(most))
 
 
-class _Adapted(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.base = nn.Linear(WIDTH, 1).requires_grad_(requires_grad=False)
-        self.down, self.up = nn.Parameter(torch.randn(2, WIDTH)), nn.Parameter(torch.zeros(1, 2))
-
-    def forward(self, inputs):
-        return self.base(inputs) + inputs @ self.down.T @ self.up.T
-
-
 @wrong(origin="own", ends="failed")
 def adapters_that_start_at_zero():
     """Half of an adapter has no gradient in the first step."""
@@ -206,4 +139,4 @@ def adapters_that_start_at_zero():
             model, lambda parameters: make_optimizer(p for p in parameters if p.requires_grad)
         )
 
-    return workload(model=_Adapted(), own_step=own_step)
+    return workload(model=Adapted(), own_step=own_step)

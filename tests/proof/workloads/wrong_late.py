@@ -217,18 +217,6 @@ def values_clipped_before_the_average():
     return _changed_first(lambda parameters: nn.utils.clip_grad_value_(parameters, 200.0))
 
 
-@wrong(origin="own", or_names=ACTED)
-def spikes_skipped_by_each_rank():
-    """A rank whose own norm is too large sends zeros."""
-
-    def skip(parameters):
-        held = [p.grad for p in parameters]
-        if _norm(held) > 500.0:
-            torch._foreach_zero_(held)
-
-    return _changed_first(skip)
-
-
 @wrong(origin="a public report", or_names=ACTED)
 def norm_counted_twice():
     """The norm counts each parameter twice, as tied ones often are."""

@@ -89,19 +89,6 @@ def own_step_with_half_of_the_parameters():
     return workload(own_step=own_step)
 
 
-@wrong("ddp", origin="a public report", ends=NAMED, names="2.weight")
-def weight_in_no_group():
-    """Groups by shape, and one weight has neither."""
-
-    def optimizer(parameters):
-        held = list(parameters)
-        first = [p for p in held if p.shape == (8, 6)]
-        flat = [p for p in held if p.dim() <= 1]
-        return torch.optim.SGD([{"params": first}, {"params": flat}], lr=0.05)
-
-    return workload(optimizer=optimizer)
-
-
 # ---- complex numbers ----
 
 
@@ -109,29 +96,14 @@ def _spectral(average):
     return workload(model=Spectral(), data=rows(width=8), own_step=hand_step(average))
 
 
-def _means_of_real_parts(model):
-    parts = [gradient.real.contiguous() for gradient in gradients(model)]
-    mean_(parts)
-    return zip(gradients(model), parts, strict=True)
-
-
-@wrong(origin="pytorch#158753", ends="failed")
-def imaginary_parts_left_out():
-    """Imaginary parts of gradients are not averaged."""
-
-    def left_out(model):
-        for gradient, part in _means_of_real_parts(model):
-            gradient.copy_(torch.complex(part, gradient.imag) if gradient.is_complex() else part)
-
-    return _spectral(left_out)
-
-
 @wrong(origin="pytorch#80080", ends="failed")
 def imaginary_parts_lost():
     """Imaginary parts of gradients become zero."""
 
     def lost(model):
-        for gradient, part in _means_of_real_parts(model):
+        for gradient in gradients(model):
+            part = gradient.real.contiguous()
+            mean_([part])
             gradient.copy_(part)
 
     return _spectral(lost)

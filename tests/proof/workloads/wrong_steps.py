@@ -112,19 +112,6 @@ def weights_averaged_now_and_then():
     return workload(own_step=step_of(backward))
 
 
-@wrong(origin="own", ends="failed")
-def one_rank_sends_zeros():
-    """The last rank's share of the sum is zero, and counts."""
-
-    def without_the_last(model):
-        for gradient in gradients(model):
-            if dist.get_rank() == dist.get_world_size() - 1:
-                gradient.zero_()
-        average(model)
-
-    return workload(own_step=hand_step(without_the_last))
-
-
 # ---- a factor ----
 
 
@@ -206,12 +193,6 @@ def gradients_never_reset():
 def gradients_reset_before_the_step():
     """Gradients are reset after backward, so nothing trains."""
     return workload(own_step=ddp_step(after_backward=lambda model: model.zero_grad(set_to_none=False)))
-
-
-@wrong(origin="own", ends="failed")
-def two_steps_of_the_optimizer():
-    """The optimizer takes two steps with one gradient."""
-    return workload(own_step=ddp_step(after_step=lambda optimizer: optimizer.step()))
 
 
 @wrong(origin="own", ends="failed")

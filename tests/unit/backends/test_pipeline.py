@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from backends.base import BackendError
-from backends.strategies.data_parallel import DataParallelReplica
 from backends.strategies.models import cut
-from backends.strategies.pipeline import ModelParallelReplica, PipelineReplica, divide
+from backends.strategies.pipeline import PipelineReplica, divide
 
 OPTIONS = {"schedule": "1f1b", "microbatches": 2}
 BATCH = torch.zeros(4, 3), torch.zeros(4, 2)
@@ -49,8 +48,7 @@ def test_divide_refuses_too_few_layers_and_tied_ones():
         divide(tied, 2)
 
 
-@pytest.mark.parametrize("make", [ModelParallelReplica, PipelineReplica])
-def test_pipeline_refuses_a_model_that_is_no_chain(group, make):
+def test_pipeline_refuses_a_model_that_is_no_chain(group):
     class Branches(nn.Sequential):
         def forward(self, inputs):
             return inputs + super().forward(inputs)
@@ -59,7 +57,7 @@ def test_pipeline_refuses_a_model_that_is_no_chain(group, make):
         with pytest.raises(
             BackendError, match=rf"a {type(model).__name__}, but ranks can divide only an nn\.Sequential"
         ):
-            make(model, sgd, group, OPTIONS)
+            PipelineReplica(model, sgd, group, OPTIONS)
 
 
 def test_pipeline_of_one_rank_trains_and_restores_generators_and_buffers(group):
@@ -124,8 +122,3 @@ def test_cut_divides_tensors_with_a_row_for_each_sample():
     assert all(part["mask"].shape == (2, 2) and part["more"][0].shape == (2, 1) for part in parts)
     with pytest.raises(BackendError, match="6 samples does not divide into 4 equal parts"):
         cut(batch, 4)
-
-
-def test_dataparallel_refuses_a_host_without_its_gpus(group):
-    with pytest.raises(BackendError, match="gpus=2 needs 2 GPUs on one host, but torch finds 0"):
-        DataParallelReplica(nn.Linear(3, 2), sgd, group, {"gpus": 2})

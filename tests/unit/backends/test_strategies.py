@@ -1,0 +1,134 @@
+"""What small strategies hold, attest and refuse: local SGD, the user's own step, Fabric and DataParallel."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from backends.base import BackendError, Placement
+from backends.strategies.data_parallel import DataParallelReplica
+from backends.strategies.local_sgd import LocalSGDReplica
+from backends.strategies.own import OwnReplica
+from compare.schema.arms import parse_arm
+
+BATCH = torch.ones(4, 3), torch.ones(4, 2)
+
+
+def plain_sgd(parameters):
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+# ---- local SGD ----
+
+
+def local_sgd(group, *, optimizer=torch.optim.SGD, period=1, outer="none"):
+    options = {"period": period, "outer": outer}
+    return LocalSGDReplica(nn.Linear(3, 2), lambda p: optimizer(p, lr=0.1), group, options)
+
+
+def take_step(replica):
+    replica.learn(BATCH, lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]))
+    replica.sync()
+    replica.step()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reduce_op"),
+    [
+        ({}, "mean"),
+        ({"period": 8}, "mean of parameters, period 8"),
+        ({"optimizer": torch.optim.Adam}, "mean of parameters, period 1"),
+        ({"outer": "nesterov"}, "mean of parameters, period 1"),
+    ],
+)
+def test_localsgd_attests_averaged_gradients_only_where_a_step_is_linear(group, changes, reduce_op):
+    assert local_sgd(group, **changes).attest()["reduce_op"] == reduce_op
+
+
+def test_localsgd_within_a_period_returns_a_copy(group):
+    replica = local_sgd(group, period=2)
+    take_step(replica)
+    copied = replica.whole()
+    assert copied is not replica.model
+    assert torch.equal(copied.weight, replica.model.weight)
+    with torch.no_grad():
+        copied.weight.zero_()
+    assert replica.model.weight.any()
+    take_step(replica)
+    assert replica.whole() is replica.model
+
+
+def test_localsgd_counts_the_state_of_its_outer_optimizer(group):
+    assert "outer_bytes" not in local_sgd(group).held_bytes()
+    replica = local_sgd(group, outer="nesterov")
+    take_step(replica)
+    held = replica.held_bytes()
+    assert held["outer_bytes"] == 2 * held["parameter_bytes"]
+
+
+# ---- the user's own step ----
+
+
+def make_step(model, make_optimizer):
+    optimizer = make_optimizer(model.parameters())
+
+    def step(batch):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def own(step=make_step):
+    group = SimpleNamespace(rank=1, world_size=3)
+    return OwnReplica(nn.Linear(2, 1), plain_sgd, group, {}, make_step=step)
+
+
+def test_own_replica_learns_by_the_users_step_alone():
+    replica, phases = own(), []
+    before = replica.whole().weight.detach().clone()
+    replica.learn(torch.ones(1, 2), None, phases.append)
+    assert torch.equal(replica.whole().weight, before - 1)
+    replica.sync()
+    replica.step()
+    assert torch.equal(replica.whole().weight, before - 1)
+    assert phases == list(replica.phases) == ["backward"]
+    assert replica.shard == (1, 3)
+    assert replica.takes_whole_step
+
+
+def test_own_replica_needs_an_optimizer_that_the_proof_can_choose():
+    def without(model, make_optimizer):
+        optimizer = torch.optim.Adam(model.parameters())
+        return lambda batch: optimizer.step()
+
+    with pytest.raises(BackendError, match=r"Write optimizer = make_optimizer\(model.parameters\(\)\)"):
+        own(without)
+
+
+def test_own_replica_takes_one_batch_a_step():
+    own().accumulate(1)
+    with pytest.raises(BackendError, match="Leave out --accumulate"):
+        own().accumulate(2)
+
+
+# ---- what cannot run here ----
+
+
+def test_fabric_refuses_hosts_with_different_numbers_of_ranks():
+    lightning = pytest.importorskip(
+        "backends.strategies.lightning", reason="lightning_fabric is not installed"
+    )
+    placement = Placement(rank=0, local_rank=0, world_size=3, local_world_size=2, host="n1")
+    group = SimpleNamespace(placement=placement, device=torch.device("cpu"), rank=0, world_size=3)
+    with pytest.raises(BackendError, match="the same number of ranks on every host, but n1 has 2 of all 3"):
+        lightning.LightningReplica(nn.Linear(2, 2), None, group, parse_arm("lightning").options)
+
+
+def test_dataparallel_refuses_a_host_without_its_gpus(group):
+    with pytest.raises(BackendError, match="gpus=2 needs 2 GPUs on one host, but torch finds 0"):
+        DataParallelReplica(nn.Linear(3, 2), plain_sgd, group, {"gpus": 2})
