@@ -36,12 +36,6 @@ _TO_READ = ctypes.create_string_buffer(b"ringside", 8)
 """The memory that a neighbour reads; its address never changes."""
 
 
-class _Vector(ctypes.Structure):
-    """The ``struct iovec`` of readv(2)."""
-
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
 def attest(group: Group, transport: str) -> Facts:
     """Return how MPI copies large messages, and why the system refuses it. Collective.
 
@@ -71,8 +65,9 @@ def refusal(pid: int, address: int) -> str:
     if call is None:
         return "the C library has no process_vm_readv"
     into = ctypes.create_string_buffer(len(_TO_READ))
-    ours, theirs = (_Vector(where, len(into)) for where in (ctypes.addressof(into), address))
-    if call(pid, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0) == len(into):
+    # Each is a ``struct iovec`` of readv(2): an address and a length.
+    ours, theirs = ((ctypes.c_size_t * 2)(at, len(into)) for at in (ctypes.addressof(into), address))
+    if call(pid, ours, 1, theirs, 1, 0) == len(into):
         return ""
     number = ctypes.get_errno()
     return f"{os.strerror(number)}, {errno.errorcode.get(number, number)}{_probable_cause()}"

@@ -20,7 +20,7 @@ SEMAPHORE_BYTES = 64
 """Size of a cache line; each semaphore has one, so that writers do not collide."""
 CHECKS_BEFORE_SLEEP = 500
 """Number of checks before sleeping, which take a few hundred microseconds; waking up takes some tens."""
-SLEEP_SECONDS = 0.1
+SLEEP_NANOSECONDS = 100_000_000
 """Maximum time for one sleep; between two sleeps Python handles signals."""
 
 OFFER_BYTES = 256
@@ -203,16 +203,8 @@ class Barrier:
             if not self._libc.sem_trywait(semaphore):
                 return
             os.sched_yield()
-        while self._libc.sem_timedwait(semaphore, ctypes.byref(_Time.after(SLEEP_SECONDS))):
-            pass
-
-
-class _Time(ctypes.Structure):
-    """A ``struct timespec``."""
-
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-    @classmethod
-    def after(cls, seconds: float) -> _Time:
-        """Return the time that many seconds from now, by the real-time clock that semaphores use."""
-        return cls(*divmod(time.time_ns() + int(seconds * 1e9), 1_000_000_000))
+        timed_out = True
+        while timed_out:
+            # A ``struct timespec`` of the real-time clock, which semaphores use.
+            until = (ctypes.c_long * 2)(*divmod(time.time_ns() + SLEEP_NANOSECONDS, 1_000_000_000))
+            timed_out = bool(self._libc.sem_timedwait(semaphore, until))
