@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -16,9 +18,16 @@ from tests.proof.case import right
 from tests.proof.workloads.tasks import (
     WIDTH,
     Reader,
+    anew,
+    average,
     clip,
     ddp_step,
+    follow,
     following,
+    gradients,
+    halves_step,
+    hand_step,
+    in_bfloat16,
     mlp,
     mse,
     normal,

@@ -24,6 +24,7 @@ from tests.proof.workloads.tasks import (
     mse,
     normal,
     nothing,
+    penalty,
     series,
     workload,
 )
