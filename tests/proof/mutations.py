@@ -10,7 +10,6 @@ import itertools
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 import backends
 from backends.base import Replica
@@ -106,12 +105,6 @@ def the_bucket_of_another_dtype_is_left_out():
         self.buckets = self.buckets[:1]
 
     FlatReducer.__init__ = init
-
-
-@mutation("manual:mode=per_parameter", of=PLAIN)
-def small_messages_are_not_sent():
-    real = TorchGroup.all_reduce_
-    TorchGroup.all_reduce_ = lambda self, tensor: real(self, tensor) if tensor.numel() > 6 else None
 
 
 @mutation("manual", of=PLAIN)
@@ -224,18 +217,6 @@ def half_precision_of_float32_alone_on_the_wire():
     _through(torch.float16, torch.float32)
 
 
-@mutation("ddp", of=PLAIN)
-def ddp_rounds_without_being_asked():
-    real = DDPReplica._wrap
-
-    def wrap(self, *arguments):
-        wrapped = real(self, *arguments)
-        wrapped.register_comm_hook(None, fp16_compress_hook)
-        return wrapped
-
-    DDPReplica._wrap = wrap
-
-
 # ---- ddp ----
 
 
@@ -260,11 +241,6 @@ def passes_add_up_without_a_division():
 
 
 # ---- the step ----
-
-
-@mutation("ddp", of=PLAIN)
-def the_optimizer_rests_from_step_25_on():
-    between(Replica, "step", lambda self: self.forget_gradients(), first=LATE)
 
 
 @mutation("manual", of=PLAIN)
@@ -337,13 +313,3 @@ def shards_are_not_reduced_from_step_3_on():
 @mutation("localsgd:period=1", of=PLAIN)
 def parameters_are_never_averaged():
     LocalSGDReplica.step = Replica.step
-
-
-@mutation("localsgd:period=1", of=PLAIN)
-def one_ranks_parameters_for_the_mean():
-    def means(self):
-        for parameter in self._trained:
-            dist.broadcast(parameter.data, 0)
-        return [p.detach().clone() for p in self._trained]
-
-    LocalSGDReplica._means = means
