@@ -26,8 +26,6 @@ from backends.groups.torch_group import pass_on
 from backends.shared_memory.sum import SharedSum
 from backends.strategies.models import contiguous
 
-MIB = 1 << 20
-
 
 class Reducer(ABC):
     """The interface of a mode: replace every gradient by its sum over all ranks."""
@@ -52,11 +50,11 @@ class Reducer(ABC):
 
     def messages(self) -> list[torch.Tensor]:
         """Return one tensor for each all-reduce of a step; only its shape and dtype matter."""
-        return [bucket.flat for bucket in self.buckets]
+        return [bucket.padded for bucket in self.buckets]
 
     def message_bytes(self) -> list[int]:
-        """Return the size in bytes of each all-reduce of one step."""
-        return [message.nbytes for message in self.messages()]
+        """Return the bytes of gradients in each all-reduce of one step."""
+        return [bucket.flat.nbytes for bucket in self.buckets]
 
     def make_replay(self) -> Callable[[], None]:
         """Return a function that runs one step's all-reduces on separate buffers."""
@@ -145,6 +143,9 @@ class PerParameterReducer(Reducer):
             for p in self.parameters
         ]
 
+    def message_bytes(self) -> list[int]:
+        return [p.nbytes for p in self.parameters]
+
 
 class FlatReducer(Reducer):
     """One blocking all-reduce of all gradients of a dtype, which are copied into a persistent buffer."""
@@ -177,7 +178,7 @@ class OverlapReducer(Reducer):
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         super().__init__(parameters, group, options)
-        capacity = int(float(options["bucket_mb"]) * MIB)
+        capacity = int(float(options["bucket_mb"]) * 2**20)
         self.buckets = [Bucket(its) for its in _fill_buckets(parameters[::-1], capacity)]
         self.started: list[Wait] = []
         self._is_first_step = True
@@ -232,8 +233,8 @@ class SharedMemoryReducer(Reducer):
         for parameter, view in zip(self.parameters, self.shared.views, strict=True):
             parameter.grad = view
 
-    def messages(self) -> list[torch.Tensor]:
-        return [torch.empty(self.shared.nbytes, dtype=torch.uint8, device="meta")]
+    def message_bytes(self) -> list[int]:
+        return [self.shared.nbytes]
 
     def make_replay(self) -> Callable[[], None]:
         gradients = [torch.zeros_like(p) for p in self.parameters]
@@ -318,12 +319,6 @@ class PrimitiveReducer(FlatReducer):
     def all_reduce_(self, message: torch.Tensor) -> None:
         if self.group.world_size > 1:
             self.form(message, self.group.rank, self.group.world_size)
-
-    def messages(self) -> list[torch.Tensor]:
-        return [bucket.padded for bucket in self.buckets]
-
-    def message_bytes(self) -> list[int]:
-        return [bucket.flat.nbytes for bucket in self.buckets]
 
     def attest(self) -> Facts:
         return {"form": self.form.__name__}
