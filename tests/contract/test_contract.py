@@ -8,7 +8,7 @@ import pytest
 from backends import BACKENDS
 from compare.schema.arms import parse_arm
 from tests.contract import promises
-from tests.contract.plan import ARMS, GROUPS, HERE, LAUNCH_OF, LAUNCHES, NOT_VARIED, WORLDS
+from tests.contract.plan import ARMS, GROUPS, LAUNCH_OF, LAUNCHES, WORLDS
 
 LOCAL = [label for label in ARMS if BACKENDS[parse_arm(label).backend].training != "same"]
 EXACT = {label: parse_arm(label) for label in ARMS if parse_arm(label).exact and label not in LOCAL}
@@ -64,17 +64,3 @@ def test_launch_exits_with_0_after_every_rank_left(launched, launch, world):
     assert outcome.status == 0, outcome.logs()
     assert all(rank.left for rank in outcome.ranks)
     assert len(outcome.ranks) == msgspec.structs.replace(LAUNCHES[launch], world=world).processes
-
-
-def test_plan_contains_every_backend_choice_and_switch():
-    arms = [parse_arm(label) for label in ARMS]
-    for backend in HERE:
-        asked = [arm.options for arm in arms if arm.backend == backend.name]
-        assert asked, backend.name
-        for option in backend.options:
-            if option.name in NOT_VARIED:
-                continue
-            tried = {options[option.name] for options in asked}
-            assert tried >= set(option.choices) - set(option.cuda_only)
-            if option.kind == "switch":
-                assert (not option.default) in tried
