@@ -251,4 +251,3 @@ def attesting(**wrong):
 
 HasNoTransport = attesting(transport="")
 AttestsAnotherVersion = attesting(versions={"torch": "1.0"})
-ClaimsAController = attesting(controller="mpi")
