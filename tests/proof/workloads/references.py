@@ -110,12 +110,6 @@ def adversaries_with_one_synchronised():
     return with_reference(adversaries(own_step), adversaries_in_one_process)
 
 
-@wrong(origin="a public report", ends=("failed", "incomparable"))
-def adversaries_alone_and_never_synchronised():
-    """A GAN whose ranks train alone, without a step of one process."""
-    return adversaries(_of_each_rank)
-
-
 # ---- SAM ----
 
 

@@ -149,12 +149,6 @@ def groups_by_name():
     return workload(model=net, optimizer=optimizer)
 
 
-@right("manual", origin="own")
-def momentum():
-    """Nesterov's momentum."""
-    return workload(optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True))
-
-
 @right("manual", "zero", origin="own")
 def adam():
     """Adam without anything special."""

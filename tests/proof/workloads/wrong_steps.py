@@ -121,31 +121,20 @@ def sum_for_the_mean():
     return workload(own_step=hand_step(add_up))
 
 
-def _rate_times(factor):
-    """Return a workload whose own step multiplies the learning rate by ``factor(ranks)``."""
+@wrong(origin="stockfish nnue-pytorch#390", ends="failed")
+def rate_times_the_ranks():
+    """The learning rate grows with the ranks."""
 
     def own_step(model, make_optimizer):
         def larger(parameters):
             optimizer = make_optimizer(parameters)
             for group in optimizer.param_groups:
-                group["lr"] *= factor(dist.get_world_size())
+                group["lr"] *= dist.get_world_size()
             return optimizer
 
         return ddp_step()(model, larger)
 
     return workload(own_step=own_step)
-
-
-@wrong(origin="stockfish nnue-pytorch#390", ends="failed")
-def rate_times_the_ranks():
-    """The learning rate grows with the ranks."""
-    return _rate_times(lambda ranks: ranks)
-
-
-@wrong(origin="a public report", ends="failed")
-def rate_times_the_root_of_the_ranks():
-    """The learning rate grows with the root of the ranks."""
-    return _rate_times(lambda ranks: ranks**0.5)
 
 
 @wrong(origin="a public report", ends="failed")
@@ -268,12 +257,6 @@ def second_rank_has_half_as_many():
 def both_ranks_have_a_quarter():
     """Each rank reads a quarter, so half is never seen."""
     return _reading(lambda rank, ranks: range(rank, SAMPLES // 2, ranks))
-
-
-@wrong(origin="a public report", ends="failed")
-def first_rank_has_half_as_many():
-    """Ranks with 64 and 128 of 256 samples."""
-    return _reading(lambda rank, ranks: range(rank, SAMPLES // (2 - rank), ranks))
 
 
 @wrong("ddp", origin="a public report", ends="failed")

@@ -1,16 +1,22 @@
-"""Test what the entry points of other packages add to the registry."""
+"""Test the registry: what entry points of other packages add, and which code an arm quotes."""
 
 from __future__ import annotations
 
+import ast
+import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
 import backends
+from backends import BACKENDS
+from backends.code import code_of, quote
 from compare.doctor.backends_table import document_of
 from compare.report.formats.terminal import plain
 from tests.unit.factories import a_survey
 
+ROOT = Path(__file__).resolve().parents[3]
 THEIRS = backends.Backend(name="theirs", summary="", group="their:Group", strategy="their:Replica")
 
 
@@ -40,7 +46,7 @@ def test_entry_point_adds_a_backend(find, monkeypatch):
     [
         ("no_such_module:ENTRY", "cannot be loaded: No module named 'no_such_module'"),
         ("os:sep", "is not a backends.Backend"),
-        ("tests.unit.backends.test_entry_points:NAMED_LIKE_OURS", "is called ddp, as another backend is"),
+        ("tests.unit.backends.test_registry:NAMED_LIKE_OURS", "is called ddp, as another backend is"),
     ],
 )
 def test_entry_point_that_adds_nothing_is_named_with_its_reason(find, value, why):
@@ -54,3 +60,40 @@ def test_table_of_backends_names_what_adds_nothing(monkeypatch):
     monkeypatch.setitem(backends.UNREADABLE, "theirs", "their:ENTRY is not a backends.Backend")
     words = " ".join(plain(document_of(a_survey())).split())
     assert "theirs their:ENTRY is not a backends.Backend" in words
+
+
+# ---- quotes ----
+
+
+def every_arm():
+    """Return every backend with each of its modes."""
+    modes = {
+        backend.name: next((own.choices for own in backend.options if own.name == "mode"), ("",))
+        for backend in BACKENDS.values()
+    }
+    return [(name, {"mode": mode} if mode else {}) for name, choices in modes.items() for mode in choices]
+
+
+@pytest.mark.parametrize(("backend", "options"), every_arm())
+def test_code_of_every_mode_stands_in_its_file(backend, options):
+    quotes = code_of(backend, options)
+    assert quotes
+    for own in quotes:
+        lines = (ROOT / own.file).read_text().splitlines()[own.line - 1 :]
+        assert lines[0].strip().startswith(own.text.splitlines()[0].strip())
+        ast.parse(f"def quoted():\n{''.join(f'    {line}' + chr(10) for line in own.text.splitlines())}")
+
+
+def test_quote_leaves_the_docstring_out_and_imports_no_library():
+    before = set(sys.modules)
+    found = quote("backends.strategies.reducers:ring")
+    assert found.text.startswith("parts = tensor.tensor_split(world)")
+    assert not {"backends.strategies.reducers"} & (set(sys.modules) - before)
+
+
+@pytest.mark.parametrize(
+    "name", ["backends.nowhere:f", "backends.code:nowhere", "backends.code:Quote.nowhere"]
+)
+def test_quote_of_what_is_missing_names_it(name):
+    with pytest.raises(LookupError, match=name):
+        quote(name)
