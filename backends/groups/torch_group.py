@@ -42,8 +42,7 @@ class TorchGroup(Group):
             backend = "nccl" if device.type == "cuda" else "gloo"
         if backend == "nccl" and device.type != "cuda":
             raise BackendError(
-                "NCCL needs CUDA tensors, but this run is on the CPU. Use process_group=gloo, or --device "
-                "cuda."
+                "NCCL needs CUDA tensors, but the run is on the CPU. Use process_group=gloo or --device cuda."
             )
         if backend == "nccl" and not dist.is_nccl_available():
             raise BackendError(

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import nn
 
-from backends.base import SPARSE, UNREACHED, Collectives, Replica
+from backends.base import SPARSE, UNREACHED, Collectives, Facts, Group, MakeOptimizer, Options, Replica, Trait
 from backends.strategies.models import require_carried, start_from_first_rank
-from backends.strategies.reducers import REDUCERS
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from backends.base import Facts, Group, MakeOptimizer, Options, Trait
-    from backends.strategies.reducers import Reducer
+from backends.strategies.reducers import REDUCERS, Reducer
 
 
 class AveragingReplica(Replica):

@@ -85,12 +85,9 @@ class Bucket:
     def __init__(self, parameters: list[nn.Parameter], *, multiple: int = 1) -> None:
         self.parameters = parameters
         self.arrived, self.expected = 0, 0
-        first = parameters[0]
         lengths = [p.numel() for p in parameters]
-        length = sum(lengths)
-        padded = -(-length // multiple) * multiple
-        self.padded = torch.zeros(padded, dtype=first.dtype, device=first.device)
-        self.flat = self.padded[:length]
+        self.padded = parameters[0].detach().new_zeros(-(-sum(lengths) // multiple) * multiple)
+        self.flat = self.padded[: sum(lengths)]
         pieces = self.flat.split(lengths)
         self.views = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
 
