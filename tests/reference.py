@@ -227,7 +227,9 @@ def options_page() -> str:
             map(backend_row, BACKENDS.values()),
         ),
         sections="\n\n".join(
-            backend_text(backend) for backend in BACKENDS.values() if backend.options or backend.default_runtime.install
+            backend_text(backend)
+            for backend in BACKENDS.values()
+            if backend.options or backend.default_runtime.install
         ),
         groups=table(
             ("group", "what it is", "launched as"),

@@ -46,6 +46,7 @@ class NoGroup(Group):
         self._store.wait([f"{key}/open"])
 
     def all_reduce_start_(self, tensor: torch.Tensor) -> NoReturn:
+        del tensor
         raise BackendError("this group has no collectives: its ranks do not communicate")
 
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> NoReturn:

@@ -32,9 +32,7 @@ REPLICAS = {
     "SkipsAParameter": GRADIENTS | TRAINING | AGREEMENT,
     "NeverSteps": TRAINING | {"parameters_move", "bytes_held_are_those_of_the_declaration"},
     "Unsharded": GRADIENTS | TRAINING | {"shards_are_the_parts_of_the_data"},
-    "StartsApart": GRADIENTS
-    | TRAINING
-    | {"every_rank_starts_from_rank_0", "all_ranks_end_bitwise_equal"},
+    "StartsApart": GRADIENTS | TRAINING | {"every_rank_starts_from_rank_0", "all_ranks_end_bitwise_equal"},
     "Accumulates": TRAINING,
     "StepsTheOptimizerFirst": ADAM,
     "TakesOnePassOfAll": PASSES,

@@ -161,7 +161,7 @@ def hand_step(average, loss=mse, *, late=None, before_step=nothing, after_step=n
 
 
 def halves_step(quiet=None, weight=0.5):
-    """Return DDP's step of two passes, of which the one with the number ``quiet`` does not communicate."""
+    """Return DDP's step of two passes; the one with the number ``quiet`` does not communicate."""
 
     def backward(wrapped, batch, _):
         for number, half in enumerate(zip(*(part.chunk(2) for part in batch), strict=True)):
