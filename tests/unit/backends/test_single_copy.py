@@ -35,7 +35,7 @@ def test_check_without_the_program_finds_nothing(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("printed", ["Traceback (most recent call last):\nImportError: no _ctypes\n", ""])
 def test_check_takes_no_crash_for_a_refusal(monkeypatch, printed):
-    monkeypatch.setattr(checkup, "_output", lambda _: printed)
+    monkeypatch.setattr(checkup, "printed", lambda _: printed)
     assert checkup.collect_facts(quick=True)["memory_reads_refused"] == ""
 
 

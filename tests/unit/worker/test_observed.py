@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from backends.base import Replica
+from backends import base
 from compare.schema.results import Evaluation
 from compare.worker import compilation
 from compare.worker.attest import _attest_gpu, _attest_optimizer
@@ -73,7 +73,7 @@ def a_task(**changes):
 
 def prepared(task):
     group = SimpleNamespace(rank=0, world_size=1)
-    replica = Replica(task.build_model(), task.make_optimizer, group, {})
+    replica = base.Replica(task.build_model(), task.make_optimizer, group, {})
     task.prepare(replica)
     return replica
 
