@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from backends.base import REPEATED, STRIDED, Collectives, Facts, Group, MakeOptimizer, Options, Replica, Wait
-from backends.strategies.models import require_carried, start_from_first_rank
+from backends.strategies.models import contiguous, require_carried, start_of
 
 
 class HorovodReplica(Replica):
@@ -24,7 +24,9 @@ class HorovodReplica(Replica):
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
         require_carried(model, group)
-        start_from_first_rank(model, group)
+        start = start_of(model)
+        with contiguous(start.values()) as sent:
+            hvd.broadcast_parameters(dict(zip(start, sent, strict=True)), root_rank=0)
         super().__init__(model, make_optimizer, group, options)
         # The optimizer is new on every rank, so its state is the same. Horovod's broadcast_optimizer_state
         # would take a step with zero gradients and change Adam's trajectory.

@@ -13,12 +13,22 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from backends.base import BackendError, Batch, Group
 
 
+def start_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the live tensors of a model's state by name, to be broadcast in place.
+
+    A bool tensor is returned as a view of its bytes, because Horovod does not carry bool.
+    """
+    state = {name: held for name, held in model.state_dict().items() if isinstance(held, torch.Tensor)}
+    return {
+        name: held.view(torch.uint8) if held.dtype == torch.bool else held for name, held in state.items()
+    }
+
+
 def start_from_first_rank(model: nn.Module, group: Group) -> None:
     """Overwrite a model's parameters and buffers with those of rank 0. Collective."""
-    with contiguous(held for held in model.state_dict().values() if isinstance(held, torch.Tensor)) as state:
-        for tensor in state:
-            # Horovod carries no bool.
-            group.broadcast_(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor)
+    with contiguous(start_of(model).values()) as sent:
+        for tensor in sent:
+            group.broadcast_(tensor)
 
 
 @contextmanager
