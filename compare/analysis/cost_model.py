@@ -93,13 +93,13 @@ class Curve(NamedTuple):
 
     @property
     def latency(self) -> float:
-        """Return the latency in seconds: the time of an empty message, estimated from the smallest one."""
+        """How long an empty message takes, in seconds, as the smallest message suggests."""
         size, seconds = self.points[0]
         return max(0.0, seconds - size * self.seconds_per_byte)
 
     @property
     def seconds_per_byte(self) -> float:
-        """Return the seconds per byte, which is the slope between the smallest and the largest message."""
+        """How many seconds each byte adds, by the slope between the smallest and the largest message."""
         (low, before), (high, after) = self.points[0], self.points[-1]
         return max(0.0, after - before) / (high - low)
 

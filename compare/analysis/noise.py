@@ -35,9 +35,9 @@ from compare.schema.results import Launch, Run
 LEVEL = 0.001
 """Level of the test for all arms together, if passes are independent; those of one cohort are alike."""
 CHANGES = 0.25
-"""Smallest relative change of the ratio between quiet and busy passes that is reported."""
+"""A ratio that changes by less than this share between quiet and busy passes is not reported."""
 LOAD_CHANGES = 0.1
-"""Smallest relative change of the load between these passes; on a quiet machine it is smaller."""
+"""The load must change by this share between these passes, which it does not on a quiet machine."""
 _FEWEST_PASSES = 12
 _TENTH = 10
 NEGLIGIBLE_CORES = 0.1
@@ -62,7 +62,7 @@ _BUDGET_STEP_SECONDS = 60
 _FEWEST_ARMS = 3
 _FEWEST_TURNS = 2
 _LEAST_SHARE = 0.25
-"""Smallest spread of an arm relative to the largest, because few turns give a rough estimate."""
+"""No arm's spread counts as less than this share of the largest, because few turns give a rough estimate."""
 
 
 # ---- ratios that change with the load ----
