@@ -1,8 +1,8 @@
 """Register every way of synchronising gradients that can be compared.
 
-The registry names classes by strings, so that reading it imports no library. A new backend is an entry
-in ``arms.py``, or an object in another package that declares the entry point ``ENTRY_POINT``. A new group
-or strategy is one more file.
+The registry names classes by strings, so that reading it imports no library. A new backend is a file in
+``arms/``, or an object in another package that declares the entry point ``ENTRY_POINT``. A new group or
+strategy is one more file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from backends.entry import Backend, GroupEntry, Option, Runtime
 __all__ = ["BACKENDS", "GROUPS", "UNREADABLE", "Backend", "GroupEntry", "Option", "Runtime", "load"]
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in ARMS}
-"""All backends by name: those of ``arms.py`` and those of other packages."""
+"""All backends by name: those of ``arms/`` and those of other packages."""
 ENTRY_POINT = "ringside.backends"
 """The group of entry points by which other packages add backends; each names a ``Backend``."""
 UNREADABLE: dict[str, str] = {}

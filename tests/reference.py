@@ -69,7 +69,7 @@ torchvision does it.
 OPTIONS = """\
 # Arms and their options
 
-`make reference` writes this page from the registry, `backends/arms.py`. `compare backends` lists what is
+`make reference` writes this page from the registry, `backends/arms/`. `compare backends` lists what is
 available on your machine. [Which arms there are](../arms.md) says what each is good for.
 
 An arm is a backend with options: `backend:option=value:option=value`. Commas stand between arms, and

@@ -63,7 +63,7 @@ def test_launcher_missing_is_named_with_its_remedy(tmp_path, without, requires_b
     assert listed.returncode == 0, listed.stderr
     for name, found in BACKENDS.items():
         (line,) = [line for line in listed.stdout.splitlines() if line.startswith(f" {name} ")]
-        assert (f"{launcher} is neither" in line) == (found.launcher == launcher), line
+        assert (f"{launcher} is neither" in line) == (found.default_runtime.launcher == launcher), line
 
 
 @pytest.fixture

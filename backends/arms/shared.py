@@ -1,6 +1,6 @@
-"""Options that several arms share, and how far from the mean lossy ones may be."""
+"""What several arms share: options, how far from the mean lossy ones may be, and code."""
 
-from backends.entry import Option, Runtime
+from backends.entry import Backend, Option, Runtime
 
 PROCESS_GROUP = Option(
     "process_group", "auto", "auto is NCCL on CUDA and Gloo on CPU", ("auto", "nccl", "gloo")
@@ -41,3 +41,35 @@ MPI_LIBRARY = Option(
 FP16, BF16 = 2.0**-8, 2.0**-5
 # A low rank keeps the most important directions, and adds the rest to the next step's gradient.
 LOW_RANK = 2.0
+
+AVERAGING = "backends.strategies.averaging:AveragingReplica"
+AVERAGING_CODE = {
+    "per_parameter": ("backends.strategies.reducers:PerParameterReducer.reduce", ":all_reduce_"),
+    "flat": (
+        "backends.strategies.reducers:FlatReducer.reduce",
+        "backends.strategies.reducers:Bucket.collect",
+        ":all_reduce_",
+    ),
+    "overlap": (
+        "backends.strategies.reducers:OverlapReducer._arrived",
+        "backends.strategies.reducers:OverlapReducer.reduce",
+        ":all_reduce_start_",
+    ),
+}
+
+
+def own_step(name: str, over: str, arm: Backend, option: Option) -> Backend:
+    """Return the arm of the user's own distributed step, over the group of another ``arm``."""
+    return Backend(
+        name=name,
+        summary=f"the distributed step of your own Workload, over {over}",
+        group=arm.group,
+        strategy="backends.strategies.own:OwnReplica",
+        code=("backends.strategies.own:OwnReplica.learn",),
+        default_runtime=arm.default_runtime,
+        options=(option,),
+        cuda=arm.cuda,
+        only_named=True,
+        runs_while_waiting=arm.runs_while_waiting,
+        own_step=True,
+    )

@@ -1,0 +1,14 @@
+"""The arm fsdp."""
+
+from backends.arms.shared import PROCESS_GROUP
+from backends.entry import Backend
+
+ARM = Backend(
+    name="fsdp",
+    summary="fully_shard (FSDP2): parameters, gradients and optimizer state in shards",
+    strategy="backends.strategies.fsdp:FSDPReplica",
+    code=("backends.strategies.fsdp:_shard",),
+    options=(PROCESS_GROUP,),
+    only_named=True,
+    shards="parameters",
+)

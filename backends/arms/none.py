@@ -1,0 +1,12 @@
+"""The arm none."""
+
+from backends.entry import Backend
+
+ARM = Backend(
+    name="none",
+    summary="the control: the same ranks, no communication, no library",
+    group="backends.groups.none:NoGroup",
+    strategy="backends.base:Replica",
+    code=("backends.base:Replica.step",),
+    synchronises=False,
+)

@@ -1,0 +1,6 @@
+"""The arm own_mpi."""
+
+from backends.arms import mpi
+from backends.arms.shared import MPI_LIBRARY, own_step
+
+ARM = own_step("own_mpi", "mpi4py", mpi.ARM, MPI_LIBRARY)

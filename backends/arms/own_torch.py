@@ -1,0 +1,6 @@
+"""The arm own_torch."""
+
+from backends.arms import manual
+from backends.arms.shared import PROCESS_GROUP, own_step
+
+ARM = own_step("own_torch", "torch.distributed", manual.ARM, PROCESS_GROUP)
