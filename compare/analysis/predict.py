@@ -124,8 +124,8 @@ def forecast(
             "Nothing can be predicted from this run.",
             found="; ".join(f"{arm}: {reason}" for arm, reason in refused.items())
             or "It has no arm that synchronises.",
-            remedy="Measure again without that, on two hosts or more: compare run -H HOST,HOST --backend "
-            "ddp,manual,mpi.",
+            remedy="Measure arms that can be predicted, on two hosts or more, or describe the network with "
+            "--link: compare run -H HOST,HOST --backend ddp,manual,mpi.",
         )
     recorded = run.network.rehearsed
     assumed_goodput = link is not None and not (recorded and recorded.bits_per_second is not None)

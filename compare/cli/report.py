@@ -47,14 +47,15 @@ def report(
         raise UsageError(f"{output} holds the run itself.", remedy="Write the report to another file.")
     results = [read_result(path) for path in paths]
     if pictures or form == "html":
-        with shown_from(*paths):
+        with shown_from(*paths):  # what is drawn is computed as late as that
             pages = [document_of(result, "html", flags.view()) for result in results]
+            drawn = pictures_of(pages) if pictures else {}
+            text = page_of(pages) if form == "html" else ""
         if pictures:
             pictures.mkdir(parents=True, exist_ok=True)
-            for name, svg in pictures_of(pages).items():
+            for name, svg in drawn.items():
                 write_text(pictures / f"{name}.svg", svg + "\n")
         if form == "html":
-            text = page_of(pages)
             write_text(output, text + "\n") if output else typer.echo(text)
             return
     with shown_from(paths[0]):

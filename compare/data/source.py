@@ -20,8 +20,17 @@ _BY_CODE = "code-"
 
 
 def default_root() -> Path:
-    """Return the folder for data unless the user names another one."""
-    return cache_folder() / "data"
+    """Return the folder for data unless the user names another one.
+
+    Raises:
+        OutputError: the user has no home folder, and ``XDG_CACHE_HOME`` names no other.
+    """
+    try:
+        return cache_folder() / "data"
+    except RuntimeError as error:
+        raise OutputError(
+            "There is no folder to keep data in.", found=f"{error}", remedy="Name one with --data-dir."
+        ) from None
 
 
 def resolve(

@@ -109,6 +109,7 @@ def _arms(survey: Survey) -> Iterator[_Arm]:
                 found,
                 backend=Arm(name, dict(backend.on_one_host)).label,
                 problem=found.problem or survey.shared_memory_problem,
+                transport="shared memory",
             )
             yield _Arm(backend, second, _ON_ONE_HOST, lacks_gpus, plain)
         for arm, other in survey.choices.items():

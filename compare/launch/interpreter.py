@@ -17,6 +17,7 @@ from compare.launch.engines.commands import run_everywhere
 from compare.launch.processes import end_all
 from compare.schema.arms import Interpreter
 from compare.schema.hosts import local_host
+from compare.text import printable
 
 _ANSWER_SECONDS = 30.0
 """Maximum time for an interpreter to start and to answer."""
@@ -92,8 +93,8 @@ def find_interpreter(written: str) -> Interpreter:
 def _ask(path: Path) -> _Description:
     """Return an interpreter's description of itself.
 
-    It is asked without the user's PYTHONPATH, so that only its own packages count. No process that it started
-    is left afterwards.
+    It is asked without the user's PYTHONPATH, so that only its own packages count. Afterwards no process
+    that it started is left, unless one changed both its session and its environment.
 
     Raises:
         UnavailableError: it cannot be executed, is too slow, or prints something else.
@@ -107,7 +108,8 @@ def _ask(path: Path) -> _Description:
         )
     finally:
         end_all(name)
-    found = answer.last_lines or "It printed no description of itself."
+    printed = answer.stdout.decode(errors="replace").strip().splitlines()
+    found = answer.last_lines or printable("\n".join(printed[-3:])) or "It printed no description of itself."
     # The last line may be a warning, which an interpreter prints as it exits.
     described = [line for line in answer.stdout.splitlines() if line.startswith(b"{")]
     if answer.flooded:

@@ -41,6 +41,7 @@ _SPECIAL = re.compile(r"[\\:,{}]")
 _ALSO_CALLED = {
     "allreduce": "manual",
     "torch": "ddp",
+    "torchddp": "ddp",
     "distributeddataparallel": "ddp",
     "hvd": "horovod",
     "openmpi": "mpi",

@@ -195,8 +195,8 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
         if self.total_steps <= self.untimed_steps:
             raise UsageError(
                 "No training step is left to time.",
-                found=f"There are {counted(self.total_steps, 'training step')}, and the first "
-                f"{self.untimed_steps} are not timed.",
+                found=f"Of {counted(self.total_steps, 'training step')}, the first {self.untimed_steps} are "
+                "not timed.",
                 remedy="Use more --steps or --epochs, or fewer --warmup steps.",
             )
         labels = [arm.label for arm in self.arms]

@@ -128,7 +128,7 @@ def read_run(path: Path) -> Run:
     """Read a run, given its folder, its ``results.json`` or its JSON export.
 
     Raises:
-        OutputError: there is no run, or it is a verification, is damaged, or has an unknown schema version.
+        OutputError: there is no run, or it is damaged, or has an unknown schema version.
     """
     file = path / RESULTS_FILE if path.is_dir() else path
     if not file.exists():

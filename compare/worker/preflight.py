@@ -264,7 +264,10 @@ def _require_copied(model: nn.Module) -> None:
     try:
         copy.deepcopy(model)
     except Exception as error:
-        remedy = "Keep locks, files and the like out of the model, or leave this arm out."
+        remedy = (
+            "Keep locks, files and the like out of the model, and detach() tensors that it computed. Or "
+            "leave this arm out."
+        )
         for name, module in model.named_modules():
             if any(isinstance(hook, WeightNorm) for hook in module._forward_pre_hooks.values()):  # noqa: SLF001
                 remedy = (

@@ -43,19 +43,19 @@ def _own_name(each: ExaminedHost, facts: Facts, *, many: bool) -> Iterator[Findi
     first = next((address for address in facts.resolved if ":" not in address), "".join(facts.resolved[:1]))
     found, own = f"{facts.hostname} resolves to {', '.join(facts.resolved)} there.", _main_address(facts)
     if not first:
-        fix = f"Add {facts.hostname} to /etc/hosts there, with its address {own}."
+        fix = f"Add {facts.hostname} to /etc/hosts there, with {own}."
         found = f"{facts.hostname} resolves to no address there."
         level: Level = "warning" if many else "note"
         yield each.finding(level, "hostname", "The host cannot resolve its own name.", found, fix)
     elif many and _is_loopback(first):
         # Horovod's Gloo and torch announce this address; the others would connect to themselves.
-        fix = f"In its /etc/hosts, give {facts.hostname} the address {own} instead."
+        fix = f"In its /etc/hosts, give {facts.hostname} {own} instead."
         yield each.problem("hostname", "The host's own name resolves to its loopback address.", found, fix)
     elif facts.wrong_addresses:
         found = (
             f"{facts.hostname} resolves to {', '.join(facts.wrong_addresses)}, which the host does not have."
         )
-        fix = f"Correct its entry in DNS or /etc/hosts. The right address is {own}."
+        fix = f"Correct its entry in DNS or /etc/hosts, so that it leads to {own}."
         yield each.warning("hostname", "The host's own name resolves to a wrong address.", found, fix)
 
 
@@ -221,9 +221,9 @@ def _addresses(facts: Facts) -> str:
 
 
 def _main_address(facts: Facts) -> str:
-    """Return the address that the host's name should resolve to, or the words "its address"."""
+    """Return "the address …" that the host's name should resolve to; "its own address" if that is unknown."""
     found = sorted(_networks(facts).values(), key=lambda pair: pair[0].name != facts.default_interface)
-    return found[0][1] if found else "its address"
+    return f"the address {found[0][1]}" if found else "its own address"
 
 
 def _is_loopback(address: str) -> bool:

@@ -115,10 +115,10 @@ class Ssh(Carrier, frozen=True, kw_only=True):
         them turns host key checking off.
         """
         users = "".join(f"  {host.name}) user=-l{host.user} ;;\n" for host in hosts if host.user)
-        default = f"-l{self.user}" if self.user else ""
+        default = shlex.quote(f"-l{self.user}") if self.user else ""
         command = shlex.join([_program(), *self._options(), *self._flags("")])
         choose = f"case $host in\n{users}  *) user={default} ;;\nesac"
-        return ssh_stand_in(f'{choose}\nexec {command} $user -- "$host" "$*"')
+        return ssh_stand_in(f'{choose}\nexec {command} ${{user:+"$user"}} -- "$host" "$*"')
 
     def _options(self) -> list[str]:
         never = ("BatchMode=yes", "ForwardAgent=no", "ForwardX11=no", "EscapeChar=none")

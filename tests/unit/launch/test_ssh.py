@@ -88,13 +88,13 @@ def test_ssh_errors_say_what_to_do(printed, what, remedy):
     assert Ssh().explain(an_answer(255, b"\x1b[2J\x07evil\n")).found == r"\x1b[2J\x07evil", "as text"
 
 
-@pytest.mark.parametrize(("host", "user"), [("n1", "alice"), ("n2", "bob")])
+@pytest.mark.parametrize(("host", "user"), [("n1", "alice"), ("n2", r"LAB\bob")])
 def test_ssh_of_launchers_logs_in_as_the_carrier_does(fake_ssh, tmp_path, host, user):
     """horovodrun passes StrictHostKeyChecking=no, but the user's own setting counts."""
     fake_ssh(f'exec {shutil.which("ssh")} -G "$@"')  # it prints the configuration that it has read
     program, key = tmp_path / "ssh", tmp_path / "of mine"
     key.touch()
-    carrier = Ssh(user="bob", port=2222, identity=str(key))
+    carrier = Ssh(user=r"LAB\bob", port=2222, identity=str(key))
     program.write_text(carrier.remote_shell([Host("n1", 1, "alice"), Host("n2", 1)]))
     program.chmod(0o700)
     options = ("-x", "-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no")
