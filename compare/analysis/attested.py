@@ -1,6 +1,7 @@
-"""List the items that are compared between arms; every value is what a rank attests.
+"""List the items that are compared between arms.
 
-An item has one of three roles:
+Every value comes from a rank's attestation, which is read back from the running libraries. An item has one of
+three roles:
 
 - ``controlled``: it must be the same everywhere, or the comparison is invalid
 - ``compared``: it belongs to the arm, so the difference is part of the comparison
@@ -17,9 +18,9 @@ from compare.schema.environment import readers_of
 from compare.schema.results import RankResult, Run
 
 ABSENT = "–"
-"""Text in place of a value that is not there."""
+"""Text that stands for a missing value."""
 Role = Literal["controlled", "compared", "confounder"]
-_MEANS = {
+_MEAN_OPERATIONS = {
     "mean",
     "average",
     "divided by the number of ranks in backward, then summed",
@@ -30,33 +31,33 @@ _MEANS = {
 
 
 Exemption: TypeAlias = tuple[Callable[[Arm], Any], str]
-"""Whether an arm declares that it may differ in an item, and how it differs, as a phrase."""
-_INTERPRETER: Exemption = (lambda arm: arm.against, "another interpreter")
-_PROCESS: Exemption = (
+"""A test of whether an arm declares that it may differ in an item, and a phrase for how it differs."""
+_OTHER_INTERPRETER: Exemption = (lambda arm: arm.against, "another interpreter")
+_ONE_PROCESS: Exemption = (
     lambda arm: arm.traits.one_process,
     "one process has all threads and the global batch",
 )
-_LAYERS: Exemption = (
+_IN_LAYERS: Exemption = (
     lambda arm: arm.traits.in_layers,
     "its ranks hold different layers and share each batch",
 )
-_STEP: Exemption = (lambda arm: arm.traits.own_step, "its step is the user's own")
-_TRAINING: Exemption = (lambda arm: not arm.same_training, "another training")
+_OWN_STEP: Exemption = (lambda arm: arm.traits.own_step, "its step is the user's own")
+_OTHER_TRAINING: Exemption = (lambda arm: not arm.same_training, "another training")
 
 
 class Item(NamedTuple):
-    """One item to compare between arms, and what may differ in it by declaration."""
+    """One item to compare between arms, and which arms may differ in it."""
 
     name: str
     role: Role
     read: Callable[[RankResult], Any]
     """Map a rank's result to the attested value; None if the rank attests none."""
     why: str = ""
-    """What a difference between arms means; empty if there is nothing particular to say."""
+    """What a difference between arms means, as a phrase; empty if there is no more to explain."""
     options: tuple[str, ...] = ()
     """Names of the arms' options that declare a difference."""
     by_library: bool = False
-    """Whether backends differ in it by themselves, although their names do not show it."""
+    """Whether a backend's library chooses the value, so that arms differ in it without any option."""
     in_control: bool = True
     """Whether arms that do not communicate, such as the control, are compared too."""
     by_rank: bool = False
@@ -66,24 +67,24 @@ class Item(NamedTuple):
     optional: bool = False
     """Whether arms that attest no value are left out of the comparison."""
     exempt: tuple[Exemption, ...] = ()
-    """Declarations by which arms may differ in it."""
+    """Tests for the arms that may differ in it by declaration."""
     from_shell: bool = False
     """Whether it is an environment variable, which is reported even if no arm reads it."""
 
 
 def items_of(run: Run) -> list[Item]:
     """Return every item to compare in a run, the fixed ones before those that depend on the run."""
-    return [*_ITEMS, _malloc(run), *_versions(run), *_environment(run)]
+    return [*_ITEMS, _malloc_item(run), *_version_items(run), *_environment_items(run)]
 
 
 def spell(value: Any) -> str:
-    """Return a value as text: None as ``ABSENT``, and a switch as ``on`` or ``off``."""
+    """Return an attested value as text: ``ABSENT`` for None, ``on`` or ``off`` for a boolean."""
     if value is None:
         return ABSENT
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, dict):
-        return ", ".join(f"{key}={spell(held)}" for key, held in sorted(value.items())) or "none"
+        return ", ".join(f"{key}={spell(item)}" for key, item in sorted(value.items())) or "none"
     if isinstance(value, (list, tuple)):
         return " ".join(map(spell, value)) or "none"
     return str(value)
@@ -93,26 +94,25 @@ def spell(value: Any) -> str:
 
 
 def _attested(*path: str) -> Callable[[RankResult], Any]:
+    """Return a function that reads the value at ``path`` from a rank's attestation, or None without one."""
+
     def read(rank: RankResult) -> Any:
-        found: Any = rank.attestation
+        value: Any = rank.attestation
         for key in path:
-            found = found.get(key) if isinstance(found, dict) else None
-        return found
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
 
     return read
 
 
 def transport_of(rank: RankResult) -> Any:
-    """Return the transport of a rank's gradients, which its strategy attests, or else its group.
-
-    It is None if neither attests one.
-    """
+    """Return the transport of a rank's gradients as its strategy or else its group attests it, or None."""
     return _attested("replica", "transport")(rank) or _attested("group", "transport")(rank)
 
 
 def _reduce_op(rank: RankResult) -> Any:
-    found = _attested("replica", "reduce_op")(rank)
-    return "mean" if found in _MEANS else found
+    operation = _attested("replica", "reduce_op")(rank)
+    return "mean" if operation in _MEAN_OPERATIONS else operation
 
 
 def _compression(rank: RankResult) -> Any:
@@ -122,7 +122,10 @@ def _compression(rank: RankResult) -> Any:
 
 
 def _switch(name: str) -> Callable[[RankResult], Any]:
-    """Return a reader of one backend's switch; it gives False for other backends, None without a replica."""
+    """Return a function that reads from a rank's attestation whether its strategy has the switch on.
+
+    The function returns None if the rank attests no strategy.
+    """
 
     def read(rank: RankResult) -> Any:
         replica = _attested("replica")(rank)
@@ -137,15 +140,15 @@ def _is_compiled(rank: RankResult) -> bool | None:
 
 
 def _passes(rank: RankResult) -> Any:
-    own = _attested("replica", "backward_passes_per_step")(rank)
-    return own or _attested("replica", "passes_per_step")(rank)
+    by_horovod = _attested("replica", "backward_passes_per_step")(rank)
+    return by_horovod or _attested("replica", "passes_per_step")(rank)
 
 
 def _trained_steps(rank: RankResult) -> int | None:
-    """Return the timed training steps; None if arms may differ in their number.
+    """Return how many training steps of a rank were timed; None if arms may differ in that number.
 
-    Turns have a length in seconds and not in steps. An arm that communicates in cycles is timed in whole
-    cycles.
+    They may if the arms took turns, because a turn lasts for a number of seconds. They also may if an arm
+    communicates only in some steps, because such an arm is timed in whole cycles of steps.
     """
     if (_attested("replica", "cycle")(rank) or 1) > 1 or any(block.turn for block in rank.blocks):
         return None
@@ -153,45 +156,45 @@ def _trained_steps(rank: RankResult) -> int | None:
 
 
 def _global_batch(rank: RankResult) -> Any:
-    """Return the samples that all shards together take in one pass; None if the rank attests no batch."""
+    """Return how many samples all ranks take together in one pass; None if the rank attests no batch."""
     samples, shard = _attested("batch", "samples")(rank), _attested("batch", "shard")(rank)
     return samples * shard[1] if samples and shard else samples
 
 
-def _held(rank: RankResult) -> Any:
-    found = _attested("held")(rank)
-    return found and {name.removesuffix("_bytes"): size for name, size in found.items()}
+def _held_bytes(rank: RankResult) -> Any:
+    sizes = _attested("held")(rank)
+    return sizes and {name.removesuffix("_bytes"): size for name, size in sizes.items()}
 
 
-_BY_LIMIT = "each host has limits of its own"
+_HOST_LIMITS = "each host has limits of its own"
 WHAT_IS_COMPARED = "this is what is compared"
 
 
-def _compared(name: str, read: Callable[[RankResult], Any], *options: str, **kinds: Any) -> Item:
-    """Return an item of the role ``compared``, for the arms that communicate."""
+def _backend_item(name: str, read: Callable[[RankResult], Any], *options: str, **fields: Any) -> Item:
+    """Return an item that belongs to the backend, so it is compared only between arms that communicate."""
     why = f"part of the backend: {WHAT_IS_COMPARED}"
-    return Item(name, "compared", read, why, options, in_control=False, **kinds)
+    return Item(name, "compared", read, why, options, in_control=False, **fields)
 
 
 _ITEMS = (
     Item("device", "controlled", _attested("device")),
     Item("GPU driver", "controlled", _attested("gpu", "driver")),
     Item("GPU power limit in watts", "controlled", _attested("gpu", "power_limit_watts")),
-    Item("host", "controlled", lambda rank: rank.host, by_rank=True, exempt=(_PROCESS,)),
-    Item("threads", "controlled", _attested("threads"), exempt=(_PROCESS,)),
+    Item("host", "controlled", lambda rank: rank.host, by_rank=True, exempt=(_ONE_PROCESS,)),
+    Item("threads", "controlled", _attested("threads"), exempt=(_ONE_PROCESS,)),
     Item("inter-op threads", "controlled", _attested("interop_threads")),
     Item("affinity", "controlled", _attested("affinity")),
-    Item("nice", "controlled", _attested("nice"), by_host=_BY_LIMIT),
-    Item("CPU quota in cores", "controlled", _attested("core_quota"), by_host=_BY_LIMIT),
+    Item("nice", "controlled", _attested("nice"), by_host=_HOST_LIMITS),
+    Item("CPU quota in cores", "controlled", _attested("core_quota"), by_host=_HOST_LIMITS),
     Item("matmul precision", "controlled", _attested("matmul_precision")),
     Item("parameter dtypes", "controlled", _attested("parameter_dtypes")),
-    Item("activation dtypes", "controlled", _attested("activation_dtypes"), exempt=(_LAYERS, _STEP)),
+    Item("activation dtypes", "controlled", _attested("activation_dtypes"), exempt=(_IN_LAYERS, _OWN_STEP)),
     Item("compiled", "controlled", _is_compiled),
     Item("input dtype", "controlled", _attested("batch", "dtype")),
     Item("global batch size", "controlled", _global_batch),
     Item("passes per step", "controlled", _passes, optional=True),
     Item("training samples", "controlled", _attested("batch", "training_samples")),
-    Item("shard", "controlled", _attested("batch", "shard"), by_rank=True, exempt=(_PROCESS, _LAYERS)),
+    Item("shard", "controlled", _attested("batch", "shard"), by_rank=True, exempt=(_ONE_PROCESS, _IN_LAYERS)),
     Item("optimizer", "controlled", _attested("optimizer")),
     Item("timed steps", "controlled", _trained_steps, optional=True),
     Item("gradient bytes", "controlled", lambda rank: rank.gradient_bytes),
@@ -199,7 +202,7 @@ _ITEMS = (
     Item(
         *("reduce op", "controlled", _reduce_op, "the arms compute different gradients"),
         in_control=False,
-        exempt=(_STEP, _TRAINING),
+        exempt=(_OWN_STEP, _OTHER_TRAINING),
     ),
     Item(
         *("compression", "controlled", _compression),
@@ -207,8 +210,8 @@ _ITEMS = (
         ("compression", "comm_hook"),
         in_control=False,
     ),
-    Item("python", "controlled", _attested("python"), exempt=(_INTERPRETER,)),
-    Item("torch", "controlled", _attested("torch"), exempt=(_INTERPRETER,)),
+    Item("python", "controlled", _attested("python"), exempt=(_OTHER_INTERPRETER,)),
+    Item("torch", "controlled", _attested("torch"), exempt=(_OTHER_INTERPRETER,)),
     Item(
         *("transport", "confounder", transport_of),
         "comes with the backend: it may explain part of a difference in speed",
@@ -217,55 +220,55 @@ _ITEMS = (
         in_control=False,
         by_host="a rank that is alone on its host cannot use shared memory",
     ),
-    _compared("library", _attested("group", "library")),
-    _compared("single copy", _attested("group", "single_copy"), by_library=True, optional=True),
-    _compared("process group", _attested("group", "process_group"), "process_group", by_library=True),
-    _compared("controller", _attested("group", "controller")),
-    _compared(
+    _backend_item("library", _attested("group", "library")),
+    _backend_item("single copy", _attested("group", "single_copy"), by_library=True, optional=True),
+    _backend_item("process group", _attested("group", "process_group"), "process_group", by_library=True),
+    _backend_item("controller", _attested("group", "controller")),
+    _backend_item(
         "buckets in bytes",
         _attested("replica", "bucket_bytes"),
         *("bucket_cap_mb", "bucket_mb", "mode"),
         by_library=True,
     ),
-    _compared(
+    _backend_item(
         "fusion in bytes", _attested("group", "fusion_bytes"), "env.HOROVOD_FUSION_THRESHOLD", by_library=True
     ),
-    _compared(
+    _backend_item(
         "cycle time in ms",
         _attested("group", "cycle_milliseconds"),
         "env.HOROVOD_CYCLE_TIME",
         by_library=True,
     ),
-    _compared("bytes held", _held, by_library=True, by_rank=True),
-    _compared("autotune", _attested("group", "autotune")),
-    _compared(
+    _backend_item("bytes held", _held_bytes, by_library=True, by_rank=True),
+    _backend_item("autotune", _attested("group", "autotune")),
+    _backend_item(
         "messages in bytes",
         lambda rank: rank.message_bytes or None,
         *("bucket_cap_mb", "bucket_mb", "mode", "compression", "comm_hook"),
         by_library=True,
         optional=True,  # compressed messages are not known
     ),
-    _compared("gradients as bucket views", _switch("gradient_as_bucket_view"), "gradient_as_bucket_view"),
-    _compared("graph breaks", _attested("graph_breaks"), by_library=True),
-    _compared("static graph", _switch("static_graph"), "static_graph"),
-    _compared("PowerSGD rank", _attested("replica", "powersgd_rank"), "comm_hook", "powersgd_rank"),
-    _compared("PowerSGD start", _attested("replica", "powersgd_start"), "comm_hook", "powersgd_start"),
+    _backend_item("gradients as bucket views", _switch("gradient_as_bucket_view"), "gradient_as_bucket_view"),
+    _backend_item("graph breaks", _attested("graph_breaks"), by_library=True),
+    _backend_item("static graph", _switch("static_graph"), "static_graph"),
+    _backend_item("PowerSGD rank", _attested("replica", "powersgd_rank"), "comm_hook", "powersgd_rank"),
+    _backend_item("PowerSGD start", _attested("replica", "powersgd_start"), "comm_hook", "powersgd_start"),
 )
 
 
-def _malloc(run: Run) -> Item:
-    """Return the item of the allocator's settings, without the settings that an arm sets."""
-    own = _set_by_arms(run)
+def _malloc_item(run: Run) -> Item:
+    """Return the item for the settings of the memory allocator, except those that an arm's options set."""
+    set_by_arms = _variables_of_arms(run)
 
     def read(rank: RankResult) -> Any:
-        found = _attested("malloc")(rank)
-        return None if found is None else {name: held for name, held in found.items() if name not in own}
+        settings = _attested("malloc")(rank)
+        return settings and {name: value for name, value in settings.items() if name not in set_by_arms}
 
     return Item("malloc settings", "controlled", read)
 
 
-def _versions(run: Run) -> list[Item]:
-    """Return an item for the version of each library, compared among the arms that load the library."""
+def _version_items(run: Run) -> list[Item]:
+    """Return an item for the version of each library; only arms that load the library are compared."""
     names = {
         name
         for launch in run.launches
@@ -279,23 +282,23 @@ def _versions(run: Run) -> list[Item]:
             _attested("group", "versions", name),
             in_control=False,
             optional=True,
-            exempt=(_INTERPRETER,),
+            exempt=(_OTHER_INTERPRETER,),
         )
         for name in sorted(names)
     ]
 
 
-def _environment(run: Run) -> list[Item]:
-    """Return an item for each library setting of the user's shell, and for each variable that an arm sets.
+def _environment_items(run: Run) -> list[Item]:
+    """Return an item for each environment variable by which the user's shell or an arm sets up a library.
 
-    A setting is compared among the arms whose libraries read it.
+    A variable is compared among the arms whose libraries read it.
     """
     inherited = {name: value for launch in run.launches for name, value in launch.inherited.items()}
-    values = dict.fromkeys(sorted(_set_by_arms(run)), "") | inherited
+    values = dict.fromkeys(sorted(_variables_of_arms(run)), "") | inherited
     readers = {name: readers_of(name, value) for name, value in sorted(values.items())}
     return [
         Item(
-            *(name, "controlled", _setting(name, reading)),
+            *(name, "controlled", _variable_reader(name, reading)),
             "set in the shell, and not every arm reads it: unset it, or make it an option of an arm",
             (f"env.{name}",),
             in_control=not reading,
@@ -305,14 +308,15 @@ def _environment(run: Run) -> list[Item]:
     ]
 
 
-def _set_by_arms(run: Run) -> set[str]:
+def _variables_of_arms(run: Run) -> set[str]:
     return {name for arm in run.config.arms for name in arm.environment}
 
 
-def _setting(name: str, readers: tuple[str, ...]) -> Callable[[RankResult], Any]:
-    """Return a reader of an environment variable; it gives None if no library of the rank uses the variable.
+def _variable_reader(name: str, readers: tuple[str, ...]) -> Callable[[RankResult], Any]:
+    """Return a function that reads an environment variable from a rank's attestation.
 
-    ``readers`` are parts of the names of these libraries. If it is empty, every library uses the variable.
+    The function returns None if no library of the rank reads the variable. ``readers`` are parts of the names
+    of the libraries that do; if it is empty, all do.
     """
 
     def read(rank: RankResult) -> Any:

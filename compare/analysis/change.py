@@ -1,9 +1,9 @@
 """Judge how arms changed between two environments or two runs.
 
-``gate`` compares two interpreters within one run, and has a limit. Every arm is compared with its twin under
-the other interpreter, round by round. So a gate shows a slower computation as well as slower synchronising.
-An arm passes if a one-sided test shows that it is not slower by the limit. It fails if its two-sided interval
-excludes no change and its estimate exceeds the limit. An arm that does neither is open, and never passes.
+``gate`` compares two interpreters within one run, and has a limit. Every arm is compared with its twin, the
+same arm under the other interpreter, round by round. So a gate shows a slower computation as well as slower
+synchronising. An arm passes if a one-sided test shows that it is not slower by the limit. It fails if its
+estimate exceeds the limit and its two-sided interval excludes 1. Otherwise it is unresolved.
 
 ``diff`` compares two runs. Machines change between them, so milliseconds say little. The cost of an arm is
 its step time over that of the control in the same round: T_S / T_0. Without a control in both runs, the
@@ -51,17 +51,17 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     - *unresolved*: anything else
     """
     ratio: float | None
-    """Geometric mean over the rounds; None if a run has no round of the arm."""
+    """Geometric mean over the rounds; None without rounds, or if JSON cannot hold it."""
     low: float | None
-    """Lower end of the interval; None if a side has a single round."""
+    """Lower end of the ratio's interval; None if a side has a single round."""
     high: float | None
     """Upper end of the same interval."""
     level: float
-    """Confidence level of this one interval, after Holm's correction and the shares of the looks."""
+    """Confidence level of this interval, which is higher the more arms and looks a run has."""
     rounds: tuple[int, int]
     """Numbers of rounds of the old and of the new side."""
     at_most: float | None = None
-    """Upper end of the one-sided interval by which an arm of a gate passes; None for ``diff``."""
+    """Upper end of the ratio's one-sided interval, by which an arm of a gate passes; None for ``diff``."""
     old: Estimate | None = None
     """Old figure: seconds per step in a gate, step time over the reference arm's in ``diff``."""
     new: Estimate | None = None
@@ -73,7 +73,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         return self.kind in {"faster", "not slower"}
 
 
-class Differing(msgspec.Struct, frozen=True):
+class Difference(msgspec.Struct, frozen=True):
     """A fact that differs between the two sides."""
 
     what: str
@@ -96,9 +96,9 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     """Largest slowdown that passes, as a fraction; None for ``diff``."""
     outcome: Outcome | None = None
     """What a gate concludes; None for ``diff``."""
-    unlike: list[Differing] = []
-    """Settings and hosts that should be equal and differ; ``--force`` allowed the comparison."""
-    changed: list[Differing] = []
+    unlike: list[Difference] = []
+    """Settings and hosts that should be equal but differ; empty unless ``--force`` allowed the comparison."""
+    changed: list[Difference] = []
     """Versions and transports that differ, and that may be the reason for a change."""
     notes: list[str] = []
     """Warnings: noisy rounds, stopped runs, arms that only one side has."""
@@ -107,32 +107,32 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
 # ---- what differs, and what weakens a judgement ----
 
 
-def differing(sides: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[Differing]:
-    """Return the facts that differ, each once.
+def differences_of(sides: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[Difference]:
+    """Return the facts that differ between two sides, each once.
 
-    ``sides`` has pairs of facts by their names, old and new. A fact that one of a pair lacks is None there.
+    ``sides`` has pairs of mappings, old and new, from a fact's name to its value, which may be missing.
     """
-    found = [
-        Differing(what, spell(old.get(what)) or ABSENT, spell(new.get(what)) or ABSENT)
+    differences = [
+        Difference(what, spell(old.get(what)) or ABSENT, spell(new.get(what)) or ABSENT)
         for old, new in sides
         for what in {**old, **new}
         if old.get(what) != new.get(what)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(differences))
 
 
 def versions_of(arm: str, rank: RankResult, *more: str) -> dict[str, Any]:
-    """Return the versions of all that a rank loaded, its transport, and the facts named ``more``.
+    """Return, by name, what a rank attests of its software: versions, transport, and the facts in ``more``.
 
-    They are what the rank attests. The transport's name has the label of the arm, because arms differ in it.
+    The name of the transport contains the arm's label, because arms differ in it.
     """
     libraries = rank.attestation.get("group", {}).get("versions") or {}
-    own = {name: rank.attestation.get(name) for name in ("python", "torch", *more)}
-    return libraries | own | {f"transport of {arm}": transport_of(rank)}
+    facts = {name: rank.attestation.get(name) for name in ("python", "torch", *more)}
+    return libraries | facts | {f"transport of {arm}": transport_of(rank)}
 
 
 def weaknesses(figures: Figures) -> Iterator[str]:
-    """Yield a phrase for each fact that weakens what is judged of a run."""
+    """Yield a phrase for each fact that makes the judgements of a run less certain, such as noise."""
     run, noisy = figures.run, figures.noisy_rounds
     if noisy:
         yield f"other programs ran in {len(noisy)} of {rounds_done(run)} rounds"
@@ -158,9 +158,9 @@ def outcome_of(changes: Sequence[Change]) -> Outcome:
 def judge_between(
     old: Mapping[str, Sequence[float]], new: Mapping[str, Sequence[float]], *, alpha: float = ALPHA
 ) -> dict[str, Change]:
-    """Judge how each arm changed between two independent runs, and return the changes by arm.
+    """Judge how each arm changed between two independent runs, and return the changes by label of the arm.
 
-    ``old`` and ``new`` have the same arms, each with ln(step time / the reference arm's) of every round. An
+    ``old`` and ``new`` have the same labels, each with ln(step time / the reference arm's) of every round. An
     arm with fewer rounds than `FIRST_LOOK` in either run is unresolved.
     """
     arms = list(old)
@@ -206,24 +206,25 @@ def from_verdict(arm: str, verdict: Verdict) -> Change:
 # ---- gates ----
 
 
-def doubled(arms: Sequence[Arm], other: Interpreter) -> tuple[Arm, ...]:
-    """Return each arm followed by its twin, which runs under the ``other`` interpreter."""
+def with_twins(arms: Sequence[Arm], other: Interpreter) -> tuple[Arm, ...]:
+    """Return each arm followed by its twin, which is the same arm under the ``other`` interpreter."""
     return tuple(twin for arm in arms for twin in (arm, msgspec.structs.replace(arm, against=other)))
 
 
 def judge_gate(figures: Figures) -> Changes | None:
-    """Compare the step times of every arm with those of its twin; None if the run is no gate.
+    """Compare the step times of every arm with those of its twin; None if the run is not a gate.
 
-    Each ratio is the step time in this environment over that in the other one. If an arm has no common round,
-    it is left out, and the outcome is *too noisy*. If threads outnumber cores, every change is unresolved.
+    Each ratio is the step time in this environment over that in the other one. An arm that shares no round
+    with its twin is left out, so the gate does not pass. If threads outnumber the cores, every change is
+    unresolved.
     """
     run, limit = figures.run, figures.run.config.slower_limit
     other = next((arm.against for arm in run.config.arms if arm.against), None)
     if limit is None or other is None:
         return None
     twin = {new.label: old.label for new, old in pairs_of(run.config.arms)}
-    ratios = {new: own for new, old in twin.items() if (own := log_ratios(figures, new, old))}
-    found = judge(
+    ratios = {new: logs for new, old in twin.items() if (logs := log_ratios(figures, new, old))}
+    verdicts = judge(
         ratios,
         looks(run),
         margin=limit,
@@ -238,7 +239,7 @@ def judge_gate(figures: Figures) -> Changes | None:
             old=Estimate.geometric(figures.step_seconds(twin[change.arm]).values()),
             new=Estimate.geometric(figures.step_seconds(change.arm).values()),
         )
-        for change in (from_verdict(arm, verdict) for arm, verdict in found.items())
+        for change in (from_verdict(arm, verdict) for arm, verdict in verdicts.items())
     ]
     first = {arm.label: launches[0].ranks[0] for arm in run.config.arms if (launches := run.of(arm))}
     more = ("ringside", "sources", "prefix")
@@ -251,22 +252,22 @@ def judge_gate(figures: Figures) -> Changes | None:
         reference="",
         changes=changes,
         outcome=outcome_of(changes) if len(changes) == len(run.config.arms) // 2 else "too noisy",
-        changed=differing(
+        changed=differences_of(
             (versions_of(new, first[twin[new]], *more), versions_of(new, first[new], *more)) for new in ratios
         ),
-        notes=list(_notes_of_gate(figures, uneven=any(verdict.uneven_load for verdict in found.values()))),
+        notes=list(_gate_notes(figures, uneven=any(one.uneven_load for one in verdicts.values()))),
     )
 
 
 def pairs_of(arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm]]:
-    """Yield each arm of this environment with its twin under the other interpreter, if there is one."""
+    """Yield each arm of this environment that has a twin under the other interpreter, with the twin."""
     for new in arms:
         twin = next((a for a in arms if a.against and (a.backend, a.given) == (new.backend, new.given)), None)
         if new.against is None and twin:
             yield new, twin
 
 
-def _notes_of_gate(figures: Figures, *, uneven: bool) -> Iterator[str]:
+def _gate_notes(figures: Figures, *, uneven: bool) -> Iterator[str]:
     run = figures.run
     if uneven:
         yield (
@@ -282,19 +283,19 @@ def _notes_of_gate(figures: Figures, *, uneven: bool) -> Iterator[str]:
 
 
 def diff(old: Run, new: Run, names: tuple[str, str], *, force: bool = False) -> Changes:
-    """Compare what synchronising costs in two runs; ``names`` are those of the old and the new run.
+    """Compare what synchronising costs in two runs, whose ``names`` appear in the result and in messages.
 
-    With ``force``, unlike runs are compared too, and the result lists in which settings they differ. Every
-    change is unresolved if threads outnumber the cores in either run.
+    With ``force``, runs whose settings or hosts differ are compared too, and the result lists the
+    differences. Every change is unresolved if threads outnumber the cores in either run.
 
     Raises:
-        ConditionsError: the runs are unlike, and ``force`` is not set.
+        ConditionsError: settings or hosts of the runs differ, and ``force`` is not set.
         OutputError: the runs share no arm to compare, or neither the control nor the baseline.
     """
     figures = Figures(old), Figures(new)
-    reference, arms = _in_common(*figures)
+    reference, arms = _common_arms(*figures)
     both = [reference, *arms]
-    unlike = differing(zip(_conditions(old, both), _conditions(new, both), strict=True))
+    unlike = differences_of(zip(_conditions_of(old, both), _conditions_of(new, both), strict=True))
     if unlike and not force:
         raise ConditionsError(
             "The two runs are unlike, so their difference would mean nothing.",
@@ -304,7 +305,7 @@ def diff(old: Run, new: Run, names: tuple[str, str], *, force: bool = False) -> 
             remedy="Repeat one of them with the settings of the other. With --force they are compared "
             "anyway, and every output states it.",
         )
-    costs = [{arm.label: _costs(side, arm, reference) for arm in arms} for side in figures]
+    costs = [{arm.label: _log_costs(side, arm, reference) for arm in arms} for side in figures]
     ranked = not is_oversubscribed(old) and not is_oversubscribed(new)
     changes = [
         msgspec.structs.replace(
@@ -322,35 +323,35 @@ def diff(old: Run, new: Run, names: tuple[str, str], *, force: bool = False) -> 
         reference=reference.label,
         changes=changes,
         unlike=unlike,
-        changed=differing(zip(_versions(old, both), _versions(new, both), strict=True)),
-        notes=list(_notes(*figures, names, changes)),
+        changed=differences_of(zip(_software_of(old, both), _software_of(new, both), strict=True)),
+        notes=list(_diff_notes(*figures, names, changes)),
     )
 
 
-def _costs(figures: Figures, arm: Arm, reference: Arm) -> list[float]:
-    """Return ln(the arm's step time / the reference arm's) of every round that both have."""
+def _log_costs(figures: Figures, arm: Arm, reference: Arm) -> list[float]:
+    """Return ln(the arm's step time / the reference arm's) of every round that both arms have."""
     return [-ratio for ratio in log_ratios(figures, arm.label, reference.label)]
 
 
-def _in_common(old: Figures, new: Figures) -> tuple[Arm, list[Arm]]:
+def _common_arms(old: Figures, new: Figures) -> tuple[Arm, list[Arm]]:
     """Return the reference arm, whose step times divide the others', and the arms to compare.
 
     Raises:
-        OutputError: both runs do not share a reference arm and another arm that synchronises.
+        OutputError: the runs share no reference arm, or no other arm that synchronises.
     """
-    there = {arm.label: arm for arm in old.run.config.arms if old.run.of(arm) and new.run.of(arm)}
+    common = {arm.label: arm for arm in old.run.config.arms if old.run.of(arm) and new.run.of(arm)}
     baseline = old.run.config.baseline if old.run.config.baseline == new.run.config.baseline else ""
-    reference = there.get(CONTROL) or there.get(baseline)
+    reference = common.get(CONTROL) or common.get(baseline)
     arms = [
         arm
-        for arm in there.values()
+        for arm in common.values()
         if reference
         and arm != reference
         and arm.traits.synchronises
-        and all(_costs(side, arm, reference) for side in (old, new))
+        and all(_log_costs(side, arm, reference) for side in (old, new))
     ]
     if reference is None or not arms:
-        finished = (", ".join(arm for arm, own in side.by_arm.items() if own) for side in (old, new))
+        finished = (", ".join(arm for arm, rounds in side.by_arm.items() if rounds) for side in (old, new))
         one, other = (labels or "no finished launch" for labels in finished)
         raise OutputError(
             "The two runs have no arm in common that can be compared.",
@@ -360,10 +361,10 @@ def _in_common(old: Figures, new: Figures) -> tuple[Arm, list[Arm]]:
     return reference, arms
 
 
-def _conditions(run: Run, arms: Sequence[Arm]) -> Iterator[dict[str, Any]]:
-    """Yield what must be equal in both runs: settings and hosts, then what rank 0 of each arm attests.
+def _conditions_of(run: Run, arms: Sequence[Arm]) -> Iterator[dict[str, Any]]:
+    """Yield what must be equal in both runs: settings and hosts, then for each arm what its rank 0 attests.
 
-    A rank attests its device and the settings of its libraries, with those of the allocator.
+    A rank attests its device and the settings of its libraries and of its memory allocator.
     """
     settings = {name: getattr(run.config, name) for name in run.config.__struct_fields__}
     yield {name: value for name, value in settings.items() if name not in FREE_SETTINGS} | {
@@ -374,20 +375,20 @@ def _conditions(run: Run, arms: Sequence[Arm]) -> Iterator[dict[str, Any]]:
         "interleaved": run.interleaved.mode,
     }
     for arm in arms:
-        found = run.of(arm)[0].ranks[0].attestation
-        variables = {**(found.get("malloc") or {}), **(found.get("environment") or {})}
-        yield {"name of the device": found.get("device")} | library_settings(variables)
+        attested = run.of(arm)[0].ranks[0].attestation
+        variables = {**(attested.get("malloc") or {}), **(attested.get("environment") or {})}
+        yield {"name of the device": attested.get("device")} | library_settings(variables)
 
 
-def _versions(run: Run, arms: Sequence[Arm]) -> Iterator[dict[str, Any]]:
-    """Yield the version and the sources of a run, then what rank 0 of each arm attests of its software."""
+def _software_of(run: Run, arms: Sequence[Arm]) -> Iterator[dict[str, Any]]:
+    """Yield Ringside's version and the workload's hash, then the software that rank 0 of each arm attests."""
     yield {"ringside": run.ringside_version, "sources of the workload": run.dataset.sha256}
     for arm in arms:
         yield versions_of(arm.label, run.of(arm)[0].ranks[0])
 
 
-def _notes(old: Figures, new: Figures, names: tuple[str, str], changes: list[Change]) -> Iterator[str]:
-    """Yield one sentence for each fact that weakens the comparison."""
+def _diff_notes(old: Figures, new: Figures, names: tuple[str, str], changes: list[Change]) -> Iterator[str]:
+    """Yield one sentence for each fact that makes the comparison less certain."""
     for side, name in ((old, names[0]), (new, names[1])):
         yield from (f"{name}: {phrase}." for phrase in weaknesses(side))
     few = [change.arm for change in changes if min(change.rounds) < FIRST_LOOK]

@@ -13,7 +13,7 @@ import msgspec
 
 from backends import BACKENDS
 from compare import data
-from compare.analysis.change import doubled
+from compare.analysis.change import with_twins
 from compare.analysis.ranking import twins
 from compare.data import DatasetChoice, DatasetSource
 from compare.doctor import availability
@@ -93,7 +93,7 @@ def settle(request: UserRequest, cluster: HostFacts) -> tuple[RunConfig, dict[st
     one_host = len(cluster.hosts) == 1
     arms, left_out = choose_arms(draft.arms, device, survey, one_host=one_host)
     if request.against:
-        arms = doubled(arms, request.against)
+        arms = with_twins(arms, request.against)
     if not cluster.is_this_machine:
         require_other_hosts(arms)
     cluster.require_launchers({arm.runtime.launcher for arm in arms})

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 
-from compare.analysis.change import Change, Changes, Differing
+from compare.analysis.change import Change, Changes, Difference
 from compare.analysis.estimate import Estimate
 from compare.report.document import Column, Document, Table
 from compare.schema.results import Failure
@@ -114,7 +114,7 @@ def _conclusion(changes: Changes) -> str:
     return f"Passed: no arm is slower by {limit}."
 
 
-def _differing(one: Differing) -> str:
+def _differing(one: Difference) -> str:
     """Return a fact that differs as text, with its old and its new value."""
     return f"{one.what}: {one.old} → {one.new}"
 

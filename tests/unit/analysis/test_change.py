@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 
 from compare.analysis import analyse
-from compare.analysis.change import Change, diff, doubled, from_verdict, judge_between, outcome_of
+from compare.analysis.change import Change, diff, with_twins, from_verdict, judge_between, outcome_of
 from compare.analysis.conditions import check_interpreter
 from compare.analysis.verdict import Sample, judge
 from compare.errors import ConditionsError, OutputError
@@ -192,7 +192,7 @@ def attesting(torch, **changes):
 
 
 def a_gate(new, old, **changes):
-    arms = doubled([parse_arm("ddp:bucket_cap_mb=1")], OTHER)
+    arms = with_twins([parse_arm("ddp:bucket_cap_mb=1")], OTHER)
     config = msgspec.structs.replace(a_config("ddp"), arms=arms, baseline=arms[1].label, slower_limit=0.05)
     launches = []
     for arm, times, torch in ((arms[0], new, "2.13.0"), (arms[1], old, "2.12.0")):

@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from compare.analysis.change import Changes, Differing
+from compare.analysis.change import Changes, Difference
 from compare.report.changes import benchmark, document_of, junit
 from compare.report.formats import terminal, write
 from tests.unit.changes import a_change, a_gate
@@ -41,7 +41,7 @@ def test_table_fits_80_columns_and_ends_with_the_conclusion():
 
 
 def test_formats_state_that_a_comparison_was_forced():
-    forced = a_diff(a_change("ddp", "slower"), unlike=[Differing("model", "mlp", "wide")])
+    forced = a_diff(a_change("ddp", "slower"), unlike=[Difference("model", "mlp", "wide")])
     for render in (table, markdown, as_json, benchmark):
         assert "forced" in render(forced).lower()
     assert "FORCED: the runs are unlike (model: mlp → wide)" in table(forced)
