@@ -1,8 +1,8 @@
-"""Model the time of collectives by latency and bandwidth, and of steps that make them.
+"""Model the time of collectives by latency and bandwidth, and the time of a training step that calls them.
 
-The model holds for other numbers of ranks and other links. A step's calls lie on a timeline, together with
-its backward pass. Times count from the end of the forward pass. A call starts once its bucket is ready and
-the last call ended.
+The model is measured with some number of ranks on some link, and predicts others. A step is a timeline of its
+backward pass and its calls, which starts at the end of the forward pass. A call starts once its bucket is
+full and the call before has ended.
 """
 
 from __future__ import annotations
@@ -17,35 +17,40 @@ from compare.analysis.figures import LaunchFigures
 from compare.schema.results import Launch, RankResult
 
 Schedule: TypeAlias = Literal["after", "overlap", "fused"]
-"""When calls run: ``after`` backward, during it as buckets fill, or ``fused`` from all ready gradients."""
+"""When the calls of a step run.
+
+- ``after``: after the backward pass
+- ``overlap``: during the backward pass, each as soon as its bucket is full
+- ``fused``: one after another, each with all gradients that are ready by then
+"""
 MIB = 1 << 20
-_DEFAULT_CAP_MB = 25
+_DEFAULT_CAP_MIB = 25
 
 
 class Call(NamedTuple):
-    """The seconds of one call, or of several together, in two parts."""
+    """The seconds of one collective call, or of several together, in two parts."""
 
     latency: float
-    """Part that does not depend on the bytes."""
+    """Seconds that do not depend on the bytes."""
     wire: float
-    """Part that grows with the bytes."""
+    """Seconds that grow with the bytes."""
 
     @property
     def seconds(self) -> float:
-        """Return both parts together."""
+        """Return the sum of both parts."""
         return self.latency + self.wire
 
 
 def split_collectives(launch: LaunchFigures) -> Call | None:
-    """Split the seconds of a step's collectives, which ran without training, into latency and wire.
+    """Split the measured seconds of a step's collectives, run without training, into latency and wire.
 
-    The sweep's curve has latency a and 1 / b seconds per byte. By that curve, n calls with S bytes together
-    take n a + S / b. The measured time is divided in that proportion, so a sweep that ran slower than the
-    collectives favours neither part. The latency is at most n a, because large messages may pass more slowly
-    than the sweep's.
+    The launch also timed a sweep of message sizes, whose curve has latency a and 1 / b seconds per byte. By
+    that curve, n calls with S bytes together take n a + S / b. The measured time is divided in that
+    proportion, so a sweep that ran slower than the collectives favours neither part. The latency is at most
+    n a, because large messages may pass more slowly than those of the sweep.
 
-    None if the collectives were not timed, or the sweep has fewer than two sizes. A library that fuses calls
-    does not tell how many messages it sends, so several calls of it give None too.
+    The result is None if the collectives were not timed, or if the sweep has fewer than two sizes. It is also
+    None for several calls of a library that fuses them, because the number of its messages is not known.
     """
     seconds, points = launch.collective_seconds, sweep_points(launch.ranks)
     sizes = launch.ranks[0].message_bytes
@@ -62,24 +67,24 @@ def split_collectives(launch: LaunchFigures) -> Call | None:
 
 
 def seconds_by_size(launches: Sequence[Launch]) -> list[tuple[int, float]]:
-    """Return the sweep's sizes in bytes, rising, with the geometric mean over launches of the seconds."""
+    """Return the sweep's message sizes in bytes, rising, each with its mean seconds over all launches."""
     points = sorted(point for launch in launches for point in sweep_points(launch.ranks))
     by_size = groupby(points, key=lambda point: point[0])
-    return [(int(size), statistics.geometric_mean(seconds for _, seconds in own)) for size, own in by_size]
+    return [(int(size), statistics.geometric_mean(seconds for _, seconds in same)) for size, same in by_size]
 
 
 def sweep_points(
     ranks: Sequence[RankResult], take: Callable[[Iterable[float]], float] = statistics.median
 ) -> list[tuple[float, float]]:
-    """Return bytes and seconds of every size in the sweep, with rising bytes.
+    """Return every size of the sweep as (bytes, seconds), with rising bytes.
 
-    A sample's time is the mean over ranks. ``take`` is applied to the samples of each size.
+    The time of a sample is the mean over ranks. ``take`` reduces the samples of a size to one time.
     """
-    found = []
+    points = []
     for sizes in zip(*(rank.sweep for rank in ranks), strict=True):
         samples = zip(*(sweep.ns for sweep in sizes), strict=True)
-        found.append((float(sizes[0].message_bytes), take(map(statistics.fmean, samples)) / 1e9))
-    return found
+        points.append((float(sizes[0].message_bytes), take(map(statistics.fmean, samples)) / 1e9))
+    return points
 
 
 # ---- other numbers of ranks, and other links ----
@@ -89,25 +94,25 @@ class Curve(NamedTuple):
     """The measured time of a call as a function of the message size."""
 
     points: tuple[tuple[float, float], ...]
-    """Bytes and seconds of two sizes or more, with rising bytes."""
+    """Two or more pairs of bytes and seconds, with rising bytes."""
 
     @property
     def latency(self) -> float:
-        """How long an empty message takes, in seconds, as the smallest message suggests."""
+        """Return the seconds of an empty message, extrapolated from the smallest one; at least 0."""
         size, seconds = self.points[0]
         return max(0.0, seconds - size * self.seconds_per_byte)
 
     @property
     def seconds_per_byte(self) -> float:
-        """How many seconds each byte adds, by the slope between the smallest and the largest message."""
+        """Return the seconds that each byte adds: the slope from the smallest to the largest message."""
         (low, before), (high, after) = self.points[0], self.points[-1]
         return max(0.0, after - before) / (high - low)
 
     def seconds(self, nbytes: float) -> float:
-        """Return the seconds of a message of ``nbytes``.
+        """Return how many seconds a message of ``nbytes`` takes.
 
-        Between two measured sizes, the time is interpolated on log scales. Below the smallest size it is that
-        of the smallest, and beyond the largest it grows by `seconds_per_byte`.
+        Between two measured sizes, the time is interpolated on log scales. A message below the smallest size
+        takes as long as the smallest, and beyond the largest size the time grows by `seconds_per_byte`.
         """
         import numpy as np
 
@@ -125,16 +130,17 @@ class Network(NamedTuple):
     ranks: int
     """Number of ranks in the predicted network."""
     slowdown: float = 1.0
-    """Measured rate of a link over its predicted rate."""
+    """Measured rate of a link divided by its predicted rate."""
     added_latency: float = 0.0
-    """Seconds by which each round takes longer than measured."""
+    """Seconds by which each transfer that waits for another one takes longer than measured."""
 
 
 def predict_call(curve: Curve, form: Form, ranks: int, nbytes: float, network: Network) -> Call:
-    """Predict the time of an all-reduce on another network, from a curve measured among ``ranks``.
+    """Predict the time of an all-reduce of ``nbytes`` on another network.
 
-    Latency grows with the form's rounds, and the rest with the bytes of its busiest rank. TCP does not move
-    all bytes in both directions at once, so sent and received bytes are added.
+    ``curve`` was measured among ``ranks`` ranks, and ``form`` is the algorithm of the all-reduce. Latency
+    grows with the algorithm's rounds, and the rest with the bytes of its busiest rank. TCP does not move all
+    bytes in both directions at once, so sent and received bytes are added.
     """
     latency = max(0.0, curve.latency / form.rounds(ranks) + network.added_latency)
     growth = _traffic(form, network.ranks) / _traffic(form, ranks) * network.slowdown
@@ -146,9 +152,9 @@ def _traffic(form: Form, ranks: int) -> float:
 
 
 def expected_maximum(residuals: Sequence[float], ranks: int) -> float:
-    """Return the expected largest of ``ranks`` residuals that are drawn with replacement.
+    """Return the expected value of the largest of ``ranks`` residuals that are drawn with replacement.
 
-    The value is exact, because the distribution of the largest is known.
+    It is exact, because no random numbers are drawn.
     """
     count = len(residuals)
     return sum(
@@ -165,10 +171,10 @@ class Gradient(NamedTuple):
 
     nbytes: float
     ready: float
-    """Seconds from the end of the forward pass until it is ready."""
+    """Seconds from the end of the forward pass until the gradient is ready."""
 
 
-def lay_out(
+def simulate_calls(
     schedule: Schedule,
     gradients: Sequence[Gradient],
     messages: Sequence[float],
@@ -179,9 +185,15 @@ def lay_out(
 ) -> tuple[float, Call]:
     """Return when the backward pass and all calls have ended, and the time of all calls together.
 
-    The backward pass takes ``backward`` seconds. ``messages`` are the bytes of the calls in order, which
-    ``call`` maps to times. The schedule ``fused`` reads ``fusion_bytes`` in place of ``messages``: each call
-    sends all gradients that are ready, up to so many bytes.
+    The end is in seconds from the end of the forward pass.
+
+    Args:
+        schedule: when the calls run.
+        gradients: all gradients, in any order.
+        messages: bytes of the calls in order; the schedule ``fused`` does not read them.
+        backward: seconds of the backward pass.
+        call: maps the bytes of a call to its time.
+        fusion_bytes: most bytes that a call of the schedule ``fused`` sends, if it sends several gradients.
     """
     end, calls = 0.0, list[Call]()
     waiting = sorted(gradients, key=lambda gradient: gradient.ready)
@@ -205,7 +217,10 @@ def lay_out(
 
 
 def _ready_times(gradients: Sequence[Gradient], messages: Sequence[float]) -> list[float]:
-    """Return when the bucket of each message is full; gradients fill the buckets in their order."""
+    """Return the seconds after the forward pass at which the bucket of each message is full.
+
+    The gradients fill the buckets in the order given.
+    """
     times, limit, filled, index = [], 0.0, 0.0, 0
     for nbytes in messages:
         limit += nbytes
@@ -217,11 +232,12 @@ def _ready_times(gradients: Sequence[Gradient], messages: Sequence[float]) -> li
 
 
 def ddp_buckets(gradients: Sequence[Gradient], cap_mb: float) -> list[float]:
-    """Return the bytes of each of DDP's buckets, in order, with a cap in MiB.
+    """Return the bytes of each bucket into which DDP sorts the gradients, in the order of their calls.
 
-    A bucket is closed when it reaches the cap. With the default cap, the first bucket has a cap of 1 MiB.
+    A bucket is closed when it reaches the cap of ``cap_mb`` MiB. With DDP's default cap of 25 MiB, the first
+    bucket has a cap of 1 MiB.
     """
-    limits = [MIB if cap_mb == _DEFAULT_CAP_MB else cap_mb * MIB]
+    limits = [MIB if cap_mb == _DEFAULT_CAP_MIB else cap_mb * MIB]
     buckets, size = [], 0.0
     for gradient in sorted(gradients, key=lambda gradient: gradient.ready):
         size += gradient.nbytes

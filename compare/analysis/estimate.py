@@ -1,4 +1,4 @@
-"""Estimate a mean over launches, with its interval."""
+"""Estimate a mean over launches, or a rate from counts, with its confidence interval."""
 
 from __future__ import annotations
 
@@ -24,17 +24,14 @@ class Estimate(msgspec.Struct, frozen=True):
     n: int
     """Number of launches."""
     method: Literal["t", "range"]
-    """Kind of interval.
-
-    ``t`` is Student's 95 % interval of the mean. ``range`` spans the values if there are only one or two.
-    """
+    """Kind of interval: ``t`` is Student's 95 % interval of the mean, ``range`` spans one or two values."""
 
     @classmethod
     def geometric(cls, values: Iterable[float]) -> Self:
-        """Estimate the geometric mean of positive values, one for each launch, on the log scale.
+        """Estimate the geometric mean of one positive value or more, one for each launch.
 
         A ratio and its inverse then have inverse estimates, and the quotient of two means is the mean of the
-        quotients. No end of the interval is negative.
+        quotients. The interval is computed on the log scale, so neither end is negative.
         """
         return cls.of(map(math.log, values)).exponential()
 
@@ -50,18 +47,18 @@ class Estimate(msgspec.Struct, frozen=True):
     @classmethod
     def of_any(cls, values: Iterable[float | None]) -> Self | None:
         """Estimate the arithmetic mean of the values that are not None; None if there are none."""
-        there = [value for value in values if value is not None]
-        return cls.of(there) if there else None
+        known = [value for value in values if value is not None]
+        return cls.of(known) if known else None
 
     def exponential(self) -> Self:
-        """Return the geometric mean of the values, from this estimate of the mean of their logarithms."""
+        """Return e to the power of this estimate: the geometric mean, if this is the mean of logarithms."""
         return type(self)(math.exp(self.mean), math.exp(self.low), math.exp(self.high), self.n, self.method)
 
     def over(self, divisor: Estimate) -> Self:
-        """Return the quotient of this estimate and a positive one, as if both were independent.
+        """Return this estimate divided by a positive one, as if the two were independent.
 
-        On either side, two squared half-widths add up: that of this estimate over the divisor, and that of
-        the divisor's inverse times this estimate. One end is infinite if the divisor may be zero.
+        On either side, two squared half-widths add up: that of this estimate divided by the divisor, and that
+        of the divisor's inverse times this estimate. One end is infinite if the divisor may be zero.
         """
         ratio = self.mean / divisor.mean
         shorter = 1 - divisor.mean / divisor.high
@@ -72,7 +69,7 @@ class Estimate(msgspec.Struct, frozen=True):
         return type(self)(ratio, ratio - down, ratio + up, min(self.n, divisor.n), self.method)
 
     def rest(self) -> Self:
-        """Return one minus this share; the ends of the interval change places."""
+        """Return one minus this estimate of a share; the ends of the interval change places."""
         return type(self)(1 - self.mean, 1 - self.high, 1 - self.low, self.n, self.method)
 
     def scaled(self, factor: float) -> Self:
@@ -82,7 +79,10 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 def t_interval(values: Sequence[float], tail: float) -> tuple[float, float]:
-    """Return the ends of Student's interval of a mean; each end is wrong with the probability ``tail``."""
+    """Return the ends of Student's interval of the mean of two values or more.
+
+    The true mean lies beyond each end with the probability ``tail``.
+    """
     from scipy.special import stdtrit  # importing scipy would slow down the start of the parent
 
     mean, n = statistics.fmean(values), len(values)
@@ -91,10 +91,9 @@ def t_interval(values: Sequence[float], tail: float) -> tuple[float, float]:
 
 
 def binomial_interval(successes: int, trials: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Return the two-sided interval of a success rate from counts.
+    """Return the two-sided interval of the success rate of one trial or more, at the confidence ``level``.
 
-    It is the exact interval of Clopper & Pearson, Biometrika 26 (1934), which is never too narrow. There must
-    be a trial.
+    It is the exact interval of Clopper & Pearson, Biometrika 26 (1934), which is never too narrow.
     """
     from scipy.special import betaincinv
 

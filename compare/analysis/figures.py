@@ -1,6 +1,7 @@
 """Compute the figures of every launch once, in one table that all judgements read.
 
-Times are seconds per step. A block whose phases were timed is slower, so it counts only for the phases.
+Times are seconds per step. Steps are timed in blocks. In some blocks each phase of a step is timed as well;
+that makes them slower, so they count only for the phases.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ import msgspec
 from compare.schema.results import Block, Launch, Mode, Run
 
 OTHER_LOAD_LIMIT = 0.10
-"""Largest share of a host's CPUs that other processes may use before a launch is noisy."""
-_TRIMMED = 0.1
-"""Share of steps, the slowest ones, that is left out, because an interruption belongs to no phase."""
-_FEWEST_BLOCKS = 3
-"""A turn needs at least so many blocks, because the mean of two equals their median."""
+"""A launch is noisy if other processes use more than this share of the CPUs of a host."""
+_SLOWEST_SHARE = 0.1
+"""This share of steps, the slowest ones, is left out, because an interruption belongs to no phase."""
+_FEWEST_BLOCKS_FOR_MEDIAN = 3
+"""A turn with fewer blocks is left out, because the mean of two equals their median."""
 
 
 class Turn(NamedTuple):
-    """One turn of one arm; without turns, its whole launch."""
+    """One turn of an arm that takes turns with others; for other arms, a whole launch."""
 
     seconds: float
-    """Step time: the mean over ranks and blocks."""
+    """Seconds per step: the mean over ranks and blocks."""
     cores: float
-    """Cores that a rank uses: CPU time over wall time of all ranks."""
+    """Number of cores that a rank uses: CPU time over wall time of all ranks."""
 
 
 class LaunchFigures:
@@ -41,15 +42,15 @@ class LaunchFigures:
 
     @cached_property
     def turns(self) -> dict[int, Turn]:
-        """Return the turns of the training by their numbers; without turns, the only number is 0."""
+        """Return the turns of the training by their numbers; a launch without turns has the number 0."""
         return {
-            number: Turn(statistics.fmean(map(_seconds, blocks)), _cores(blocks))
+            number: Turn(statistics.fmean(map(_block_seconds, blocks)), _cores_of(blocks))
             for number, blocks in self._blocks("training").items()
         }
 
     @cached_property
     def step_seconds(self) -> float:
-        """Return T_S, the step time: the mean over ranks and blocks, and the geometric mean over turns.
+        """Return T_S, the seconds per step: the geometric mean over turns of each turn's mean.
 
         So the ratio of two arms is the mean ratio of their turns. A median would depend on the number of
         blocks, which differs between turns of different lengths.
@@ -61,90 +62,95 @@ class LaunchFigures:
 
     @cached_property
     def reference_seconds(self) -> float | None:
-        """Return T_R, the step time of the second replica, which never synchronises; None without one."""
-        turns = [statistics.fmean(map(_seconds, own)) for own in self._blocks("reference").values()]
+        """Return T_R, the seconds per step of the same model without synchronising; None if not timed."""
+        turns = [statistics.fmean(map(_block_seconds, turn)) for turn in self._blocks("reference").values()]
         return statistics.geometric_mean(turns) if turns else None
 
     def rank_seconds(self, mode: Mode) -> list[float]:
-        """Return the step time of every rank, averaged over blocks and turns as `step_seconds` is."""
+        """Return the seconds per step of every rank, averaged over blocks and turns as `step_seconds` is."""
         of_turns = (
-            [statistics.fmean(block.wall_ns / block.steps for block in its) for its in zip(*own, strict=True)]
-            for own in self._blocks(mode).values()
+            [
+                statistics.fmean(block.wall_ns / block.steps for block in of_rank)
+                for of_rank in zip(*turn, strict=True)
+            ]
+            for turn in self._blocks(mode).values()
         )
         return [statistics.geometric_mean(means) / 1e9 for means in zip(*of_turns, strict=True)]
 
     @cached_property
     def slowest_seconds(self) -> float:
-        """Return the step time if all ranks waited for the slowest one."""
+        """Return how many seconds a step would take if all ranks waited for the slowest one."""
         times = self.rank_seconds("training")
         return self.step_seconds + (max(times) - statistics.fmean(times))
 
     @property
     def mean_over_median(self) -> float | None:
-        """Return the step times of the blocks relative to their medians; about 1 if no block stalls.
+        """Return the ratio of the blocks' mean step time to their median; about 1 if no block stalls.
 
-        It is the sum of the blocks' step times over the sum of their turns' medians, one for each block.
-        Every turn has its own median, because a change between turns is no stall. Turns with fewer than three
-        blocks tell nothing and are left out; None if no turn has more.
+        Every turn has its own median, because a change between turns is not a stall. So the result is the sum
+        of the blocks' step times over the sum of their turns' medians. Turns with fewer than three blocks are
+        left out; None if no turn has more.
         """
-        turns = [list(map(_seconds, own)) for own in self._blocks("training").values()]
-        turns = [own for own in turns if len(own) >= _FEWEST_BLOCKS]
+        turns = [list(map(_block_seconds, blocks)) for blocks in self._blocks("training").values()]
+        turns = [seconds for seconds in turns if len(seconds) >= _FEWEST_BLOCKS_FOR_MEDIAN]
         if not turns:
             return None
         return sum(map(sum, turns)) / sum(statistics.median(blocks) * len(blocks) for blocks in turns)
 
     @property
     def cores_per_rank(self) -> float:
-        """Return the cores that a rank uses in training: CPU time over wall time of all ranks."""
-        return _cores(blocks for own in self._blocks("training").values() for blocks in own)
+        """Return how many cores a rank uses in training: CPU time over wall time of all ranks."""
+        return _cores_of(blocks for turn in self._blocks("training").values() for blocks in turn)
 
     @cached_property
     def collective_seconds(self) -> float | None:
         """Return T_iso, the seconds of a step's collectives without training; None if they were not timed.
 
-        It is the median over samples of the mean over ranks.
+        They were timed several times; the result is the median of the means over ranks.
         """
         calls = list(zip(*(rank.collective_ns for rank in self.ranks), strict=True))
         return statistics.median(statistics.fmean(call) for call in calls) / 1e9 if calls else None
 
     @cached_property
     def phase_changes(self) -> dict[str, float]:
-        """Return how many seconds longer each phase of the arm takes than in the reference, by phase.
+        """Return how many seconds longer each phase of a step takes than without synchronisation, by phase.
 
-        An arm that fuses forward and backward has no forward, so its backward is compared with both. The
-        result is empty if the phases of the arm or of the reference were not timed.
+        If the arm's forward and backward are one phase, its name is ``backward``, and it is compared with
+        both. The result is empty if the phases of the arm or of the reference were not timed.
         """
-        own, reference = self._phase_seconds("training"), self._phase_seconds("reference")
-        if own and reference and "forward" not in own:
+        arm, reference = self._phase_seconds("training"), self._phase_seconds("reference")
+        if arm and reference and "forward" not in arm:
             reference["backward"] += reference.pop("forward")
-        return {name: own[name] - reference[name] for name in own} if reference else {}
+        return {name: arm[name] - reference[name] for name in arm} if reference else {}
 
     @property
     def skew_seconds(self) -> float | None:
-        """Return the largest minus the mean computing time over ranks in the reference.
+        """Return by how many seconds the slowest rank computes longer than the mean rank.
 
-        It is the mean over steps without the slowest tenth; None if the reference's phases were not timed.
+        The steps are those without synchronisation, except the slowest tenth; their differences are averaged.
+        None if their phases were not timed.
         """
         ranks = self.phases("reference")
         if not ranks:
             return None
-        computing = [[sum(phase[i] for phase in rank.values()) for rank in ranks] for i in _steps_of(ranks)]
-        kept = _quickest([max(times) for times in computing])
+        steps = _common_steps(ranks)
+        computing = [[sum(phase[i] for phase in rank.values()) for rank in ranks] for i in steps]
+        kept = _without_slowest([max(times) for times in computing])
         return statistics.fmean(max(computing[i]) - statistics.fmean(computing[i]) for i in kept) / 1e9
 
     @cached_property
     def other_cores(self) -> float:
-        """Return how many cores other processes used on the busiest host; 0 if no host recorded its use.
+        """Return how many cores other processes used on the busiest host; 0 if no host recorded that.
 
-        Ringside's own parent process and the launchers count as other processes. Hosts with one kernel and
-        the same CPUs are one machine, as in a rehearsal.
+        All processes but the ranks count, even Ringside's own parent process and the launchers. Hosts with
+        one kernel and the same CPUs are one machine, as in a rehearsal.
         """
-        return max([0.0, *(cores for cores, _ in self._other_use())])
+        return max([0.0, *(cores for cores, _ in self._cores_of_others())])
 
     @property
     def other_cpu_load(self) -> float:
         """Return the share of the busiest host's CPUs that other processes used, as in `other_cores`."""
-        return max([0.0, *(cores / cpus for cores, cpus in self._other_use())])
+        return max([0.0, *(cores / cpus for cores, cpus in self._cores_of_others())])
 
     @property
     def is_noisy(self) -> bool:
@@ -152,7 +158,7 @@ class LaunchFigures:
         return self.other_cpu_load > OTHER_LOAD_LIMIT
 
     def _blocks(self, mode: Mode) -> dict[int, list[tuple[Block, ...]]]:
-        """Return the blocks by turn, each with the block of every rank."""
+        """Return, by turn, the blocks of a mode without timed phases, each as a tuple with one per rank."""
         timed = ([b for b in rank.blocks if b.mode == mode and not b.phases] for rank in self.ranks)
         turns: dict[int, list[tuple[Block, ...]]] = {}
         for blocks in zip(*timed, strict=True):
@@ -160,43 +166,47 @@ class LaunchFigures:
         return turns
 
     def _phase_seconds(self, mode: Mode) -> dict[str, float]:
-        """Return the mean seconds of each phase, over ranks and over steps without the slowest tenth."""
+        """Return the mean seconds of each phase over ranks and steps, without the slowest tenth of steps.
+
+        The result is empty if the phases were not timed.
+        """
         ranks = self.phases(mode)
         if not ranks:
             return {}
-        totals = [sum(sum(phase[i] for phase in rank.values()) for rank in ranks) for i in _steps_of(ranks)]
-        kept = _quickest(totals)
+        steps = _common_steps(ranks)
+        kept = _without_slowest([sum(phase[i] for rank in ranks for phase in rank.values()) for i in steps])
         return {
             name: statistics.fmean(rank[name][i] for rank in ranks for i in kept) / 1e9 for name in ranks[0]
         }
 
     def phases(self, mode: Mode) -> list[dict[str, list[int]]]:
-        """Return the nanoseconds of each phase in every step, by rank; empty if one timed no phases."""
+        """Return, for each rank, the nanoseconds of every step by phase; empty if a rank timed no phases."""
         blocks = [[b.phases for b in rank.blocks if b.mode == mode and b.phases] for rank in self.ranks]
-        return [own[0] for own in blocks] if all(blocks) else []
+        return [of_rank[0] for of_rank in blocks] if all(blocks) else []
 
-    def _other_use(self) -> Iterator[tuple[float, int]]:
-        """Yield, for each host, the cores that other processes used and the number of CPUs of the ranks."""
-        on = {
+    def _cores_of_others(self) -> Iterator[tuple[float, int]]:
+        """Yield, for each host, how many cores other processes used, and how many CPUs the ranks may use."""
+        machines = {
             rank.host: (rank.machine.boot_id or rank.host, rank.attestation.get("affinity"))
             for rank in self.ranks
             if rank.machine
         }
         for rank in self.ranks:
             if rank.machine is not None:
-                own = sum(other.cpu_ns for other in self.ranks if on.get(other.host) == on[rank.host])
-                yield (rank.machine.busy_ns - own) / rank.machine.wall_ns, rank.machine.cpus
+                here = [one for one in self.ranks if machines.get(one.host) == machines[rank.host]]
+                other_ns = rank.machine.busy_ns - sum(one.cpu_ns for one in here)
+                yield other_ns / rank.machine.wall_ns, rank.machine.cpus
 
 
 class Figures:
-    """The figures of all launches of a run that count, by arm and round."""
+    """The figures of all launches of a run, by arm and round; discarded launches are left out."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.by_arm: dict[str, dict[int, LaunchFigures]] = defaultdict(
             dict, {arm.label: {} for arm in run.config.arms}
         )
-        """The launches of each arm by their round, in the order of arms and of rounds."""
+        """The figures of each launch, by arm and then by round, in the order of arms and of rounds."""
         for launch in sorted(run.launches, key=lambda launch: launch.round):
             self.by_arm[launch.arm][launch.round] = LaunchFigures(launch)
 
@@ -205,26 +215,25 @@ class Figures:
         return list(self.by_arm[arm].values())
 
     def step_seconds(self, arm: str) -> dict[int, float]:
-        """Return an arm's step time by round."""
-        return {round_: launch.step_seconds for round_, launch in self.by_arm[arm].items()}
+        """Return an arm's seconds per step, by round."""
+        return {number: launch.step_seconds for number, launch in self.by_arm[arm].items()}
 
     def turns(self, arm: str) -> dict[tuple[int, int], Turn]:
-        """Return the turns of an arm by round and number."""
-        of_rounds = self.by_arm[arm].items()
-        return {(round_, number): turn for round_, own in of_rounds for number, turn in own.turns.items()}
+        """Return the turns of an arm, by the round and the number of the turn in it."""
+        rounds = self.by_arm[arm].items()
+        return {(number, turn): figures for number, one in rounds for turn, figures in one.turns.items()}
 
     def pairs(self, arm: str, other: str) -> list[tuple[LaunchFigures, LaunchFigures]]:
-        """Return the launches of two arms in each round that both have."""
-        others = self.by_arm[other]
-        return [(own, others[round_]) for round_, own in self.by_arm[arm].items() if round_ in others]
+        """Return the figures of two arms' launches in each round that both have, in the order of rounds."""
+        rounds = self.by_arm[other]
+        return [(one, rounds[number]) for number, one in self.by_arm[arm].items() if number in rounds]
 
     @cached_property
     def common(self) -> Self:
-        """Return the figures of only the rounds that every arm with a launch has.
-
+        """Return the figures of only those rounds that all arms with a launch have in common.
         Only a run that is not complete has other rounds. Without a common round, all rounds are kept.
         """
-        rounds = [set(own) for own in self.by_arm.values() if own]
+        rounds = [set(launches) for launches in self.by_arm.values() if launches]
         common = set.intersection(*rounds) if rounds else set()
         return self.within(common) if common else self
 
@@ -237,25 +246,25 @@ class Figures:
 
     @cached_property
     def noisy_rounds(self) -> list[int]:
-        """Return the rounds that count although one of their launches is noisy, in order."""
-        return sorted({round_ for arm in self.by_arm.values() for round_, own in arm.items() if own.is_noisy})
+        """Return the numbers of the rounds that have a noisy launch and were not discarded, in order."""
+        return sorted({number for arm in self.by_arm.values() for number, one in arm.items() if one.is_noisy})
 
 
-def _seconds(blocks: Sequence[Block]) -> float:
-    """Return the step time of a block, as the mean over ranks."""
+def _block_seconds(blocks: Sequence[Block]) -> float:
+    """Return the seconds per step of one block, as the mean over ranks."""
     return statistics.fmean(block.wall_ns / block.steps for block in blocks) / 1e9
 
 
-def _cores(blocks: Iterable[Sequence[Block]]) -> float:
-    ranks = [block for own in blocks for block in own]
-    return sum(block.cpu_ns for block in ranks) / sum(block.wall_ns for block in ranks)
+def _cores_of(blocks: Iterable[Sequence[Block]]) -> float:
+    of_ranks = [block for one in blocks for block in one]
+    return sum(block.cpu_ns for block in of_ranks) / sum(block.wall_ns for block in of_ranks)
 
 
-def _steps_of(ranks: list[dict[str, list[int]]]) -> range:
+def _common_steps(ranks: list[dict[str, list[int]]]) -> range:
     return range(min(len(phase) for rank in ranks for phase in rank.values()))
 
 
-def _quickest(totals: Sequence[float]) -> list[int]:
-    """Return the indices of all steps except the slowest tenth."""
+def _without_slowest(totals: Sequence[float]) -> list[int]:
+    """Return the indices of all steps except the slowest tenth, by the total time of each step."""
     order = sorted(range(len(totals)), key=totals.__getitem__)
-    return order[: max(1, len(order) - int(_TRIMMED * len(order)))]
+    return order[: max(1, len(order) - int(_SLOWEST_SHARE * len(order)))]

@@ -6,7 +6,7 @@ import statistics
 
 import msgspec
 
-from compare.analysis.collectives import FORM_FROM_BYTES, FORMS, OfRanks, others
+from compare.analysis.collectives import FORM_FROM_BYTES, FORMS, OfRanks, others_share
 from compare.analysis.cost_model import Schedule, split_collectives
 from compare.analysis.figures import LaunchFigures
 from compare.analysis.measured import OTHER_MODES, form_of, library_of, schedule_of
@@ -15,8 +15,8 @@ from compare.schema.arms import CONTROL, Arm
 from compare.schema.results import RankResult, Run
 
 _PRIMITIVES: dict[str, tuple[OfRanks, OfRanks | None]] = {
-    "ring": (lambda n: 2 * others(n), lambda n: 2 * (n - 1)),
-    "reduce_scatter": (lambda n: 2 * others(n), None),
+    "ring": (lambda n: 2 * others_share(n), lambda n: 2 * (n - 1)),
+    "reduce_scatter": (lambda n: 2 * others_share(n), None),
     "all_gather": (lambda n: n - 1, None),
 }
 """Modes of ``manual`` whose source shows the bytes that a rank sends, and the rounds of ``ring``."""

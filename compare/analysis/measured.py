@@ -19,7 +19,7 @@ from compare.analysis.cost_model import (
     Schedule,
     ddp_buckets,
     expected_maximum,
-    lay_out,
+    simulate_calls,
     predict_call,
     sweep_points,
 )
@@ -298,7 +298,7 @@ def _timeline(measured: Measured, network: Network, messages: Sequence[float]) -
     def call(nbytes: float) -> Call:
         return predict_call(measured.curve, measured.all_reduce, measured.ranks, nbytes, network)
 
-    end, calls = lay_out(
+    end, calls = simulate_calls(
         measured.schedule,
         measured.ready,
         messages,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compare.analysis.collectives import FORMS, bus_factor, fitting, summarise_sweeps
+from compare.analysis.collectives import FORMS, bus_factor, fitting_forms, summarise_sweeps
 from compare.schema.hosts import Host
 from compare.schema.results import Failure
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
@@ -142,7 +142,7 @@ COUNTED = [
 
 @pytest.mark.parametrize(("collective", "n", "sent", "received", "form"), COUNTED)
 def test_fitting_counted_bytes_names_the_true_form(collective, n, sent, received, form):
-    assert form in [found.name for found in fitting(collective, n, sent, received)]
+    assert form in [found.name for found in fitting_forms(collective, n, sent, received)]
 
 
 @pytest.mark.parametrize(
@@ -155,11 +155,11 @@ def test_fitting_counted_bytes_names_the_true_form(collective, n, sent, received
     ],
 )
 def test_fitting_an_all_reduce_names_all_one_or_none(n, sent, received, forms):
-    assert [found.name for found in fitting("all_reduce", n, sent, received)] == forms
+    assert [found.name for found in fitting_forms("all_reduce", n, sent, received)] == forms
 
 
 def test_form_that_needs_a_power_of_two_fits_no_other_number():
-    names = [[form.name for form in fitting("all_gather", n, 1 - 1 / n, 1 - 1 / n)] for n in (3, 4)]
+    names = [[form.name for form in fitting_forms("all_gather", n, 1 - 1 / n, 1 - 1 / n)] for n in (3, 4)]
     assert "recursive doubling" not in names[0]
     assert "recursive doubling" in names[1]
 
