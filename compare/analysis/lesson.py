@@ -1,4 +1,4 @@
-"""Take from a run the figures of a lesson, which explains what each arm sends."""
+"""Take the figures of a lesson from a run; a lesson explains to a learner what an arm sends in a step."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ import msgspec
 from compare.analysis.collectives import FORM_FROM_BYTES, FORMS, OfRanks, others_share
 from compare.analysis.cost_model import Schedule, split_collectives
 from compare.analysis.figures import LaunchFigures
-from compare.analysis.measured import OTHER_MODES, form_of, library_of, schedule_of
+from compare.analysis.measured import MODES_WITHOUT_ALL_REDUCE, form_of, library_of, schedule_of
 from compare.analysis.summary import ArmSummary, Summary
 from compare.schema.arms import CONTROL, Arm
 from compare.schema.results import RankResult, Run
 
-_PRIMITIVES: dict[str, tuple[OfRanks, OfRanks | None]] = {
+_MODES_WITH_KNOWN_BYTES: dict[str, tuple[OfRanks, OfRanks | None]] = {
     "ring": (lambda n: 2 * others_share(n), lambda n: 2 * (n - 1)),
     "reduce_scatter": (lambda n: 2 * others_share(n), None),
     "all_gather": (lambda n: n - 1, None),
 }
-"""Modes of ``manual`` whose source shows the bytes that a rank sends, and the rounds of ``ring``."""
+"""Bytes that a rank sends, divided by the message's, and rounds, for the modes of ``manual`` that show them.
+
+The rounds are None if they depend on the library.
+"""
 
 
 class Lesson(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,55 +34,52 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
     library: str
     gradient_tensors: int
     form: str
-    """Algorithm of the arm's calls; empty if it is not known."""
+    """Name of the algorithm of the arm's calls; empty if it is not known."""
     sent_bytes: float | None
-    """Bytes that the busiest rank sends in a step by that algorithm, calculated and not counted."""
+    """Bytes that the busiest rank sends in a step, calculated from the algorithm and not counted."""
     messages_in_a_row: float | None
-    """Number of messages of a call that wait for each other, by that algorithm."""
+    """Number of messages in a call of which each waits for the one before, calculated from the algorithm."""
     schedule: Schedule | None
     """When the calls run; None if a step has no messages."""
     fixed_seconds: float | None
-    """Seconds of a step's calls that do not depend on their size, measured without training."""
+    """Seconds of a step's calls that any message size would take, measured without training."""
     fusion_bytes: int
-    """Most bytes that the library fuses into one message; 0 if it does not fuse."""
+    """Maximum number of bytes that the library fuses into one message; 0 if it does not fuse."""
 
     @property
     def in_shared_memory(self) -> bool:
-        """Return whether ranks send nothing, because they sum gradients in memory that all of them map."""
+        """Return whether the ranks send nothing, because they sum gradients in memory that they share."""
         return self.arm.options.get("mode") == "shared_memory"
 
     @property
     def compute_seconds(self) -> float | None:
-        """Return the mean step time without synchronisation, measured in the arm's own processes.
-
-        None if it was not measured.
-        """
+        """Return the mean seconds of a step without synchronisation; None if such steps were not timed."""
         reference = self.figures.detail.reference_seconds
         return reference.mean if reference else None
 
 
 def control_seconds(summary: Summary) -> float | None:
-    """Return the control's mean step time; None if the control did not run."""
+    """Return the control's mean seconds per step; None if the control did not run."""
     return next((arm.step_seconds.mean for arm in summary.arms if arm.arm == CONTROL), None)
 
 
 def lessons(run: Run, summary: Summary) -> list[Lesson]:
-    """Return a lesson for each arm that communicates, in the summary's order."""
+    """Return a lesson for each arm that communicates, in the order of the summary."""
     arms = {arm.label: arm for arm in run.config.arms if arm.traits.communicates}
-    return [_lesson(run, arms[own.arm], own) for own in summary.arms if own.arm in arms]
+    return [_lesson(run, arms[figures.arm], figures) for figures in summary.arms if figures.arm in arms]
 
 
-def _lesson(run: Run, arm: Arm, own: ArmSummary) -> Lesson:
+def _lesson(run: Run, arm: Arm, figures: ArmSummary) -> Lesson:
     launches = run.of(arm)
     rank, ranks = launches[-1].ranks[0], len(launches[-1].ranks)
     mode, group = rank.attestation.get("replica", {}).get("mode"), rank.attestation.get("group", {})
-    name, sent, rounds = _form(rank, str(mode), ranks) or ("", None, None)
-    timed = [] if mode in OTHER_MODES else [split_collectives(LaunchFigures(launch)) for launch in launches]
+    name, sent, rounds = _algorithm(rank, str(mode), ranks) or ("", None, None)
+    timed = [] if mode in MODES_WITHOUT_ALL_REDUCE else [split_collectives(LaunchFigures(launch)) for launch in launches]
     shares = [parts.latency / parts.seconds for parts in timed if parts]
-    alone = own.detail.collective_seconds
+    collective = figures.detail.collective_seconds
     return Lesson(
         arm=arm,
-        figures=own,
+        figures=figures,
         ranks=ranks,
         library=str(group.get("library", "")),
         gradient_tensors=rank.gradient_tensors,
@@ -87,23 +87,24 @@ def _lesson(run: Run, arm: Arm, own: ArmSummary) -> Lesson:
         sent_bytes=sent(ranks) * sum(rank.message_bytes) if sent else None,
         messages_in_a_row=rounds(ranks) if rounds else None,
         schedule=schedule_of(rank) if rank.message_bytes else None,
-        fixed_seconds=statistics.fmean(shares) * alone.mean if shares and alone else None,
+        fixed_seconds=statistics.fmean(shares) * collective.mean if shares and collective else None,
         fusion_bytes=int(group.get("fusion_bytes", 0)),
     )
 
 
-def _form(rank: RankResult, mode: str, ranks: int) -> tuple[str, OfRanks, OfRanks | None] | None:
-    """Return an algorithm's name, the bytes that a rank sends over those of the messages, and its rounds.
+def _algorithm(rank: RankResult, mode: str, ranks: int) -> tuple[str, OfRanks, OfRanks | None] | None:
+    """Return the name of a call's algorithm, the bytes that a rank sends, and the number of rounds.
 
-    None if the algorithm is not known. The rounds alone may be unknown, too.
+    The last two are functions of the number of ranks, and the bytes are divided by those of the messages. The
+    result is None if the algorithm is not known, and the rounds are None if only they are not known.
     """
     if ranks < 2 or not rank.message_bytes:  # noqa: PLR2004 -- one rank sends nothing
         return None
-    if mode in _PRIMITIVES:
-        return mode, *_PRIMITIVES[mode]
+    if mode in _MODES_WITH_KNOWN_BYTES:
+        return mode, *_MODES_WITH_KNOWN_BYTES[mode]
     # Horovod fuses its requests, so its messages may be as large as all requests together.
     least = sum(rank.message_bytes) if library_of(rank) == "Horovod" else min(rank.message_bytes)
-    if mode in OTHER_MODES or least < FORM_FROM_BYTES:
+    if mode in MODES_WITHOUT_ALL_REDUCE or least < FORM_FROM_BYTES:
         return None
     known = (form for form in FORMS["all_reduce"] if form.name == form_of(rank))
     return next(((form.name, form.sent, form.rounds) for form in known), None)

@@ -1,4 +1,4 @@
-"""Take from a run what predictions need, or say what is missing; predict one step from it."""
+"""Take from a launch what a prediction needs, or state what is missing, and predict one step from it."""
 
 from __future__ import annotations
 
@@ -28,59 +28,59 @@ from compare.schema.arms import Arm
 from compare.schema.hosts import Link
 from compare.schema.results import Launch, RankResult, Run
 
-_FORMS = {
+_FORM_BY_LIBRARY = {
     "torch.distributed gloo": "ring",
     "torch.distributed nccl": "ring",
     "Open MPI": "Rabenseifner",
     "Horovod": "ring",
 }
-"""The form of each library's all-reduce of large messages, which counted bytes have shown.
+"""The algorithm by which each library sums up large messages over all ranks, as counted bytes have shown.
 
 Horovod over MPI has that of Open MPI.
 """
 Limit: TypeAlias = Literal["computing", "bandwidth", "latency", "skew", "copies"]
 GOODPUT = {"ring": 0.94, "Rabenseifner": 0.64}
-"""Share of a link's rate that the lab's all-reduces reached, by form.
+"""Share of a link's rate that all-reduces reached in measurements with known links, by algorithm.
 
-If the rate of the measured link is not known, it is estimated with this share.
+If the rate of a measured link is not known, it is estimated with this share.
 """
 
-OTHER_MODES = {"shared_memory", "ring", "reduce_broadcast", "reduce_scatter", "all_gather"}
+MODES_WITHOUT_ALL_REDUCE = {"shared_memory", "ring", "reduce_broadcast", "reduce_scatter", "all_gather"}
 """Modes of ``manual`` whose calls are not the all-reduce that the sweep times."""
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What a prediction needs from one launch of an arm; times are seconds, sizes bytes."""
+class MeasuredLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prediction needs from one launch of an arm, with times in seconds and sizes in bytes."""
 
     arm: str
     ranks: int
     library: str
     """Name of the group's library, without its version."""
     form: str
-    """Name of the form of the library's large all-reduces."""
+    """Name of the algorithm of the library's large all-reduces, as in ``FORMS``."""
     schedule: Schedule
     step_seconds: float
-    """Step time with synchronisation."""
+    """Seconds per step with synchronisation."""
     forward_seconds: float
-    """Forward pass of a step without synchronisation."""
+    """Seconds of the forward pass, in a step without synchronisation."""
     backward_seconds: float
-    """Backward pass of a step without synchronisation."""
+    """Seconds of the backward pass, in a step without synchronisation."""
     optimizer_seconds: float
-    """Optimizer's part of a step without synchronisation."""
+    """Seconds of the optimizer, in a step without synchronisation."""
     gradients: list[tuple[float, float]]
     """Bytes of each gradient, and the seconds from the end of the forward pass until it is ready."""
     messages: list[float]
     """Bytes of each call in a step."""
     points: list[tuple[float, float]]
-    """Bytes and seconds of the group's all-reduce without training, with rising bytes."""
+    """Message bytes and seconds of the group's all-reduce without training, with rising bytes."""
     residuals: list[float]
-    """Seconds of computing in each step of each rank, minus the mean of that rank."""
+    """For each step of each rank: seconds of computing minus the mean seconds of that rank."""
     fusion_bytes: float = 0.0
-    """Most bytes that the library fuses into one message; 0 if it does not fuse."""
+    """Maximum number of bytes that the library fuses into one message; 0 if it does not fuse."""
     bits_per_second: int | None = None
     """Rate of the measured link; None if it is not known."""
     latency_seconds: float = 0.0
-    """Latency of the measured link; 0 if it is not known."""
+    """Latency of the measured link in seconds; 0 if it is not known."""
 
     @property
     def compute_seconds(self) -> float:
@@ -94,37 +94,37 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def all_reduce(self) -> Form:
-        """Return the form of the library's large all-reduces."""
+        """Return the algorithm of the library's large all-reduces."""
         return next(form for form in FORMS["all_reduce"] if form.name == self.form)
 
     @property
     def ready(self) -> list[Gradient]:
-        """Return the gradients, each ready by the end of the backward pass at the latest."""
+        """Return the gradients with the times at which they are ready, none after the backward pass."""
         return [Gradient(nbytes, min(when, self.backward_seconds)) for nbytes, when in self.gradients]
 
 
-def why_not(run: Run, arm: Arm) -> str:
-    """Return the first reason why an arm cannot be predicted; empty if it can."""
+def why_unpredictable(run: Run, arm: Arm) -> str:
+    """Return a clause for why no step of the arm can be predicted from this run; empty if it can."""
     launches = run.of(arm)
-    return next(_reasons(run, launches), "") if launches else "it has no launch"
+    return next(_reasons_of_launches(run, launches), "") if launches else "it has no launch"
 
 
-def _reasons(run: Run, launches: list[Launch]) -> Iterator[str]:
+def _reasons_of_launches(run: Run, launches: list[Launch]) -> Iterator[str]:
     ranks = launches[0].ranks
     first, transport = ranks[0], ranks[0].attestation["group"]["transport"]
     if run.config.accumulate > 1:
-        yield "the passes of --accumulate are not modelled"
+        yield "predictions have no model of --accumulate"
     if len(ranks) < 2:  # noqa: PLR2004 -- one rank sends nothing
         yield "one rank sends nothing, so no network was measured"
     over_nccl = transport == "NCCL" and len(run.hosts) > 1
     if "TCP" not in transport and not over_nccl:
         yield f"its bytes travelled by {transport}, not between hosts"
     if any(host.slots > 1 for host in run.hosts) and len(run.hosts) > 1:
-        yield "several ranks on a host share a link, which is not modelled"
+        yield "several ranks on a host share a link, of which predictions have no model"
     yield from _reasons_of_calls(first)
-    own = [LaunchFigures(launch) for launch in launches]
-    phases = [next(iter(figures.phases("reference")), {}) for figures in own]
-    if not all(figures.reference_seconds for figures in own) or not all("forward" in its for its in phases):
+    figures = [LaunchFigures(launch) for launch in launches]
+    phases = [next(iter(one.phases("reference")), {}) for one in figures]
+    if not all(one.reference_seconds for one in figures) or not all("forward" in names for names in phases):
         yield "its run timed no steps without synchronisation"
     if not first.gradients:
         yield "its run recorded no times of gradients, so measure it again"
@@ -136,12 +136,12 @@ def _reasons_of_calls(rank: RankResult) -> Iterator[str]:
     group, replica = rank.attestation["group"], rank.attestation.get("replica", {})
     if not rank.message_bytes or replica.get("comm_hook", "none") != "none":
         yield "its calls are not an all-reduce of its gradients"
-    if replica.get("mode") in OTHER_MODES:
-        yield f"mode={replica['mode']} is not modelled"
+    if replica.get("mode") in MODES_WITHOUT_ALL_REDUCE:
+        yield f"predictions have no model of mode={replica['mode']}"
     if len(rank.sweep) < 2:  # noqa: PLR2004 -- a curve takes two
         yield "its run has no sweep of message sizes"
     if not form_of(rank):
-        yield f"the form of {group.get('library', 'its library')} is not known"
+        yield f"the algorithm of {group.get('library', 'its library')} is not known"
 
 
 def _bound_by_latency(rank: RankResult) -> bool:
@@ -153,17 +153,17 @@ def _bound_by_latency(rank: RankResult) -> bool:
 def library_of(rank: RankResult) -> str:
     """Return the name of the group's library, without its version."""
     attested = str(rank.attestation["group"].get("library", ""))
-    return next((name for name in _FORMS if attested.startswith(name)), attested)
+    return next((name for name in _FORM_BY_LIBRARY if attested.startswith(name)), attested)
 
 
 def form_of(rank: RankResult) -> str:
-    """Return the name of the form of the library's large all-reduces; empty if it is not known."""
+    """Return the name of the algorithm of the library's large all-reduces; empty if it is not known."""
     by_mpi = rank.attestation["group"].get("controller") == "mpi"
-    return _FORMS.get("Open MPI" if by_mpi else library_of(rank), "")
+    return _FORM_BY_LIBRARY.get("Open MPI" if by_mpi else library_of(rank), "")
 
 
 def schedule_of(rank: RankResult) -> Schedule:
-    """Return when the calls of a step run, by the strategy and the library that a rank attests."""
+    """Return when the calls of a step run, by the strategy and the library that the rank attests."""
     replica = rank.attestation.get("replica", {})
     if replica.get("mode") == "optimizer":
         return "fused"
@@ -172,39 +172,39 @@ def schedule_of(rank: RankResult) -> Schedule:
     return "overlap" if overlaps and library_of(rank) != "Open MPI" else "after"
 
 
-def measure(run: Run, arm: Arm) -> list[Measured]:
-    """Take from each launch of an arm what predictions need.
+def measured_launches(run: Run, arm: Arm) -> list[MeasuredLaunch]:
+    """Return what predictions need from each launch of an arm, in the order of launches.
 
-    The arm must be one for which `why_not` returns an empty string.
+    `why_unpredictable` must be empty for the arm.
     """
-    return [_measure(launch, run.network.rehearsed) for launch in run.of(arm)]
+    return [_measured_launch(launch, run.network.rehearsed) for launch in run.of(arm)]
 
 
-def _measure(launch: Launch, link: Link | None) -> Measured:
+def _measured_launch(launch: Launch, link: Link | None) -> MeasuredLaunch:
     first, figures = launch.ranks[0], LaunchFigures(launch)
-    alone, phases = figures.reference_seconds or 0.0, figures.phases("reference")
+    compute, phases = figures.reference_seconds or 0.0, figures.phases("reference")
     medians = {name: sum(statistics.median(rank[name]) for rank in phases) for name in phases[0]}
     shares = {name: median / sum(medians.values()) for name, median in medians.items()}
     steps = [[sum(times) / 1e9 for times in zip(*rank.values(), strict=True)] for rank in phases]
     sizes, seconds = zip(*sweep_points(launch.ranks, min), strict=True)
-    return Measured(
+    return MeasuredLaunch(
         arm=launch.arm,
         ranks=len(launch.ranks),
         library=library_of(first),
         form=form_of(first),
         schedule=schedule_of(first),
         step_seconds=figures.step_seconds,
-        forward_seconds=alone * shares["forward"],
-        backward_seconds=alone * shares["backward"],
-        optimizer_seconds=alone * (1 - shares["forward"] - shares["backward"]),
+        forward_seconds=compute * shares["forward"],
+        backward_seconds=compute * shares["backward"],
+        optimizer_seconds=compute * (1 - shares["forward"] - shares["backward"]),
         gradients=[
-            (its[0].gradient_bytes, statistics.fmean(statistics.median(one.ready_ns) for one in its) / 1e9)
-            for its in zip(*(rank.gradients for rank in launch.ranks), strict=True)
+            (same[0].gradient_bytes, statistics.fmean(statistics.median(one.ready_ns) for one in same) / 1e9)
+            for same in zip(*(rank.gradients for rank in launch.ranks), strict=True)
         ],
         messages=[float(size) for size in first.message_bytes],
         # Other programs only make calls slower. No point is faster than one of a smaller message.
         points=list(zip(sizes, accumulate(seconds, max), strict=True)),
-        residuals=[step - statistics.fmean(own) for own in steps for step in own],
+        residuals=[step - statistics.fmean(of_rank) for of_rank in steps for step in of_rank],
         fusion_bytes=float(first.attestation["group"].get("fusion_bytes", 0)),
         bits_per_second=link.bits_per_second if link else None,
         latency_seconds=link.latency_seconds if link else 0.0,
@@ -215,33 +215,35 @@ def _measure(launch: Launch, link: Link | None) -> Measured:
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """The hosts, link and buckets of a prediction; None keeps what was measured."""
+    """What a step is predicted for: hosts with one rank each, their link, and DDP's buckets."""
 
     hosts: int
     link: Link | None = None
+    """The link between the hosts; None for the measured one."""
     bucket_cap_mb: float | None = None
-    """Cap of DDP's buckets in MiB."""
+    """Cap of DDP's buckets in MiB; None for the measured buckets."""
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class PredictedStep(msgspec.Struct, frozen=True, kw_only=True):
     """One predicted step."""
 
     seconds: float
     parts: dict[Limit, float]
-    """Seconds of each part.
+    """Seconds of each part; calls may overlap with computing, so the sum may exceed the step.
 
     - *computing*: the step without synchronisation
     - *latency* and *bandwidth*: the part of all calls that does not depend on their bytes, and the rest
     - *skew*: the expected wait for the slowest rank
-    - *copies*: the time of the measured step beyond its own timeline, as it applies to this step
+    - *copies*: what the measured step took beyond computing and calls, as it applies to this step
     """
     calls: int
+    """Number of calls in the step."""
 
 
-def network_of(measured: Measured, target: Target) -> Network:
-    """Return how the target's network differs from the measured one.
+def network_of(measured: MeasuredLaunch, target: Target) -> Network:
+    """Return how the network of a target differs from the one that was measured.
 
-    Without a link, or with one that has no rate, only the number of hosts differs. If the rate of the
+    If the target has no link, or one without a rate, only the number of hosts differs. If the rate of the
     measured link is not known, it is estimated from the largest message and ``GOODPUT``.
     """
     if target.link is None or target.link.bits_per_second is None:
@@ -255,20 +257,17 @@ def network_of(measured: Measured, target: Target) -> Network:
     return Network(target.hosts, rate / target.link.bits_per_second, added)
 
 
-def predict_step(measured: Measured, target: Target) -> Step:
-    """Predict one step of an arm from one measured launch.
-
-    The step is never shorter than its computing time.
-    """
-    own = _timeline(measured, Network(measured.ranks), measured.messages)
+def predict_step(measured: MeasuredLaunch, target: Target) -> PredictedStep:
+    """Predict a step of the target from one measured launch; it is never shorter than its computing."""
+    measured_end, _ = _timeline(measured, Network(measured.ranks), measured.messages)
     messages = measured.messages
     if target.bucket_cap_mb is not None:
         messages = ddp_buckets(measured.ready, target.bucket_cap_mb)
     end, calls = _timeline(measured, network_of(measured, target), messages)
-    rest = _rest(measured, own[0], end)
+    rest = _rest_seconds(measured, measured_end, end)
     skew = expected_maximum(measured.residuals, target.hosts)
     grown = skew - expected_maximum(measured.residuals, measured.ranks)
-    return Step(
+    return PredictedStep(
         seconds=max(measured.compute_seconds, end + rest + grown),
         parts={
             "computing": measured.compute_seconds,
@@ -281,19 +280,19 @@ def predict_step(measured: Measured, target: Target) -> Step:
     )
 
 
-def _rest(measured: Measured, own: float, end: float) -> float:
-    """Return the seconds that the predicted step takes beyond its timeline.
+def _rest_seconds(measured: MeasuredLaunch, measured_end: float, end: float) -> float:
+    """Return the seconds that the predicted step takes beyond the modelled timeline of computing and calls.
 
-    The timeline of the measured step takes ``own`` seconds, and that of the predicted step takes ``end``. The
+    ``measured_end`` and ``end`` are the seconds of this timeline for the measured and the predicted step. The
     rest is negative if calls took less time in the measured step than without training. A negative rest is
     scaled down with the time that calls add to the step, and never scaled up.
     """
-    rest, added = measured.step_seconds - own, own - measured.compute_seconds
+    rest, added = measured.step_seconds - measured_end, measured_end - measured.compute_seconds
     return rest * min(1.0, (end - measured.compute_seconds) / added) if rest < 0 < added else rest
 
 
-def _timeline(measured: Measured, network: Network, messages: Sequence[float]) -> tuple[float, Call]:
-    """Return a step's seconds without rest and skew, and the time of all its calls together."""
+def _timeline(measured: MeasuredLaunch, network: Network, messages: Sequence[float]) -> tuple[float, Call]:
+    """Return the modelled seconds of a step with its computing and calls, and the time of all its calls."""
 
     def call(nbytes: float) -> Call:
         return predict_call(measured.curve, measured.all_reduce, measured.ranks, nbytes, network)

@@ -1,8 +1,10 @@
 """Judge what load does to ratios, what noise hides, and how turns and launches spread.
 
-An arm that polls may lead on a quiet machine and fall behind on a busy one, and one mean ratio hides that. So
-the ratio of every pass is regressed on the control's wall time over its CPU time, both on the log scale. The
-control's step time would show the load less well, because it also changes with the speed of the machine.
+Arms that take turns do so in passes: in each pass, every arm has one turn. The launches of one round that
+take turns are a cohort. An arm that polls may lead on a quiet machine and fall behind on a busy one, and one
+mean ratio hides that. So the ratio of every pass is regressed on the control's wall time over its CPU time,
+both on the log scale. The control's step time would show the load less well, because it also changes with the
+speed of the machine.
 
 Another program may also run while one arm trains, and rest while its rival does. No timing can tell that from
 a slower arm, but the kernel counts the busy time of the CPUs in the turns of every arm. It is compared in
@@ -33,36 +35,36 @@ from compare.analysis.verdict import LARGEST_LOG, Verdict
 from compare.schema.results import Launch, Run
 
 LEVEL = 0.001
-"""Level of the test for all arms together, if passes are independent; those of one cohort are alike."""
-CHANGES = 0.25
+"""Level of the test for all arms together, if passes are independent; but those of a cohort are alike."""
+LEAST_RATIO_CHANGE = 0.25
 """A ratio that changes by less than this share between quiet and busy passes is not reported."""
-LOAD_CHANGES = 0.1
-"""The load must change by this share between these passes, which it does not on a quiet machine."""
+LEAST_LOAD_CHANGE = 0.1
+"""The load must change by this share between those passes, which it does not on a quiet machine."""
 _FEWEST_PASSES = 12
 _TENTH = 10
 NEGLIGIBLE_CORES = 0.1
-"""Largest difference in other load that does not matter.
+"""A difference of this many cores in other load does not matter.
 
 On a quiet machine the difference is smaller, because it is only the kernel's work for an arm, and rounding.
 """
-SLOWDOWN = 3.0
-"""Number of step times that one busy core is assumed to add to a step.
+SLOWDOWN_PER_CORE = 3.0
+"""One core that other programs keep busy is assumed to add this multiple of the step time to a step.
 
 All ranks wait for the rank that shares its core. The value is more than was measured.
 """
-ONE_SIDED = 0.05
-"""Probability that one end of the load's interval is wrong."""
+LOAD_ALPHA = 0.05
+"""Probability that the true load lies beyond one given end of its interval."""
 POWER = 0.8
-"""Probability of finding a difference."""
+"""Probability with which a run finds a true difference of the size that `would_have_seen` returns."""
 NOISE_LIMIT = 0.25
-"""Largest half-width of an interval that still tells something; 0.25 is a factor of 1.25 either way."""
+"""An interval with a larger half-width tells nothing; 0.25 is a factor of 1.25 either way."""
 _FEWEST_ROUNDS = 3
-"""Fewest rounds with which verdicts, and not noisy rounds, show whether noise hides all."""
+"""From this number of rounds on, verdicts show whether noise hides all; before, noisy rounds do."""
 _BUDGET_STEP_SECONDS = 60
 _FEWEST_ARMS = 3
 _FEWEST_TURNS = 2
-_LEAST_SHARE = 0.25
-"""No arm's spread counts as less than this share of the largest, because few turns give a rough estimate."""
+_LEAST_SPREAD = 0.25
+"""An arm's spread counts as at least this share of the largest, because few turns give a rough estimate."""
 
 
 # ---- ratios that change with the load ----
@@ -73,7 +75,7 @@ class LoadDependence(msgspec.Struct, frozen=True, kw_only=True):
 
     arm: str
     quiet_cores: float
-    """The control's CPU time over its wall time: geometric mean over the quietest tenth of all passes."""
+    """Cores that a rank of the control got: geometric mean over the quietest tenth of all passes."""
     busy_cores: float
     """The same over the busiest tenth of all passes."""
     quiet_ratio: float
@@ -81,11 +83,11 @@ class LoadDependence(msgspec.Struct, frozen=True, kw_only=True):
     busy_ratio: float
     """The same at the load of the busiest passes."""
     p: float
-    """Two-sided p of the hypothesis that the ratio does not change with the load."""
+    """Two-sided p-value of the hypothesis that the ratio does not change with the load."""
 
 
 def find_load_dependence(figures: Figures) -> list[LoadDependence]:
-    """Find the arms whose ratio to the baseline changes with the load.
+    """Return the arms whose ratio to the baseline changes with the load of the machine.
 
     The list is empty without turns, without a control, if the control is the baseline, and if threads
     outnumber the cores. An arm with fewer than 12 passes is not tested.
@@ -96,28 +98,31 @@ def find_load_dependence(figures: Figures) -> list[LoadDependence]:
     if control is None or baseline == control.label or is_oversubscribed(run) or not in_turns:
         return []
     of_control, of_baseline = figures.turns(control.label), figures.turns(baseline)
-    found = []
+    judged = []
     for rival in rivals:
-        own = figures.turns(rival.label)
+        of_rival = figures.turns(rival.label)
         passes = [
-            (-math.log(of_control[one].cores), math.log(of_baseline[one].seconds / own[one].seconds))
-            for one in own.keys() & of_baseline.keys() & of_control.keys()
+            (-math.log(of_control[one].cores), math.log(of_baseline[one].seconds / of_rival[one].seconds))
+            for one in of_rival.keys() & of_baseline.keys() & of_control.keys()
             if of_control[one].cores > 0
         ]
         if len(passes) >= _FEWEST_PASSES:
-            found.append(_judge(rival.label, passes, level=LEVEL / len(rivals)))
-    return [dependence for dependence in found if dependence]
+            judged.append(_load_dependence(rival.label, passes, level=LEVEL / len(rivals)))
+    return [dependence for dependence in judged if dependence]
 
 
-def _judge(arm: str, passes: Sequence[tuple[float, float]], *, level: float) -> LoadDependence | None:
-    """Judge one arm by the loads of passes and its ratios in them, both as logarithms."""
+def _load_dependence(arm: str, passes: Sequence[tuple[float, float]], *, level: float) -> LoadDependence | None:
+    """Return how an arm's ratio depends on the load; None if that is not shown.
+
+    ``passes`` has the logarithms of the load and of the ratio in each pass.
+    """
     loads, ratios = zip(*sorted(passes), strict=True)
     tenth = max(1, len(loads) // _TENTH)
     quiet, busy = statistics.fmean(loads[:tenth]), statistics.fmean(loads[-tenth:])
-    if busy - quiet < math.log1p(LOAD_CHANGES):
+    if busy - quiet < math.log1p(LEAST_LOAD_CHANGE):
         return None
     slope, intercept = statistics.linear_regression(loads, ratios)
-    if abs(slope) * (busy - quiet) < math.log1p(CHANGES):
+    if abs(slope) * (busy - quiet) < math.log1p(LEAST_RATIO_CHANGE):
         return None
     if (p := _p_of_no_slope(loads, ratios)) > level:
         return None
@@ -132,10 +137,7 @@ def _judge(arm: str, passes: Sequence[tuple[float, float]], *, level: float) -> 
 
 
 def _p_of_no_slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the two-sided p of the t test that a regression's slope is zero.
-
-    Neither ``x`` nor ``y`` may be constant.
-    """
+    """Return the two-sided p-value of a t test that the slope of y on x is zero; neither may be constant."""
     from scipy.special import stdtr
 
     r = statistics.correlation(x, y)
@@ -148,15 +150,16 @@ def _p_of_no_slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def withhold(figures: Figures, baseline: str, name: str, verdict: Verdict) -> Verdict:
-    """Return a verdict, which becomes *unresolved* if uneven load may explain it.
+    """Return the verdict on the arm ``name``, made *unresolved* if uneven load may explain it.
 
-    Other load beside the two arms is compared over the common rounds that the verdict has. A difference
-    stands if the slower arm has less load, or if its whole interval exceeds what the load can explain.
+    The load of other processes beside the arm and beside the baseline is compared over the verdict's rounds.
+    A difference stands if the slower arm had less load, or if its whole interval exceeds what the load
+    explains.
     """
     if verdict.kind == "unresolved":
         return verdict
     pairs = figures.pairs(name, baseline)[: verdict.n]
-    loads = [(own.other_cores, other.other_cores) for own, other in pairs]
+    loads = [(arm.other_cores, other.other_cores) for arm, other in pairs]
     if not may_explain([beside - beside_baseline for beside, beside_baseline in loads], verdict):
         return verdict
     beside, beside_baseline = map(statistics.fmean, zip(*loads, strict=True))
@@ -170,21 +173,22 @@ def withhold(figures: Figures, baseline: str, name: str, verdict: Verdict) -> Ve
 
 
 def may_explain(differences: Sequence[float], verdict: Verdict) -> bool:
-    """Return whether uneven load may have made the difference or equivalence of a verdict.
+    """Return whether uneven load may explain the difference or the equivalence that a verdict states.
 
     Args:
-        differences: other load beside the arm minus that beside the baseline, in cores; one value for each
-            of two rounds or more.
+        differences: cores that other processes used beside the arm minus those beside the baseline, in each
+        of
+            two rounds or more.
         verdict: the verdict on the arm from the same rounds.
     """
-    low, high = t_interval(differences, ONE_SIDED)
+    low, high = t_interval(differences, LOAD_ALPHA)
     largest = max(-low, high)
     if low <= 0 <= high or largest <= NEGLIGIBLE_CORES:
         return False
     more = math.copysign(1, low)
     ends = filter(None, (verdict.low, verdict.speed_ratio, verdict.high))
     slower_by = min(-math.log(end) * more for end in ends)
-    return verdict.kind == "equivalent" or 0 < slower_by <= math.log1p(SLOWDOWN * largest)
+    return verdict.kind == "equivalent" or 0 < slower_by <= math.log1p(SLOWDOWN_PER_CORE * largest)
 
 
 # ---- noise that hides all ----
@@ -194,8 +198,8 @@ def hides_all(figures: Figures, verdicts: Sequence[Verdict]) -> bool:
     """Return whether noise hides every difference between the arms.
 
     It does if every verdict is unresolved after `FIRST_LOOK` rounds or more, with an interval that contains 1
-    and is wider than `NOISE_LIMIT`. A ratio that is shown to depend on the load is a difference too. In a run
-    of one or two rounds, noise hides all if every round is noisy.
+    and is wider than `NOISE_LIMIT`. A ratio that is shown to depend on the load is a difference too, so noise
+    does not hide it. In a run of one or two rounds, noise hides all if every round is noisy.
 
     The answer is False for an A/A test, which measures the noise itself. It is False too for a single arm,
     and if threads outnumber the cores, because then no arm is ranked in any case.
@@ -215,21 +219,22 @@ def hides_all(figures: Figures, verdicts: Sequence[Verdict]) -> bool:
 
 
 def half_width(low: float, high: float) -> float:
-    """Return the factor by which an interval of ratios reaches up or down from its geometric centre."""
+    """Return the factor from the geometric centre of an interval of ratios to either of its ends."""
     return math.sqrt(high / low)
 
 
 def narrowest(verdicts: Sequence[Verdict]) -> float | None:
-    """Return the smallest half-width from `FIRST_LOOK` rounds on, as a factor; None without an interval."""
+    """Return the smallest half-width of a verdict with `FIRST_LOOK` rounds or more, as a factor, or None."""
     judged = [verdict for verdict in verdicts if verdict.n >= FIRST_LOOK]
     return min((half_width(v.low, v.high) for v in judged if v.low and v.high), default=None)
 
 
 def budget_to_rank(run: Run, width: float) -> int:
-    """Return about how many seconds a run takes until an interval's half-width is below the limit.
+    """Return about how many seconds a run takes until its narrowest interval tells something.
 
-    ``width`` is the half-width so far, as a factor. Its logarithm falls with the square root of the rounds,
-    which go on at the pace so far. The result is at least twice the time so far, in whole minutes.
+    ``width`` is the half-width of this interval so far, as a factor. Its logarithm falls with the square root
+    of the rounds, which go on at the pace so far. The result is at least twice the time so far, rounded up to
+    whole minutes.
     """
     factor = max(2.0, (math.log(width) / math.log1p(NOISE_LIMIT)) ** 2)
     return math.ceil(elapsed_seconds(run) * factor / _BUDGET_STEP_SECONDS) * _BUDGET_STEP_SECONDS
@@ -238,10 +243,10 @@ def budget_to_rank(run: Run, width: float) -> int:
 def would_have_seen(verdict: Verdict) -> float | None:
     """Return the relative difference that a run like this one would find with a probability of `POWER`.
 
-    The difference follows from the spread, the number of rounds and the level of the arm's own interval.
-    Earlier looks may find such a difference too, so the true probability is a little higher. To be found, a
-    difference also needs an estimate beyond the margin. If that is as hard to reach as significance, the true
-    probability is as low as 0.7.
+    It follows from the spread, the number of rounds and the level of the arm's own interval. Earlier looks
+    may find such a difference too, so the true probability is a little higher. But a difference is found only
+    if its estimate exceeds the margin. If that is as hard to reach as significance, the true probability is
+    as low as 0.7.
 
     None before `FIRST_LOOK` rounds, which settle nothing, and for a verdict that uneven load may explain.
     """
@@ -265,23 +270,24 @@ def turn_spreads(run: Run) -> dict[str, float]:
 
     The logarithm of a step time is the sum of an effect of the arm, one of the pass (the speed of the machine
     at that time), and the noise of the turn. That noise is assumed to fall with the root of the turn's
-    length. The result is the root of the mean variance over cohorts. Negative variances of a cohort count as
-    they are, so that this mean has no bias. No spread is below a quarter of the largest. All spreads are 1 if
-    no cohort has two passes, or if no mean is positive.
+    length. The result is the root of the mean variance over cohorts. A cohort's estimate of a variance may be
+    negative, and counts as it is, so that the mean has no bias. No spread is below a quarter of the largest.
+    All spreads are 1 if no cohort has two passes, or if no mean is positive.
     """
     labels = [arm.label for arm in run.config.arms]
-    variances = [found for launches in cohorts(run) if (found := _variances(launches))]
-    means = {label: statistics.fmean(own[label] for own in variances) for label in labels if variances}
+    variances = [by_arm for launches in cohorts(run) if (by_arm := _variances_per_second(launches))]
+    means = {label: statistics.fmean(by_arm[label] for by_arm in variances) for label in labels if variances}
     largest = max(means.values(), default=0.0)
     if largest <= 0:
         return dict.fromkeys(labels, 1.0)
-    return {label: math.sqrt(max(mean, _LEAST_SHARE**2 * largest)) for label, mean in means.items()}
+    return {label: math.sqrt(max(mean, _LEAST_SPREAD**2 * largest)) for label, mean in means.items()}
 
 
 def launch_variance(run: Run, arm: str, other: str) -> float | None:
-    """Return the variance between cohorts of two arms' mean log ratio, beyond what their turns explain.
+    """Return how much two arms' mean log ratio varies between cohorts, beyond what their turns explain.
 
-    The result may be negative by chance. It is None with fewer than two cohorts of two passes.
+    The result is an estimate of a variance, so it may be negative by chance. It is None with fewer than two
+    cohorts of two passes or more.
     """
     means, explained = [], []
     for launches in cohorts(run):
@@ -297,38 +303,39 @@ def launch_variance(run: Run, arm: str, other: str) -> float | None:
 
 
 def cohorts(run: Run) -> list[list[Launch]]:
-    """Return the launches of each round that has one launch of every arm, which take turns."""
-    of_round: dict[int, list[Launch]] = {}
+    """Return the launches of each round in which every arm has one; in a run with turns, they took turns."""
+    by_round: dict[int, list[Launch]] = {}
     for launch in run.launches:
-        of_round.setdefault(launch.round, []).append(launch)
-    return [launches for launches in of_round.values() if len(launches) == len(run.config.arms)]
+        by_round.setdefault(launch.round, []).append(launch)
+    return [launches for launches in by_round.values() if len(launches) == len(run.config.arms)]
 
 
-def _variances(launches: Sequence[Launch]) -> dict[str, float]:
+def _variances_per_second(launches: Sequence[Launch]) -> dict[str, float]:
     """Return, by arm, the variance of ln(step time) over the turns of one cohort, times a turn's seconds.
 
-    A residual is what the means of arm and pass leave. Its variance is s^2 (1 - 2 / n) + S / n^2 for n arms,
-    where s belongs to the arm and S is the sum of all s^2. Two arms do not show which of them is the noisy
-    one, so they get the same variance. Three or more do: F. E. Grubbs, "On estimating precision of measuring
-    instruments and product variability", Journal of the American Statistical Association 43 (1948). The
-    result is empty with one arm, or with fewer than two passes that all arms have.
+    A residual is what remains of a value after the means of its arm and its pass are subtracted. Its variance
+    is s^2 (1 - 2 / n) + S / n^2 for n arms, where s belongs to the arm and S is the sum of all s^2. Two arms
+    do not show which of them is the noisy one, so they get the same variance. Three or more do: F. E. Grubbs,
+    "On estimating precision of measuring instruments and product variability", Journal of the American
+    Statistical Association 43 (1948). The result is empty with one arm, or with fewer than two passes that
+    all arms have.
     """
     times = {launch.arm: LaunchFigures(launch).turns for launch in launches}
     turns = sorted(set.intersection(*map(set, times.values())))
     n = len(times)
     if n < 2 or len(turns) < _FEWEST_TURNS:  # noqa: PLR2004 -- a pass of one arm has no residual
         return {}
-    logs = {arm: [math.log(own[turn].seconds) for turn in turns] for arm, own in times.items()}
+    logs = {arm: [math.log(by_turn[turn].seconds) for turn in turns] for arm, by_turn in times.items()}
     of_pass = [statistics.fmean(column) for column in zip(*logs.values(), strict=True)]
     residuals = {
-        arm: statistics.variance([x - mean for x, mean in zip(own, of_pass, strict=True)])
-        for arm, own in logs.items()
+        arm: statistics.variance([x - mean for x, mean in zip(of_arm, of_pass, strict=True)])
+        for arm, of_arm in logs.items()
     }
     total = sum(residuals.values()) * n / (n - 1)
-    found = {}
+    variances = {}
     for launch in launches:
         blocks = [b for b in launch.ranks[0].blocks if b.mode == "training" and not b.phases]
         seconds = sum(block.wall_ns for block in blocks) / 1e9 / len({block.turn for block in blocks})
-        alone = total / n if n < _FEWEST_ARMS else (residuals[launch.arm] - total / n**2) / (1 - 2 / n)
-        found[launch.arm] = alone * seconds
-    return found
+        variance = total / n if n < _FEWEST_ARMS else (residuals[launch.arm] - total / n**2) / (1 - 2 / n)
+        variances[launch.arm] = variance * seconds
+    return variances

@@ -242,13 +242,13 @@ def _check_wrong_steps(arm: Arm, passes: dict[int, ParityPass], name: GateName) 
         what, remedy = incomparable
         return Gate(name=name, outcome="incomparable", figure=figure, limit=limit, what=what, remedy=remedy)
     size = "not a number" if figure is None else f"{figure:.1e}"
-    allowed = f"{limit:.0e}, for rounding" if arm.exact else f"{_ROUNDED_ERROR:g} of the first update, for rounding"
+    allowed = f"{limit:.0e}" if arm.exact else f"{_ROUNDED_ERROR:g} of the first update"
     return failed_gate(
         arm,
         name,
         f"{arm.label} does not train what a single process trains on the same samples.",
         f"Largest relative difference of rank 0 in {passes[0].steps} {name} steps: {size}. "
-        f"Allowed: {allowed}. " + diagnose(passes, in_shards=arm.traits.in_shards),
+        f"Allowed: {allowed}, for rounding. " + diagnose(passes, in_shards=arm.traits.in_shards),
         _WORTHLESS_UNTIL_THEN,
         figure=figure,
         limit=limit,

@@ -1,10 +1,10 @@
 """Predict step times with other hosts, links and buckets, and compare them with those of another run.
 
-step = forward + max(backward, end of the last call) + optimizer + rest + skew. The rest is the time that the
-measured step took beyond its own timeline: copies, and what communication takes from computing. The rest does
-not grow with hosts or links.
+step = forward + max(backward, end of the last call) + optimizer + rest + skew. The rest is what the measured
+step took beyond the other parts: copies, and what communication takes from computing. It does not grow with
+hosts or links. The skew is the expected wait for the slowest rank.
 
-``python -m tests.bench.predictions`` measures the errors of predictions. A cell is one launch that was
+``python -m tests.bench.predictions`` measures the errors of predictions. A cell is one launch that was both
 predicted and measured; docs/predictions.md shows every cell. Each error is the larger of two: the end of
 Student's interval for one more such cell, and the largest error of the cells.
 """
@@ -21,34 +21,45 @@ import msgspec
 from compare.analysis.cost_model import Schedule
 from compare.analysis.estimate import Estimate
 from compare.analysis.figures import Figures
-from compare.analysis.measured import Limit, Measured, Target, measure, network_of, predict_step, why_not
+from compare.analysis.measured import (
+    Limit,
+    MeasuredLaunch,
+    Target,
+    measured_launches,
+    network_of,
+    predict_step,
+    why_unpredictable,
+)
 from compare.errors import OutputError
 from compare.schema.hosts import Link
 from compare.schema.results import Run
 
 PAYS = 0.5
-"""Smallest growth of throughput that pays, as a share of the growth in hosts."""
+"""More hosts pay if throughput grows by at least this share of the growth in hosts."""
 Regime: TypeAlias = Literal["wire", "other"]
-"""``wire``: bytes take half of the step or more, and 10 ms or more for each call."""
+"""What takes the time of a step.
+
+``wire``: the bytes of the calls take half of the step or more, and 10 ms or more for each call.
+"""
 
 _WIRE_SECONDS = 0.010
 _WIRE_SHARE = 0.5
 VALIDATED_HOSTS = 4
-"""Largest number of hosts in a cell."""
+"""Predictions were compared with measurements up to this number of hosts."""
 _VALIDATED_LAUNCHES = 2
 """Number of launches from which every cell was predicted."""
 VALIDATED_RATES = (0.5, 2.5)
-"""Minimum and maximum ratio of the predicted rate to the measured rate."""
+"""Minimum and maximum over the cells of the link's predicted rate divided by its measured rate."""
 
-_ERRORS: dict[tuple[str, Schedule], float] = {
+_ERROR_BY_KIND: dict[tuple[str, Schedule], float] = {
     ("torch.distributed gloo", "after"): 0.10,
     ("torch.distributed gloo", "overlap"): 0.11,
     ("Open MPI", "after"): 0.60,
     ("Horovod", "fused"): 0.49,
 }
-_LARGEST_ERROR = max(_ERRORS.values())
-_ALIKE = ("model", "batch_size_per_rank", "accumulate", "precision", "compile", "threads_per_rank")
-"""Settings that must be equal in both runs, because no prediction takes them into account."""
+_LARGEST_ERROR = max(_ERROR_BY_KIND.values())
+_EQUAL_SETTINGS = ("model", "batch_size_per_rank", "accumulate", "precision", "compile", "threads_per_rank")
+"""Settings that must be equal in two compared runs, because predictions do not take them into account."""
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,41 +69,41 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """Label of the arm, with the cap of its buckets if that was changed."""
     hosts: int
     step_seconds: Estimate
-    """Geometric mean over the measured launches; its interval is never narrower than ``error``."""
+    """Geometric mean over the measured launches; its interval allows for ``error`` too."""
     sync_share: float
     """Share of the step that is sync cost: 1 minus the efficiency."""
     efficiency: float
-    """Step time without synchronisation over the predicted step time."""
+    """Step time without synchronisation divided by the predicted step time."""
     limit: Limit
-    """Largest part of the predicted step."""
+    """The part that takes most of the predicted step."""
     error: float
-    """Relative error of validated cells like this one; the largest of all cells if none is like it."""
+    """Relative error of earlier predictions of this kind; the largest of all if there were none."""
     regime: Regime
-    """``wire``: bytes dominate the step, as in the validated cells; ``other``: no cell is like that."""
+    """``wire``: bytes take most of the step, as in the cells; ``other``: no cell is like that."""
     times_hosts: float
-    """Predicted number of hosts over the measured number of ranks."""
+    """Predicted number of hosts divided by the measured number of ranks."""
     times_rate: float
-    """Predicted rate of the link over the measured rate; 1 if the link is the measured one."""
+    """Predicted rate of the link divided by the measured rate; 1 if the link is the measured one."""
     beyond_validation: bool
-    """Whether the arm, the hosts, the link or the measured run is unlike every validated cell."""
+    """Whether the arm, the hosts, the link or the measured run is unlike every cell."""
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """All predictions from one run."""
 
     measured_hosts: int
-    """Number of ranks of the measured run, which all count as hosts."""
+    """Number of ranks of the measured run, of which each counts as one host."""
     predictions: list[Prediction]
     refused: dict[str, str]
-    """Why arms cannot be predicted, by label."""
+    """For each arm that cannot be predicted, the reason, by label."""
     knees: dict[str, int | None]
-    """By arm: the last number of hosts before an addition that does not pay; None if all additions pay."""
+    """By arm: the number of hosts after which the next number does not pay; None if every number pays."""
     worth_measuring: dict[int, str]
-    """Why a measurement would settle a question, by number of hosts."""
+    """Numbers of hosts at which a measurement would settle a question, each with the reason."""
     assumed_goodput: bool
-    """Whether the measured rate is not known, so that it was estimated with ``GOODPUT``."""
+    """Whether the rate of the measured link is not known, so that it was estimated with ``GOODPUT``."""
     added_latency: bool
-    """Whether the link's latency was added to a measured latency that is not known."""
+    """Whether the predicted link's latency was added in full, because the measured link's is not known."""
     steps: int
     """Number of residuals that were resampled: one for each step of each rank in one launch."""
 
@@ -100,11 +111,11 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 def forecast(
     run: Run, hosts: Sequence[int], link: Link | None = None, bucket_caps: Sequence[float] = ()
 ) -> Forecast:
-    """Predict every arm that synchronises, with every number of hosts.
+    """Predict the step time of every arm that synchronises, for each number of hosts.
 
     Args:
         run: the measured run.
-        hosts: numbers of hosts, with one rank on each.
+        hosts: the numbers of hosts, with one rank on each.
         link: the link of the predicted hosts; None keeps the measured one.
         bucket_caps: further caps of DDP's buckets in MiB, which apply to the arm ``ddp`` alone.
 
@@ -113,12 +124,12 @@ def forecast(
     """
     measured, refused = {}, {}
     for arm in run.config.synchronising:
-        if reason := why_not(run, arm):
+        if reason := why_unpredictable(run, arm):
             refused[arm.label] = reason
         elif len(run.hosts) == 1 and link is None:
             refused[arm.label] = "one host measured no network, so describe one with --link"
         else:
-            measured[arm.label] = measure(run, arm)
+            measured[arm.label] = measured_launches(run, arm)
     if not measured:
         raise OutputError(
             "Nothing can be predicted from this run.",
@@ -154,19 +165,21 @@ def with_measured_link(run: Run, link: Link) -> Run:
     return msgspec.structs.replace(run, network=msgspec.structs.replace(run.network, rehearsed=link))
 
 
-def _predict(name: str, launches: Sequence[Measured], target: Target, *, like_cells: bool) -> Prediction:
+def _predict(
+    name: str, launches: Sequence[MeasuredLaunch], target: Target, *, like_cells: bool
+) -> Prediction:
     first = launches[0]
     steps = sorted((predict_step(launch, target) for launch in launches), key=lambda step: step.seconds)
     middle = steps[len(steps) // 2]
     times_rate = 1 / network_of(first, target).slowdown
     times_hosts = target.hosts / first.ranks
-    found = Estimate.geometric(step.seconds for step in steps)
+    predicted = Estimate.geometric(step.seconds for step in steps)
     wire = middle.parts["bandwidth"]
-    dominates = wire >= _WIRE_SECONDS * middle.calls and wire >= _WIRE_SHARE * found.mean
+    dominates = wire >= _WIRE_SECONDS * middle.calls and wire >= _WIRE_SHARE * predicted.mean
     regime: Regime = "wire" if dominates else "other"
-    beyond = not like_cells or _is_beyond(launches, target, times_rate)
+    beyond = not like_cells or _is_beyond_validation(launches, target, times_rate)
     error = validated_error(first.library, first.schedule, like_cells=not beyond and regime == "wire")
-    seconds = _widened(found, error)
+    seconds = _widen(predicted, error)
     compute = Estimate.geometric(launch.compute_seconds for launch in launches).mean
     efficiency = compute / seconds.mean
     return Prediction(
@@ -184,8 +197,8 @@ def _predict(name: str, launches: Sequence[Measured], target: Target, *, like_ce
     )
 
 
-def _is_beyond(launches: Sequence[Measured], target: Target, times_rate: float) -> bool:
-    """Return whether the target or the measured run is outside the range of the validated cells."""
+def _is_beyond_validation(launches: Sequence[MeasuredLaunch], target: Target, times_rate: float) -> bool:
+    """Return whether the target or the measured run is outside the range of the cells."""
     first = launches[0]
     slowest, fastest = VALIDATED_RATES
     link = target.link or Link()
@@ -194,21 +207,21 @@ def _is_beyond(launches: Sequence[Measured], target: Target, times_rate: float) 
         or target.hosts > VALIDATED_HOSTS
         or not slowest <= round(times_rate, 2) <= fastest
         or max(first.latency_seconds, link.latency_seconds) > 0
-        or (first.library, first.schedule) not in _ERRORS
+        or (first.library, first.schedule) not in _ERROR_BY_KIND
     )
 
 
 def validated_error(library: str, schedule: Schedule, *, like_cells: bool = True) -> float:
-    """Return the relative error of a prediction, which is the least that its interval allows for.
+    """Return the relative error that the interval of a prediction must allow for.
 
-    The error is the larger of the predicted and the measured time over the smaller one, minus one. A
-    prediction that is like no cell has the largest error of all kinds of cells.
+    It is the larger of a predicted and a measured time divided by the smaller one, minus one. If
+    ``like_cells`` is not set, or no cell has this library and schedule, it is the largest error of all kinds.
     """
-    return _ERRORS.get((library, schedule), _LARGEST_ERROR) if like_cells else _LARGEST_ERROR
+    return _ERROR_BY_KIND.get((library, schedule), _LARGEST_ERROR) if like_cells else _LARGEST_ERROR
 
 
-def _widened(estimate: Estimate, error: float) -> Estimate:
-    """Return an estimate whose interval includes the error of validation, added as an independent part."""
+def _widen(estimate: Estimate, error: float) -> Estimate:
+    """Return the estimate with an interval that allows for the relative error too, as an independent part."""
     least = math.log1p(error)
     low = math.hypot(math.log(estimate.mean / estimate.low), least)
     high = math.hypot(math.log(estimate.high / estimate.mean), least)
@@ -218,11 +231,12 @@ def _widened(estimate: Estimate, error: float) -> Estimate:
 
 
 def _knees(predictions: Sequence[Prediction]) -> dict[str, int | None]:
-    """Find for each arm the last number of hosts before an addition that does not pay."""
+    """Return, by arm, the number of hosts after which the next number does not pay; None if all pay."""
     knees: dict[str, int | None] = {}
     for arm in dict.fromkeys(prediction.arm for prediction in predictions):
-        own = sorted((one for one in predictions if one.arm == arm), key=lambda one: one.hosts)
-        knees[arm] = next((before.hosts for before, after in pairwise(own) if not _pays(before, after)), None)
+        of_arm = sorted((one for one in predictions if one.arm == arm), key=lambda one: one.hosts)
+        steps = pairwise(of_arm)
+        knees[arm] = next((before.hosts for before, after in steps if not _pays(before, after)), None)
     return knees
 
 
@@ -233,17 +247,17 @@ def _pays(before: Prediction, after: Prediction) -> bool:
 
 
 def _worth_measuring(predictions: Sequence[Prediction], measured: int) -> dict[int, str]:
-    """Return the numbers of hosts whose measurement would settle a question, each with the reason."""
+    """Return the numbers of hosts at which a measurement would settle a question, each with the reason."""
     worth = {}
     for hosts in sorted({prediction.hosts for prediction in predictions} - {measured}):
         first, *others = sorted(
             (p for p in predictions if p.hosts == hosts), key=lambda p: p.step_seconds.mean
         )
-        open_ = [p.arm for p in others if p.step_seconds.low < first.step_seconds.high]
-        if open_:
-            worth[hosts] = f"{', '.join([first.arm, *open_])} are within each other's intervals"
+        close = [p.arm for p in others if p.step_seconds.low < first.step_seconds.high]
+        if close:
+            worth[hosts] = f"{', '.join([first.arm, *close])} are within each other's intervals"
     if measured == 2:  # noqa: PLR2004 -- among two, all forms send the same bytes
-        worth[3] = "it shows the form of each all-reduce, which two hosts cannot"
+        worth[3] = "it shows the algorithm of each all-reduce, which two hosts cannot"
     return worth
 
 
@@ -258,25 +272,26 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     predicted_seconds: Estimate
     measured_seconds: Estimate
     error: float
-    """Predicted time over measured time, minus one."""
+    """Predicted step time divided by the measured one, minus one."""
     covered: bool
     """Whether the measured mean lies in the interval of the prediction."""
 
 
 class Against(msgspec.Struct, frozen=True, kw_only=True):
-    """Arms predicted from one run, and measured in another."""
+    """The step times that are predicted from one run, compared with those measured in another."""
 
     comparisons: list[Comparison]
     left_out: dict[str, str]
-    """Why arms are not compared, by label."""
+    """For each arm that is not compared, the reason, by label."""
     same_network: bool
-    """Whether ranks and link are those of the measured run, so that little is left to predict."""
+    """Whether both runs have the same number of ranks and the same link, so that little is predicted."""
 
 
 def compare_with(run: Run, other: Run, link: Link | None = None) -> Against:
     """Predict the step times of ``other`` from ``run``, and compare them with the measured ones.
 
-    ``link`` is the network of ``other``; the default is the link that ``other`` recorded as a rehearsal.
+    ``link`` is the link between the hosts of ``other``; the default is the one that it recorded as a
+    rehearsal.
 
     Raises:
         OutputError: the settings of the runs differ, ``other`` has several ranks on a host, nothing can be
@@ -284,42 +299,42 @@ def compare_with(run: Run, other: Run, link: Link | None = None) -> Against:
     """
     _require_alike(run, other)
     link = link or other.network.rehearsed
-    made = forecast(run, [other.config.ranks], link)
-    measured, predicted = Figures(other), [prediction.arm for prediction in made.predictions]
-    missing = {arm.label for arm in other.config.synchronising} - {*predicted, *made.refused}
-    found = [_compared(own, measured) for own in made.predictions if measured.of(own.arm)]
-    if not found:
+    expected = forecast(run, [other.config.ranks], link)
+    measured, predicted = Figures(other), [prediction.arm for prediction in expected.predictions]
+    missing = {arm.label for arm in other.config.synchronising} - {*predicted, *expected.refused}
+    comparisons = [_compare_arm(one, measured) for one in expected.predictions if measured.of(one.arm)]
+    if not comparisons:
         raise OutputError(
             "The two runs have no arm in common that can be predicted.",
             found=f"{', '.join(predicted)} can be predicted.",
             remedy="Measure one of them in the other run.",
         )
     return Against(
-        comparisons=found,
-        left_out=made.refused
+        comparisons=comparisons,
+        left_out=expected.refused
         | {arm: "the other run did not launch it" for arm in predicted if not measured.of(arm)}
         | dict.fromkeys(sorted(missing), "this run did not launch it"),
         same_network=other.config.ranks == run.config.ranks and link == run.network.rehearsed,
     )
 
 
-def _compared(prediction: Prediction, measured: Figures) -> Comparison:
-    took = Estimate.geometric(measured.step_seconds(prediction.arm).values())
+def _compare_arm(prediction: Prediction, measured: Figures) -> Comparison:
+    observed = Estimate.geometric(measured.step_seconds(prediction.arm).values())
     step = prediction.step_seconds
     return Comparison(
         arm=prediction.arm,
         hosts=prediction.hosts,
         predicted_seconds=step,
-        measured_seconds=took,
-        error=step.mean / took.mean - 1,
-        covered=step.low <= took.mean <= step.high,
+        measured_seconds=observed,
+        error=step.mean / observed.mean - 1,
+        covered=step.low <= observed.mean <= step.high,
     )
 
 
 def _require_alike(run: Run, other: Run) -> None:
     unlike = [
         f"{name} {getattr(run.config, name)} and {getattr(other.config, name)}"
-        for name in _ALIKE
+        for name in _EQUAL_SETTINGS
         if getattr(run.config, name) != getattr(other.config, name)
     ]
     found = [f"They differ: {'; '.join(unlike)}."] if unlike else []

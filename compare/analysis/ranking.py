@@ -23,13 +23,13 @@ from compare.schema.arms import Arm
 
 def log_ratios(figures: Figures, arm: str, other: str) -> list[float]:
     """Return ln(other's step time / this arm's) of each common round, in order of rounds."""
-    return [math.log(its.step_seconds / own.step_seconds) for own, its in figures.pairs(arm, other)]
+    return [math.log(two.step_seconds / one.step_seconds) for one, two in figures.pairs(arm, other)]
 
 
 def paired_log_ratios(figures: Figures, baseline: str) -> dict[str, list[float]]:
-    """Return ln(the baseline's step time / the arm's) of each round that all arms have, by arm.
+    """Return, by arm, ln(the baseline's step time / the arm's) of each round that all arms have.
 
-    The arms are those that synchronise, without the baseline. The result is empty without a common round or
+    The arms are those that synchronise, except the baseline. The result is empty without a common round or
     without an arm to compare.
     """
     arms = dict.fromkeys([*(arm.label for arm in figures.run.config.synchronising), baseline])
@@ -42,7 +42,7 @@ def verdicts(figures: Figures, baseline: str) -> dict[str, Verdict]:
     """Judge every arm that synchronises against the baseline, and return the verdicts by arm.
 
     The rounds are those that all of these arms have; without any, the result is empty. A verdict that uneven
-    load may explain is withheld.
+    load may explain becomes *unresolved*.
     """
     ratios = paired_log_ratios(figures, baseline)
     if not ratios:
@@ -51,25 +51,28 @@ def verdicts(figures: Figures, baseline: str) -> dict[str, Verdict]:
 
 
 class Lead(msgspec.Struct, frozen=True, kw_only=True):
-    """The arm with the shortest step, and the arms that may be as fast."""
+    """The arm with the shortest step time, and the arms that may be as fast."""
 
     first: str
-    """Label of the arm with the shortest step."""
+    """Label of the arm with the shortest step time."""
     rivals: list[str]
     """Labels of the other arms that are not shown to be slower than the first."""
     equivalent: bool
     """Whether all rivals are equivalent to the first; False without rivals."""
     rounds_to_settle: int | None
-    """About how many more rounds settle all open rivals; None if none is open, or one cannot be settled."""
+    """About how many more rounds settle all unresolved rivals.
+
+    None if no rival is unresolved, or if one of them cannot be settled.
+    """
 
     @property
     def fastest(self) -> str | None:
-        """Return the label of the first arm if every other arm is slower, else None."""
+        """Return the label of the first arm if all others are shown to be slower, else None."""
         return None if self.rivals else self.first
 
 
 def find_lead(figures: Figures) -> Lead | None:
-    """Compare all arms that synchronise with the quickest of them.
+    """Compare all arms that synchronise with the one of them that has the shortest step time.
 
     None with fewer than two such arms, if one has no launch, or without a common round.
     """
@@ -81,12 +84,12 @@ def find_lead(figures: Figures) -> Lead | None:
     if not judged:
         return None
     rivals = {arm: verdict for arm, verdict in judged.items() if verdict.kind != "slower"}
-    open_ones = [verdict for verdict in rivals.values() if verdict.kind == "unresolved"]
-    more = [verdict.rounds_to_settle for verdict in open_ones]
+    unresolved = [verdict for verdict in rivals.values() if verdict.kind == "unresolved"]
+    more = [verdict.rounds_to_settle for verdict in unresolved]
     return Lead(
         first=first,
         rivals=list(rivals),
-        equivalent=bool(rivals) and not open_ones,
+        equivalent=bool(rivals) and not unresolved,
         rounds_to_settle=max(filter(None, more), default=None) if None not in more else None,
     )
 
@@ -95,19 +98,19 @@ def find_lead(figures: Figures) -> Lead | None:
 
 
 class AAResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Number and rate of the comparisons that call two equal arms different."""
+    """How many comparisons of an A/A test call one arm, run under two names, different from itself."""
 
     arm: str
     recorded: int
-    """Number of rounds in which both names have a launch that counts."""
+    """Number of rounds in which both names have a launch that was not discarded."""
     rounds_each: int
     """Number of rounds in each comparison."""
     verdicts: list[Verdict]
     """One verdict for each complete comparison, in order of rounds."""
     false_differences: int
-    """Comparisons whose verdict is *faster* or *slower*."""
+    """Number of comparisons whose verdict is *faster* or *slower*."""
     rate: float
-    """False differences over comparisons."""
+    """False differences divided by comparisons."""
     low: float
     """Lower end of the rate's 95 % interval (Clopper & Pearson)."""
     high: float
@@ -115,35 +118,38 @@ class AAResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def twins(arm: Arm) -> tuple[Arm, Arm]:
-    """Return two copies of an arm, whose field ``twin`` is 1 and 2."""
+    """Return two copies of an arm for an A/A test, whose field ``twin`` is 1 and 2."""
     first, second = (msgspec.structs.replace(arm, twin=twin) for twin in (1, 2))
     return first, second
 
 
 def assess(figures: Figures) -> AAResult | None:
-    """Judge the complete comparisons of an A/A test; None for any other run, or before the first."""
+    """Judge the complete comparisons of an A/A test.
+
+    None for any other run, or if no comparison is complete.
+    """
     config = figures.run.config
     if config.comparisons is None:
         return None
     first, second = (arm.label for arm in config.arms)
     ratios = log_ratios(figures, second, first)
     each = config.rounds // config.comparisons
-    found = []
+    judged = []
     for at in range(0, len(ratios) - each + 1, each):
         # Each comparison is judged as if a run had its rounds only.
         accept = partial(withhold, figures.within(range(at + 1, at + each + 1)), first)
-        found.append(judge({second: ratios[at : at + each]}, fewest=FIRST_LOOK, accept=accept)[second])
-    if not found:
+        judged.append(judge({second: ratios[at : at + each]}, fewest=FIRST_LOOK, accept=accept)[second])
+    if not judged:
         return None
-    false = sum(verdict.kind in {"faster", "slower"} for verdict in found)
-    low, high = binomial_interval(false, len(found))
+    false = sum(verdict.kind in {"faster", "slower"} for verdict in judged)
+    low, high = binomial_interval(false, len(judged))
     return AAResult(
         arm=msgspec.structs.replace(config.arms[0], twin=0).label,
         recorded=len(ratios),
         rounds_each=each,
-        verdicts=found,
+        verdicts=judged,
         false_differences=false,
-        rate=false / len(found),
+        rate=false / len(judged),
         low=low,
         high=high,
     )

@@ -19,7 +19,7 @@ def history(runs: RunsFolder = Path("runs"), *, as_json: AsJson = False) -> None
 
     Trends join only runs that trained alike.
     """
-    from compare.analysis.history import enter, follow_runs
+    from compare.analysis.history import entry_of, follow_runs
     from compare.report.of_history import document_of
     from compare.schema.store import list_runs, read_run
 
@@ -27,7 +27,7 @@ def history(runs: RunsFolder = Path("runs"), *, as_json: AsJson = False) -> None
     for folder in list_runs(runs):
         try:
             with shown_from(folder):
-                entries.append(enter(folder.name, read_run(folder)))
+                entries.append(entry_of(folder.name, read_run(folder)))
         except OutputError as error:  # one of another version must not conceal the others
             unread[folder.name] = error.found
     show(document_of(follow_runs(entries, unread), str(runs)), "json" if as_json else "table")

@@ -18,7 +18,14 @@ from typing import NamedTuple
 import msgspec
 
 from compare.analysis.cost_model import Schedule, predict_call
-from compare.analysis.measured import Measured, Target, measure, network_of, predict_step, why_not
+from compare.analysis.measured import (
+    MeasuredLaunch,
+    Target,
+    measured_launches,
+    network_of,
+    predict_step,
+    why_unpredictable,
+)
 from compare.schema.hosts import Link
 from compare.schema.store import read_run
 from tests.comparing import ROOT
@@ -38,9 +45,9 @@ _RUN = ("--no-control", "--repeats", 1, "--max-reruns", 0, "--steps", 12, "--war
 class Record(msgspec.Struct, frozen=True):
     """What was measured: the base, and the other cells."""
 
-    base: list[Measured]
+    base: list[MeasuredLaunch]
     """Two launches of each arm, before the cells and after them."""
-    cells: list[Measured]
+    cells: list[MeasuredLaunch]
 
 
 class Cell(NamedTuple):
@@ -95,7 +102,7 @@ def _cap_of(arm: str) -> float | None:
     return float(cap) if name == "ddp:bucket_cap_mb" else None
 
 
-def _judge(base: list[Measured], measured: Measured, cap: float | None) -> Cell:
+def _judge(base: list[MeasuredLaunch], measured: MeasuredLaunch, cap: float | None) -> Cell:
     """Predict a cell from all launches, as ``compare predict`` does."""
     link = Link(bits_per_second=measured.bits_per_second, latency_seconds=measured.latency_seconds)
     target = Target(hosts=measured.ranks, link=link, bucket_cap_mb=cap)
@@ -158,27 +165,31 @@ def model_errors(record: Record) -> dict[str, float]:
     }
 
 
-def _with_ready(one: Measured, seconds: float) -> Measured:
+def _with_ready(one: MeasuredLaunch, seconds: float) -> MeasuredLaunch:
     return msgspec.structs.replace(one, gradients=[(nbytes, seconds) for nbytes, _ in one.gradients])
 
 
-def _without_rest(one: Measured) -> Measured:
+def _without_rest(one: MeasuredLaunch) -> MeasuredLaunch:
     rest = predict_step(one, Target(hosts=one.ranks)).parts["copies"]
     return msgspec.structs.replace(one, step_seconds=one.step_seconds - rest)
 
 
-def read_base(folders: list[Path]) -> list[Measured]:
+def read_base(folders: list[Path]) -> list[MeasuredLaunch]:
     """Read the launches that can predict."""
     runs = list(map(read_run, folders))
     return [
-        one for run in runs for arm in run.config.arms if not why_not(run, arm) for one in measure(run, arm)
+        one
+        for run in runs
+        for arm in run.config.arms
+        if not why_unpredictable(run, arm)
+        for one in measured_launches(run, arm)
     ]
 
 
-def read_cells(folders: list[Path]) -> list[Measured]:
+def read_cells(folders: list[Path]) -> list[MeasuredLaunch]:
     """Read all launches that are predicted."""
     runs = list(map(read_run, folders))
-    return [one for run in runs for arm in run.config.synchronising for one in measure(run, arm)]
+    return [one for run in runs for arm in run.config.synchronising for one in measured_launches(run, arm)]
 
 
 def table(record: Record) -> str:

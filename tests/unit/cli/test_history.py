@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from compare.analysis.history import enter, follow_runs
+from compare.analysis.history import entry_of, follow_runs
 from compare.cli.main import app
 from compare.errors import OutputError, RingsideError
 from compare.schema.hosts import Host
@@ -146,9 +146,9 @@ ON_A_GPU = {"group": {"transport": "TCP over lo"}, "threads": 1, "device": "NVID
     ids=["cores", "turns", "optimizer", "learning rate", "steps", "device", "data"],
 )
 def test_history_has_no_trend_over_unlike_runs(changes):
-    one, other = enter("one", a_run()), enter("other", a_run(**changes))
+    one, other = entry_of("one", a_run()), entry_of("other", a_run(**changes))
     assert follow_runs([one, other], {}).trends == []
-    assert len(follow_runs([one, enter("again", a_run())], {}).trends) == 2
+    assert len(follow_runs([one, entry_of("again", a_run())], {}).trends) == 2
 
 
 def test_history_names_what_the_runs_of_a_trend_have_in_common(tmp_path):
