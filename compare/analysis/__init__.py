@@ -1,4 +1,4 @@
-"""Turn raw samples into figures and judgements, without side effects."""
+"""Turn the raw samples of a run into figures and judgements, without side effects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compare.analysis.change import Changes, judge_gate
 from compare.analysis.conditions import Condition, compare_conditions
 from compare.analysis.figures import Figures
 from compare.analysis.noise import LoadDependence, find_load_dependence
-from compare.analysis.ranking import AAResult, assess
+from compare.analysis.ranking import AAResult, assess_aa_test
 from compare.analysis.summary import Summary, TurnsSummary, summarise, summarise_turns
 from compare.schema.results import Run
 
@@ -17,25 +17,25 @@ __all__ = ["Analysis", "analyse"]
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True):
-    """All figures and judgements of one run, computed once for every format."""
+    """All figures and judgements of one run, which every output format shows."""
 
     summary: Summary
     conditions: list[Condition]
-    """What was compared between the arms, the controlled variables first."""
+    """The conditions that were compared between the arms, the controlled variables first."""
     causes: list[Cause]
-    """Causes of the sync cost, each with its evidence."""
+    """Causes of the arms' sync costs, each with its evidence."""
     turns: TurnsSummary | None
-    """What the arms cost each other while they waited; None if they took no turns."""
+    """CPU time and memory that waiting arms took from the others; None if arms took no turns."""
     load_dependence: list[LoadDependence]
     """Arms whose ratio to the baseline changes with the load of the machine."""
     aa: AAResult | None
-    """Result of an A/A test; None for any other run."""
+    """Result of ``compare aa``, the A/A test; None for any other run, or if no comparison is complete."""
     gate: Changes | None
     """Changes that ``compare gate`` found; None for any other run."""
 
     @property
     def different(self) -> list[Condition]:
-        """Return the conditions that differ although no option or backend declares it."""
+        """Return the conditions in which arms differ although no option or backend says so."""
         return [condition for condition in self.conditions if condition.kind == "different"]
 
 
@@ -49,6 +49,6 @@ def analyse(run: Run) -> Analysis:
         causes=find_causes(figures, summary),
         turns=summarise_turns(run),
         load_dependence=find_load_dependence(figures),
-        aa=assess(figures),
+        aa=assess_aa_test(figures),
         gate=judge_gate(figures),
     )

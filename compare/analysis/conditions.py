@@ -158,7 +158,7 @@ def check_interpreter(run: Run, arm: Arm, ranks: Sequence[RankResult], *, here: 
     """Require that the ranks of a gate ran in the Python environment of their arm.
 
     Runs other than gates always pass. ``here`` is the ``sys.prefix`` of this process, which an arm without an
-    interpreter of its one must have.
+    interpreter of its own must have.
 
     Raises:
         ConditionsError: a rank attests another environment or other sources than its arm asks for.

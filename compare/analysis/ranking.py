@@ -123,7 +123,7 @@ def twins(arm: Arm) -> tuple[Arm, Arm]:
     return first, second
 
 
-def assess(figures: Figures) -> AAResult | None:
+def assess_aa_test(figures: Figures) -> AAResult | None:
     """Judge the complete comparisons of an A/A test.
 
     None for any other run, or if no comparison is complete.

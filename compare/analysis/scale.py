@@ -1,7 +1,8 @@
 """Compute how step times scale with the number of ranks.
 
-The numbers of ranks take turns within a round. So efficiency is the geometric mean of paired ratios, one for
-each round.
+In each round of a scaling series, every number of ranks is measured once. So efficiency is the geometric mean
+of paired ratios, one for each round. In strong scaling, all numbers of ranks share one global batch; in weak
+scaling, every rank has a batch of the same size.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from compare.schema.arms import CONTROL
 from compare.schema.scale import Scale
 
 HOLDS = 0.90
-"""Smallest efficiency that counts as scaling; an arm bends where it is surely lower."""
+"""An arm scales while its efficiency is at least this; it bends where its efficiency is surely lower."""
 
 
 class ScalePoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,38 +33,39 @@ class ScalePoint(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_second: Estimate
     """Samples of all ranks together, per second."""
     ideal_seconds: float
-    """Step time that perfect scaling would give."""
+    """Seconds per step that perfect scaling would give."""
     efficiency: Estimate
-    """Ideal step time over the measured one, paired by round."""
+    """Ideal step time divided by the measured one, paired by round."""
     beyond_cores: bool
-    """Whether threads outnumber the cores, so that no statement uses this point."""
+    """Whether threads outnumber the cores, so that no conclusion uses this point."""
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """How much longer a step takes than with fewer ranks, and in which parts.
+    """How much longer a step takes than with fewer ranks, and in which parts; all figures are seconds.
 
-    Computing, waiting and synchronising add up to ``step_seconds``. In strong scaling a rank has less to
-    compute, so its computing is compared with its share of the computing of fewer ranks.
+    Computing, waiting and synchronising add up to ``step_seconds``. In strong scaling, each of more ranks has
+    less to compute. So the time with more ranks is compared with the time with fewer ranks, after the
+    computing in it was divided among more ranks.
     """
 
     since_ranks: int
     """The smaller number of ranks."""
     share_seconds: float | None
-    """In strong scaling, the step time of fewer ranks with computing divided among more; else None."""
+    """In strong scaling, the step time of fewer ranks with its computing divided among more; else None."""
     step_seconds: float
-    """Growth of the step time."""
+    """By how much the step time grows."""
     computing_seconds: float
-    """Growth of the step time without synchronisation, in the same processes."""
+    """By how much the step time without synchronisation grows, in the same processes."""
     waiting_seconds: float
-    """Growth of the wait for the slowest rank."""
+    """By how much the wait for the slowest rank grows."""
     synchronising_seconds: float
     """The rest of the growth."""
     collective_seconds: float | None
-    """Growth of the collectives' time without training; None if it was not measured for both numbers."""
+    """By how much collectives without training take longer; None if not timed with both numbers of ranks."""
 
 
 class Bend(msgspec.Struct, frozen=True, kw_only=True):
-    """The first number of ranks at which an arm surely falls below ``HOLDS``, and why."""
+    """The first number of ranks at which the efficiency of an arm is surely below ``HOLDS``, and why."""
 
     arm: str
     ranks: int
@@ -71,9 +73,9 @@ class Bend(msgspec.Struct, frozen=True, kw_only=True):
     lost_seconds: float
     """Mean step time minus the ideal one."""
     computing_seconds: float | None
-    """The same for the control, which only computes; None without a control."""
+    """Mean step time minus the ideal one of the control, which only computes; None without a control."""
     growth: Growth | None
-    """Growth since the next smaller number of ranks; None if no step without synchronisation was timed."""
+    """Growth from the next smaller number of ranks; None if no step without synchronisation was timed."""
     causes: list[Cause]
     """Causes of the arm's sync cost at this number of ranks."""
 
@@ -82,29 +84,29 @@ class ScaleFigures(msgspec.Struct, frozen=True, kw_only=True):
     """All figures and statements of a scaling series."""
 
     reference_ranks: int
-    """Smallest number of ranks, to which efficiency is relative."""
+    """The smallest number of ranks, whose efficiency counts as 1."""
     points: list[ScalePoint]
-    """One point for each arm and number of ranks, arm by arm, with rising numbers."""
+    """One point for each arm and number of ranks, arm by arm, with rising numbers of ranks."""
     bends: list[Bend]
     holds: dict[str, int]
-    """By arm without a bend: the largest number of ranks up to which it surely keeps ``HOLDS``."""
+    """By arm without a bend: the number of ranks up to which its efficiency is surely at least ``HOLDS``."""
     unsettled: dict[str, int]
-    """By arm without a bend: the first number of ranks whose interval contains ``HOLDS``."""
+    """By arm without a bend: the first number of ranks whose interval contains ``HOLDS``, if there is one."""
     noisy: dict[int, list[int]]
-    """The noisy rounds by number of ranks, for numbers that have some."""
+    """Numbers of the noisy rounds, by number of ranks; a number of ranks without any is left out."""
 
 
 def summarise_scale(scale: Scale) -> ScaleFigures:
-    """Derive all figures of a scaling series."""
+    """Derive all figures and conclusions of a scaling series from its runs."""
     first = scale.series.counts[0]
     figures = {count: Figures(scale.runs[count]) for count in scale.series.counts}
     labels = [arm.label for arm in scale.runs[first].config.arms]
     points = [point for arm in labels for point in _points(scale, figures, arm)]
     arms = [arm for arm in labels if arm != CONTROL]
-    bends = [bend for arm in arms if (bend := _bend(scale, figures, points, arm))]
+    bends = [bend for arm in arms if (bend := _bend_of(scale, figures, points, arm))]
     holds: dict[str, int] = {}
     unsettled: dict[str, int] = {}
-    for point in _stated(points):
+    for point in _usable_points(points):
         if point.arm in {CONTROL, *unsettled, *(bend.arm for bend in bends)} or point.ranks == first:
             continue
         (holds if point.efficiency.low >= HOLDS else unsettled)[point.arm] = point.ranks
@@ -114,7 +116,7 @@ def summarise_scale(scale: Scale) -> ScaleFigures:
         bends=bends,
         holds=holds,
         unsettled=unsettled,
-        noisy={count: rounds for count, own in figures.items() if (rounds := own.noisy_rounds)},
+        noisy={count: rounds for count, one in figures.items() if (rounds := one.noisy_rounds)},
     )
 
 
@@ -123,75 +125,78 @@ def _points(scale: Scale, figures: Mapping[int, Figures], arm: str) -> Iterator[
     reference = figures[first].step_seconds(arm)
     for count in scale.series.counts:
         run = scale.runs[count]
-        own, batch = figures[count].step_seconds(arm), run.config.global_batch_size
-        rounds = sorted(set(own) & set(reference))
+        seconds, batch = figures[count].step_seconds(arm), run.config.global_batch_size
+        rounds = sorted(set(seconds) & set(reference))
         if not rounds:
             continue
         # Ranks that share one global batch have less to compute each.
         share = first / count if scale.series.mode == "strong" else 1.0
-        step = Estimate.geometric(own[each] for each in rounds)
-        efficiency = Estimate.geometric(share * reference[each] / own[each] for each in rounds)
+        step = Estimate.geometric(seconds[each] for each in rounds)
+        efficiency = Estimate.geometric(share * reference[each] / seconds[each] for each in rounds)
         yield ScalePoint(
             arm=arm,
             ranks=count,
             batch_size_per_rank=run.config.batch_size_per_rank,
             step_seconds=step,
-            samples_per_second=Estimate.geometric(batch / own[each] for each in rounds),
+            samples_per_second=Estimate.geometric(batch / seconds[each] for each in rounds),
             ideal_seconds=efficiency.mean * step.mean,
             efficiency=efficiency,
             beyond_cores=is_oversubscribed(run),
         )
 
 
-def _stated(points: list[ScalePoint]) -> Iterator[ScalePoint]:
-    """Yield the points that statements may use: with enough rounds, and not more threads than cores."""
+def _usable_points(points: list[ScalePoint]) -> Iterator[ScalePoint]:
+    """Yield the points that conclusions may use: those with enough rounds and no more threads than cores."""
     yield from (p for p in points if not p.beyond_cores and p.efficiency.n >= FEWEST_ROUNDS)
 
 
-def _bend(scale: Scale, figures: Mapping[int, Figures], points: list[ScalePoint], arm: str) -> Bend | None:
-    """Find the first number of ranks at which an arm's whole efficiency interval is below ``HOLDS``."""
-    own = [point for point in _stated(points) if point.arm == arm]
-    index = next((index for index, point in enumerate(own) if point.efficiency.high < HOLDS), None)
+def _bend_of(scale: Scale, figures: Mapping[int, Figures], points: list[ScalePoint], arm: str) -> Bend | None:
+    """Return the first point at which an arm's whole efficiency interval is below ``HOLDS``, or None."""
+    usable = [point for point in _usable_points(points) if point.arm == arm]
+    index = next((index for index, point in enumerate(usable) if point.efficiency.high < HOLDS), None)
     if index is None:
         return None
-    counts = own[index - 1].ranks, own[index].ranks
+    counts = usable[index - 1].ranks, usable[index].ranks
     summaries = [summarise(figures[count]) for count in counts]
-    then, now = (next(found for found in summary.arms if found.arm == arm) for summary in summaries)
+    fewer, more = (next(one for one in summary.arms if one.arm == arm) for summary in summaries)
     causes = find_causes(figures[counts[1]], summaries[1])
     lost = {p.arm: p.step_seconds.mean - p.ideal_seconds for p in points if p.ranks == counts[1]}
     return Bend(
         arm=arm,
         ranks=counts[1],
-        efficiency=own[index].efficiency,
+        efficiency=usable[index].efficiency,
         lost_seconds=lost[arm],
         computing_seconds=lost.get(CONTROL),
-        growth=_growth(then, now, counts, strong=scale.series.mode == "strong"),
+        growth=_growth_between(fewer, more, counts, strong=scale.series.mode == "strong"),
         causes=[cause for cause in causes if cause.arm == arm],
     )
 
 
-def _growth(then: ArmSummary, now: ArmSummary, counts: tuple[int, int], *, strong: bool) -> Growth | None:
-    """Split the growth of a step from ``then`` to ``now``, whose numbers of ranks are ``counts``.
+def _growth_between(
+    fewer: ArmSummary, more: ArmSummary, counts: tuple[int, int], *, strong: bool
+) -> Growth | None:
+    """Split the growth of an arm's step from ``fewer`` to ``more`` ranks, whose numbers are ``counts``.
 
-    None if a step without synchronisation was not timed for both.
+    None if steps without synchronisation were not timed for both.
     """
-    if not (then.detail.reference_seconds and now.detail.reference_seconds):
+    if not (fewer.detail.reference_seconds and more.detail.reference_seconds):
         return None
-    computed = then.detail.reference_seconds.mean
+    computed = fewer.detail.reference_seconds.mean
     # Messages are as large as before, so only computing is shared among more ranks.
     share = computed * counts[0] / counts[1] if strong else computed
-    expected = then.step_seconds.mean - computed + share
-    step = now.step_seconds.mean - expected
-    computing = now.detail.reference_seconds.mean - share
-    skews = [own.detail.skew_seconds for own in (then, now)]
-    waited, waits = (skew.mean if skew else 0.0 for skew in skews)
-    alone, earlier = now.detail.collective_seconds, then.detail.collective_seconds
+    expected = fewer.step_seconds.mean - computed + share
+    step = more.step_seconds.mean - expected
+    computing = more.detail.reference_seconds.mean - share
+    skews = [one.detail.skew_seconds for one in (fewer, more)]
+    wait_of_fewer, wait_of_more = (skew.mean if skew else 0.0 for skew in skews)
+    waiting = wait_of_more - wait_of_fewer
+    collective, earlier = more.detail.collective_seconds, fewer.detail.collective_seconds
     return Growth(
         since_ranks=counts[0],
         share_seconds=expected if strong else None,
         step_seconds=step,
         computing_seconds=computing,
-        waiting_seconds=waits - waited,
-        synchronising_seconds=step - computing - (waits - waited),
-        collective_seconds=alone.mean - earlier.mean if alone and earlier else None,
+        waiting_seconds=waiting,
+        synchronising_seconds=step - computing - waiting,
+        collective_seconds=collective.mean - earlier.mean if collective and earlier else None,
     )

@@ -1,10 +1,10 @@
 """Summarise a run: derive every figure of its tables.
 
-``docs/method.md`` defines the terms. In short, of one step:
+``docs/method.md`` defines the terms. In short, there are three times of a step:
 
-- T_S is its time with synchronisation
-- T_R is the time of the reference in the same processes
-- T_0 is the time of the control ``none`` in the same round
+- T_S with synchronisation
+- T_R of the reference: the same model in the same processes, but without synchronisation
+- T_0 of the control: the arm ``none`` in the same round, whose ranks never synchronise
 
 The independent sample is the launch, never the step. Step times are averaged on the log scale, over the
 rounds that all arms have. So the quotient or difference of two printed step times is the printed figure.
@@ -31,20 +31,19 @@ from compare.schema.arms import Arm
 from compare.schema.results import Mode, Run
 
 WAITING_CORES_LIMIT = 0.02
-"""Largest share of a core that all ranks of an arm may use together while it waits."""
+"""All ranks of an arm that waits for its turn may use this share of a core together before it is reported."""
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
     """What an arm's sync cost consists of, and the bandwidth, memory and CPU time that go with it.
 
-    Names that end in ``_seconds`` are seconds per step. A figure that was not measured is None. The
+    Fields that end in ``_seconds`` are seconds per step. A figure that was not measured is None. The
     difference of two step times is the difference of their geometric means, and its interval comes from the
     ratio of paired times. Three sums hold for the means:
 
     - sync cost = exposed + background
     - sync cost = communication + imbalance
-    - exposed = blocked + the changes of forward, backward and optimizer, within the blocks whose phases were
-      timed
+    - exposed = blocked + forward + backward + optimizer, within the blocks whose phases were timed
     """
 
     reference_seconds: Estimate | None
@@ -54,28 +53,28 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     background_seconds: Estimate | None
     """B = T_R - T_0: what the library's threads take from the computation."""
     imbalance_seconds: Estimate | None
-    """Largest minus mean T_0 over ranks: the wait for the slowest rank."""
+    """Largest minus mean T_0 over ranks, which is the wait for the slowest rank."""
     communication_seconds: Estimate | None
     """Sync cost without the imbalance."""
     skew_seconds: Estimate | None
     """Largest minus mean computing time over ranks, in the reference.
 
-    It is the mean over steps without the slowest tenth.
+    It is averaged over all steps but the slowest tenth.
     """
     blocked_seconds: Estimate | None
-    """Change of the phase ``sync`` against the reference; an arm that overlaps waits in ``backward``."""
+    """How much longer ``sync`` takes than in the reference; an arm that overlaps waits in ``backward``."""
     forward_seconds: Estimate | None
-    """Change of the forward phase against the reference."""
+    """How much longer the forward phase takes than in the reference."""
     backward_seconds: Estimate | None
-    """Change of the backward phase against the reference."""
+    """How much longer the backward phase takes than in the reference."""
     optimizer_seconds: Estimate | None
-    """Change of the optimizer's phase against the reference."""
+    """How much longer the optimizer's phase takes than in the reference."""
     collective_seconds: Estimate | None
     """T_iso: a step's collectives without training, median over samples of the mean over ranks."""
     overlap: Estimate | None
-    """H = 1 - E / T_iso, signed: 1 if computation hides all communication.
+    """H = 1 - E / T_iso: 1 if computation hides all communication, 0 if it hides none.
 
-    E also contains copying and waiting, so H of an arm that blocks is below 0, and the tables say ``none``.
+    E also contains copying and waiting, so H may be below 0. The tables then say ``none``.
     """
     algorithm_bandwidth: Estimate | None
     """algbw = bytes of a step's messages / T_iso, in bytes per second."""
@@ -87,9 +86,9 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     cores_per_rank: Estimate
     """CPU time of the ranks over their wall time while the arm trained."""
     whole_peak_memory_bytes: int | None
-    """Largest resident set of any rank at any time.
+    """Most memory (resident set) of any rank at any time; None for older runs.
 
-    It includes the parity passes in float64, the reference, and the test. None for older runs.
+    It includes the proof in float64, the reference and the test.
     """
     slowest_rank: int
     """Rank with the longest mean step time, in the reference if there is one."""
@@ -104,36 +103,36 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: Estimate
     """T_S: step time with synchronisation."""
     mean_over_median: Estimate | None
-    """Mean over median step time of the blocks in a turn: about 1 if no block stalls.
+    """Ratio of the blocks' mean step time to their median: about 1 if no block stalls.
 
     None if no turn has three blocks.
     """
     samples_per_second: Estimate
     """Samples of all ranks together, per second."""
     sync_seconds: Estimate | None
-    """Sync cost: T_S - T_0, which is the share times T_S."""
+    """Sync cost T_S - T_0, which equals ``sync_share`` times T_S."""
     sync_share: Estimate | None
     """Share of the step that is sync cost: 1 minus the efficiency."""
     efficiency: Estimate | None
     """T_0 / T_S: 1 if synchronising costs nothing."""
     speed_against_baseline: Estimate | None
-    """The baseline's step time over this arm's; above 1 is faster."""
+    """The baseline's step time divided by this arm's; above 1 is faster."""
     verdict: Verdict | None
     """Verdict against the baseline; None for control and baseline, and if threads outnumber cores."""
     would_have_seen: float | None
-    """The smallest relative difference that this verdict finds in 80 of 100 such runs.
+    """The relative difference that 80 of 100 such runs would find; they find larger ones more often.
 
     None before `FIRST_LOOK` rounds, without a verdict, and if uneven load may explain the verdict.
     """
     accuracy: float | None
-    """Share of right answers on the whole test set, or the mean metric of an own workload."""
+    """Share of right answers on the whole test set, or the mean metric of a workload of the user's own."""
     test_loss: float | None
     """Mean loss on the test set; None if the training diverged."""
     final_hash: str | None
-    """Hash of the trained parameters; None if two ranks or launches differ."""
+    """SHA-256 of the trained parameters; None if ranks or launches differ."""
     parity: Parity
     peak_memory_bytes: int
-    """Largest resident set of any rank during training."""
+    """Most memory (resident set) of any rank during training."""
     peak_device_memory_bytes: int | None
     """Most memory of tensors on any rank's GPU; None on CPUs."""
     start_up_seconds: Estimate
@@ -142,7 +141,7 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the busiest host's CPUs that other processes used."""
     detail: Detail
     fastest: bool
-    """Whether the verdict on every other arm is *slower*, with this arm as the baseline."""
+    """Whether every other arm is shown to be slower than this one."""
 
     @property
     def below_noise(self) -> bool:
@@ -159,25 +158,26 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     oversubscribed: bool
     """Whether a host has more threads than cores, so that nothing is ranked."""
     rounds_repeated: int
+    """Number of rounds that were discarded because of noise, and repeated."""
     noisy_rounds: list[int]
-    """Numbers of the rounds that count although they were noisy, because no more could be repeated."""
+    """Numbers of the noisy rounds that were kept, because no more rounds could be repeated."""
     noise_hides_all: bool
     """Whether noise hides every difference between arms, so that the run can rank nothing."""
 
 
 class TurnsSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the arms of a run cost each other while they waited."""
+    """The CPU time and memory that arms took from each other while they waited for their turns."""
 
     waiting_cores: dict[str, float]
-    """Cores that all ranks of an arm used together while it waited, by arm: mean over its launches."""
+    """By arm: cores that all of its ranks used together while it waited, as the mean over its launches."""
     memory_bytes: int
-    """Largest sum of the peak memory of all ranks that ran in one round."""
+    """Sum of the peak memory of all ranks of a round, in the round where it is largest."""
     trained_on: list[str]
     """Labels of the arms whose turns went on after the training, for timing only."""
 
     @property
     def awake(self) -> dict[str, float]:
-        """Return the cores of the arms that used more than the limit while they waited, by arm."""
+        """Return, by arm, the cores of those arms that used more than the limit while they waited."""
         return {arm: cores for arm, cores in self.waiting_cores.items() if cores > WAITING_CORES_LIMIT}
 
 
@@ -185,11 +185,11 @@ def summarise(figures: Figures) -> Summary:
     """Summarise a run, with the figures of every arm that has a launch."""
     run, common = figures.run, figures.common
     oversubscribed = is_oversubscribed(run)
-    found = {} if oversubscribed else verdicts(common, run.config.baseline)
+    by_arm = {} if oversubscribed else verdicts(common, run.config.baseline)
     lead = None if oversubscribed else find_lead(common)
     fastest = lead.fastest if lead else None
     arms = [
-        _summarise_arm(figures, arm, found.get(arm.label), fastest=arm.label == fastest)
+        _summarise_arm(figures, arm, by_arm.get(arm.label), fastest=arm.label == fastest)
         for arm in run.config.arms
         if run.of(arm)
     ]
@@ -199,7 +199,7 @@ def summarise(figures: Figures) -> Summary:
         oversubscribed=oversubscribed,
         rounds_repeated=len(run.discarded) // len(run.config.arms),
         noisy_rounds=figures.noisy_rounds,
-        noise_hides_all=hides_all(common, list(found.values())),
+        noise_hides_all=hides_all(common, list(by_arm.values())),
     )
 
 
@@ -209,7 +209,8 @@ def summarise(figures: Figures) -> Summary:
 def _summarise_arm(figures: Figures, arm: Arm, verdict: Verdict | None, *, fastest: bool) -> ArmSummary:
     """Return the figures of one arm.
 
-    Times and memory come from the common rounds, and what the arm trained comes from all of its rounds.
+    Times and memory come from the rounds that all arms have. Accuracy comes from the arm's last launch, and
+    hash and proof from all of its launches.
     """
     config, common, launches = figures.run.config, figures.common, figures.run.of(arm)
     ranks = launches[-1].ranks
@@ -218,27 +219,27 @@ def _summarise_arm(figures: Figures, arm: Arm, verdict: Verdict | None, *, faste
     rights = [rank.evaluation.correct for rank in ranks]
     hashes = {rank.final_hash for launch in launches for rank in launch.ranks}
     compared = common.of(arm.label)
-    steps = [own.step_seconds for own in compared]
-    peaks = [rank for own in compared for rank in own.ranks]
+    steps = [one.step_seconds for one in compared]
+    peaks = [rank for one in compared for rank in one.ranks]
     on_devices = [rank.peak_device_memory_bytes for rank in peaks]
     controlled = (
         common.pairs(arm.label, config.control.label) if config.control and arm.traits.synchronises else []
     )
     # An arm of one process exchanges nothing, and ranks with different layers share the work of a batch.
-    paid = controlled if arm.traits.has_sync_cost else []
-    efficiency = _geometric(control.step_seconds / own.step_seconds for own, control in controlled)
+    paired = controlled if arm.traits.has_sync_cost else []
+    efficiency = _geometric(control.step_seconds / one.step_seconds for one, control in controlled)
     return ArmSummary(
         arm=arm.label,
         launcher=launches[-1].launcher,
         transport=transport_of(ranks[0]),
         step_seconds=Estimate.geometric(steps),
-        mean_over_median=_geometric(filter(None, (own.mean_over_median for own in compared))),
+        mean_over_median=_geometric(filter(None, (one.mean_over_median for one in compared))),
         samples_per_second=Estimate.geometric(config.global_batch_size / step for step in steps),
-        sync_seconds=_difference((own.step_seconds, control.step_seconds) for own, control in paid),
-        sync_share=efficiency.rest() if efficiency and paid else None,
+        sync_seconds=_difference((one.step_seconds, control.step_seconds) for one, control in paired),
+        sync_share=efficiency.rest() if efficiency and paired else None,
         efficiency=efficiency,
         speed_against_baseline=_geometric(
-            other.step_seconds / own.step_seconds for own, other in common.pairs(arm.label, config.baseline)
+            other.step_seconds / one.step_seconds for one, other in common.pairs(arm.label, config.baseline)
         ),
         verdict=verdict,
         would_have_seen=would_have_seen(verdict) if verdict else None,
@@ -249,11 +250,11 @@ def _summarise_arm(figures: Figures, arm: Arm, verdict: Verdict | None, *, faste
         peak_memory_bytes=max(rank.peak_memory_bytes for rank in peaks),
         peak_device_memory_bytes=max((peak for peak in on_devices if peak is not None), default=None),
         start_up_seconds=Estimate.of(
-            max(rank.moments.first_step_done for rank in own.ranks)
-            for own in [one for one in compared if one.launch.started_alone] or compared
+            max(rank.moments.first_step_done for rank in one.ranks)
+            for one in [one for one in compared if one.launch.started_alone] or compared
         ),
-        other_cpu_load=Estimate.of(own.other_cpu_load for own in compared),
-        detail=_detail(compared, paid),
+        other_cpu_load=Estimate.of(one.other_cpu_load for one in compared),
+        detail=_detail(compared, paired),
         fastest=fastest,
     )
 
@@ -264,9 +265,9 @@ def _geometric(values: Iterable[float]) -> Estimate | None:
 
 
 def _difference(pairs: Iterable[tuple[float, float]]) -> Estimate | None:
-    """Estimate by how much the first time of each pair is longer than the second; None without pairs.
+    """Estimate by how much the first time of each pair exceeds the second; None without pairs.
 
-    The mean is the difference of the geometric means. The interval is that of the paired ratio.
+    The mean is the difference of the two geometric means. The interval follows from that of the paired ratio.
     """
     pairs = list(pairs)
     whole, ratio = _geometric(pair[0] for pair in pairs), _geometric(pair[1] / pair[0] for pair in pairs)
@@ -276,36 +277,39 @@ def _difference(pairs: Iterable[tuple[float, float]]) -> Estimate | None:
 # ---- its detail ----
 
 
-def _detail(launches: list[LaunchFigures], paid: list[tuple[LaunchFigures, LaunchFigures]]) -> Detail:
+def _detail(launches: list[LaunchFigures], paired: list[tuple[LaunchFigures, LaunchFigures]]) -> Detail:
     """Return the parts of an arm's sync cost.
 
-    ``paid`` pairs the arm's launches with the control's of the same rounds. It is empty without a sync cost.
+    ``paired`` has the arm's launches, each with the control's of the same round. It is empty if there is
+    no control, or if the arm has no sync cost.
     """
     last, ranks = launches[-1].ranks[0], len(launches[-1].ranks)
-    referred = [(own, reference) for own in launches if (reference := own.reference_seconds)]
-    mode: Mode = "reference" if len(referred) == len(launches) else "training"
-    of_ranks = list(zip(*(own.rank_seconds(mode) for own in launches), strict=True))
-    alone = [(own, seconds) for own in launches if ranks > 1 and (seconds := own.collective_seconds)]
-    exposed = _difference((own.step_seconds, reference) for own, reference in referred)
-    collective = _geometric(seconds for _, seconds in alone)
+    timed = [(one, reference) for one in launches if (reference := one.reference_seconds)]
+    mode: Mode = "reference" if len(timed) == len(launches) else "training"
+    of_ranks = list(zip(*(one.rank_seconds(mode) for one in launches), strict=True))
+    collectives = [(one, seconds) for one in launches if ranks > 1 and (seconds := one.collective_seconds)]
+    exposed = _difference((one.step_seconds, reference) for one, reference in timed)
+    collective = _geometric(seconds for _, seconds in collectives)
     bandwidth = _geometric(
-        size / seconds for own, seconds in alone if (size := sum(own.ranks[0].message_bytes))
+        size / seconds for one, seconds in collectives if (size := sum(one.ranks[0].message_bytes))
     )
 
     def change(phase: str) -> Estimate | None:
-        return Estimate.of_any(own.phase_changes.get(phase) for own in launches)
+        return Estimate.of_any(one.phase_changes.get(phase) for one in launches)
 
     return Detail(
-        reference_seconds=_geometric(reference for _, reference in referred),
+        reference_seconds=_geometric(reference for _, reference in timed),
         exposed_seconds=exposed,
         background_seconds=_difference(
-            (reference, control.step_seconds) for own, control in paid if (reference := own.reference_seconds)
+            (reference, control.step_seconds)
+            for one, control in paired
+            if (reference := one.reference_seconds)
         ),
-        imbalance_seconds=_difference((control.slowest_seconds, control.step_seconds) for _, control in paid),
+        imbalance_seconds=_difference((control.slowest_seconds, control.step_seconds) for _, control in paired),
         communication_seconds=_difference(
-            (own.step_seconds, control.slowest_seconds) for own, control in paid
+            (one.step_seconds, control.slowest_seconds) for one, control in paired
         ),
-        skew_seconds=Estimate.of_any(own.skew_seconds for own in launches),
+        skew_seconds=Estimate.of_any(one.skew_seconds for one in launches),
         blocked_seconds=change("sync"),
         forward_seconds=change("forward"),
         backward_seconds=change("backward"),
@@ -316,7 +320,7 @@ def _detail(launches: list[LaunchFigures], paid: list[tuple[LaunchFigures, Launc
         bus_bandwidth=bandwidth.scaled(bus_factor("all_reduce", ranks)) if bandwidth else None,
         gradient_bytes=last.gradient_bytes,
         message_bytes=last.message_bytes,
-        cores_per_rank=Estimate.of(own.cores_per_rank for own in launches),
+        cores_per_rank=Estimate.of(one.cores_per_rank for one in launches),
         whole_peak_memory_bytes=max(r.whole_peak_memory_bytes for la in launches for r in la.ranks) or None,
         slowest_rank=max(range(ranks), key=lambda rank: statistics.fmean(of_ranks[rank])),
     )

@@ -1,17 +1,17 @@
 """Judge whether an arm is faster than another, from paired rounds.
 
-One procedure serves all designs: a fixed number of rounds is a single look.
+A look judges all arms after some number of rounds. A run with a fixed number of rounds has a single look.
 
 * **One arm.** A paired t test on ln(the baseline's step time / the arm's), one value per round. Swapping the
-  two changes only the sign. Noise that grows with step time is even on that scale.
+  two changes only the sign. Noise that is proportional to the step time has one size on that scale.
 * **Several arms.** Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Statist. 6
   (1979). The k-th smallest of K p-values must be at most alpha / (K - k + 1), and all before it must pass.
   That bounds the false differences of a run. It does not bound the misses of its intervals: each one has the
   level of its own arm. ``docs/method.md`` has figures.
 * **Several looks.** Alpha is shared out among the looks: see ``looks.py``.
 * **All rounds.** A look decides what kind of verdict an arm has. Ratio and interval are those of all rounds,
-  so that they agree with the step times of a table. If the ratio no longer lies on the verdict's side, the
-  arm becomes *unresolved*. That only takes verdicts away, so the level holds.
+  so that they agree with the step times of a table. If that ratio contradicts the verdict, the arm becomes
+  *unresolved*. That only takes verdicts away, so the level holds.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MARGIN = 0.03
-"""Largest relative difference that does not matter."""
-_TWO_ROUNDS = 2
-"""A spread needs at least so many rounds."""
+"""A relative difference up to this one does not matter."""
+_FEWEST_FOR_SPREAD = 2
+"""A spread is computed from this number of rounds or more."""
 _MOST_ROUNDS = 10_000
-"""Most further rounds that are considered; an effect that needs more lies on the margin."""
+"""No larger number of further rounds is considered, because such an effect lies on the margin."""
 LARGEST_LOG = 700.0
-"""Largest absolute log ratio; the largest double is e to the 709."""
+"""No ratio with a larger absolute logarithm is computed, because the largest double is e to the 709."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,42 +50,42 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
       may explain the difference
     """
     speed_ratio: float
-    """Baseline's step time over the arm's, geometric mean of all rounds; above 1 is faster."""
+    """Baseline's step time divided by the arm's, as the geometric mean of all rounds; above 1 is faster."""
     low: float | None
-    """Lower end of the interval over all rounds; None for a single round."""
+    """Lower end of the ratio's interval over all rounds; None for a single round."""
     high: float | None
     """Upper end of the same interval."""
     level: float
-    """Confidence level of this one interval, after Holm's correction and the shares of the looks.
+    """Confidence level of this interval, which is higher the more arms and looks a run has.
 
     It is the level at the look that settled the arm, or at the last look.
     """
     p: float
-    """Two-sided p of no difference, for this arm alone, at the look that settled it or at the last look."""
+    """Two-sided p-value of no difference for this arm alone, at the look that settled it or the last one."""
     p_adjusted: float
-    """The same after Holm's correction over all arms of that look."""
+    """The p-value after Holm's correction over all arms of that look."""
     n: int
     """Number of paired rounds."""
     settled_after: int | None = None
-    """Rounds after which a look settled the arm; None while it is unresolved."""
+    """Number of rounds after which a look settled the arm; None while it is unresolved."""
     margin: float
-    """Largest relative difference that does not matter, as a fraction."""
+    """A relative difference up to this fraction does not matter."""
     rounds_to_settle: int | None
-    """About how many more rounds of the same spread settle an *unresolved* arm.
+    """About how many more rounds with the same spread settle an *unresolved* arm.
 
     None if the arm is settled, has one round or uneven load, or needs more than 10,000 rounds.
     """
     uneven_load: tuple[float, float] | None = None
-    """Other load beside the arm and beside the baseline, in cores; None unless it may explain the verdict.
+    """Cores that other processes used beside the arm and the baseline, if they may explain the verdict.
 
-    The verdict is *unresolved* if the load may explain it at the look that would settle the arm. If only the
-    load of all rounds may explain it, its kind stays.
+    If they may at the look that would settle the arm, the verdict is *unresolved*. If they may only over all
+    rounds, the verdict keeps its kind. None if they explain nothing.
     """
     least: float | None = None
     """Lower end of the one-sided interval of a gate, as a speed ratio.
 
-    Its rounds and its level are those of the look that settled the arm, or of the last look. None outside a
-    gate, or for a single round.
+    It is computed at the look that settled the arm, or at the last look. None outside a gate, or for a single
+    round.
     """
 
 
@@ -101,20 +101,20 @@ def judge(
 ) -> dict[str, Verdict]:
     """Judge every arm against the baseline, and return the verdicts by arm.
 
-    An arm that a look settles keeps the kind of its verdict while the ratio of all rounds agrees with it. An
-    arm whose ratio lies on the other side at a later look is judged anew from that look on.
+    An arm that a look settles keeps the kind of its verdict while later ratios agree with it. An arm whose
+    ratio contradicts its verdict at a later look is judged anew from that look on.
 
     Args:
-        log_ratios: ln(baseline's step time / arm's) of each round, by arm, without the baseline. An arm
-            without rounds gets no verdict, but counts for Holm's correction.
+        log_ratios: by arm, ln(baseline's step time / arm's) of each round, without the baseline itself. An
+            arm without rounds gets no verdict, but counts for Holm's correction.
         looks: all looks so far, in order; the default is a single one at all rounds.
         alpha: probability of any false difference, over all arms and looks.
-        margin: largest relative difference that does not matter. It is symmetric in the logarithm: 0.03
+        margin: a relative difference up to this one does not matter. It is symmetric in the logarithm: 0.03
             allows a speed ratio between 1 / 1.03 and 1.03.
-        fewest: number of rounds below which nothing is settled, see `FIRST_LOOK`.
+        fewest: number of rounds below which no arm is settled, see `FIRST_LOOK`.
         one_sided: whether *equivalent* means not slower by the margin, as in `decide`.
-        accept: takes an arm and its verdict at a look. It returns that verdict, or an unresolved one, and
-            then the next look judges the arm again.
+        accept: is called with an arm and its verdict at a look. It returns that verdict, or an unresolved
+            one, which the next look judges again.
     """
     import numpy as np
 
@@ -152,7 +152,7 @@ def _verdict(index: int, sample: Sample, decision: Decision, margin: float, fewe
         kind = "faster" if mean > 0 else "slower"
     elif decision.settled.equivalent[index]:
         kind = "equivalent"
-    undrawn = Verdict(
+    without_interval = Verdict(
         kind=kind,
         speed_ratio=math.exp(mean),
         low=None,
@@ -166,13 +166,13 @@ def _verdict(index: int, sample: Sample, decision: Decision, margin: float, fewe
         rounds_to_settle=None,
         least=None if decision.least is None else ratio_of(float(decision.least[index])),
     )
-    return _with_interval(undrawn, mean, float(sample.error[index]), n, fewest)
+    return _with_interval(without_interval, mean, float(sample.error[index]), n, fewest)
 
 
 def _over_all_rounds(verdict: Verdict, values: Sequence[float], fewest: int) -> Verdict:
     """Return the verdict with the ratio and the interval of all rounds.
 
-    If that ratio contradicts the verdict, the arm becomes *unresolved*.
+    It becomes *unresolved* if that ratio contradicts it.
     """
     if verdict.n == len(values):
         return verdict
@@ -184,7 +184,7 @@ def _over_all_rounds(verdict: Verdict, values: Sequence[float], fewest: int) -> 
 
 
 def _agrees(verdict: Verdict, mean: float) -> bool:
-    """Return whether a verdict is settled, and a mean log ratio agrees with its kind."""
+    """Return whether the mean log ratio agrees with the kind of the verdict; False for *unresolved*."""
     is_one_sided, margin = verdict.least is not None, math.log1p(verdict.margin)
     return {
         "faster": mean > 0,
@@ -195,14 +195,17 @@ def _agrees(verdict: Verdict, mean: float) -> bool:
 
 
 def _with_interval(verdict: Verdict, mean: float, error: float, n: int, fewest: int) -> Verdict:
-    """Return the verdict with the ratio and the interval of ``n`` rounds, at the verdict's level."""
+    """Return the verdict with another ratio, and its interval at the verdict's level.
+
+    ``mean`` is the mean log ratio of ``n`` rounds, and ``error`` its standard error.
+    """
     from scipy.special import stdtrit
 
     alpha = 1 - verdict.level
     half_width = -float(stdtrit(max(n - 1, 1), alpha / 2)) * error
     low, high = ratios_of(mean, half_width)
     more = None
-    if verdict.kind == "unresolved" and n >= _TWO_ROUNDS and verdict.uneven_load is None:
+    if verdict.kind == "unresolved" and n >= _FEWEST_FOR_SPREAD and verdict.uneven_load is None:
         more = _rounds_to_settle(mean, error, n, alpha, verdict.margin)
     return msgspec.structs.replace(
         verdict,
@@ -215,18 +218,18 @@ def _with_interval(verdict: Verdict, mean: float, error: float, n: int, fewest: 
 
 
 def ratio_of(value: float) -> float | None:
-    """Return the ratio with the logarithm ``value``; None if JSON cannot hold the ratio or its inverse."""
+    """Return e to the power of ``value``; None if JSON cannot hold that number or its inverse."""
     return math.exp(value) if abs(value) < LARGEST_LOG else None
 
 
 def ratios_of(mean: float, half_width: float) -> tuple[float, float] | tuple[None, None]:
-    """Return the ends of an interval of logarithms as ratios; None for both if JSON cannot hold one."""
+    """Return the ends of an interval of log ratios as ratios; None for both if JSON cannot hold one."""
     low, high = ratio_of(mean - half_width), ratio_of(mean + half_width)
     return (None, None) if low is None or high is None else (low, high)
 
 
 def _rounds_to_settle(mean: float, error: float, n: int, alpha: float, margin: float) -> int | None:
-    """Return how many more rounds make the half-width small enough to settle; None beyond `_MOST_ROUNDS`."""
+    """Return how many more rounds make the interval narrow enough to settle; None beyond `_MOST_ROUNDS`."""
     from scipy.special import stdtrit
 
     log_margin = math.log1p(margin)
@@ -246,7 +249,7 @@ def _rounds_to_settle(mean: float, error: float, n: int, alpha: float, margin: f
 
 
 class Sample(NamedTuple):
-    """Mean and standard error of the log ratios of every arm; the last axis is the arms."""
+    """Mean and standard error of the log ratios of every arm, as arrays whose last axis is the arms."""
 
     mean: NDArray
     """Mean over the rounds; NaN without a round."""
@@ -268,7 +271,7 @@ class Sample(NamedTuple):
 
     @classmethod
     def between(cls, old: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> Sample:
-        """Return the difference, old minus new, of the means of two independent runs.
+        """Return, for each arm, the mean in the old run minus that in the new, independent one.
 
         The spreads of the runs may differ: B. L. Welch, "The generalization of 'Student's' problem when
         several different population variances are involved", Biometrika 34 (1947). Let a and b be s^2 / n of
@@ -288,7 +291,7 @@ class Sample(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """The arms that looks so far have settled, as boolean arrays."""
+    """Which arms the looks so far have settled, as boolean arrays whose last axis is the arms."""
 
     different: NDArray
     """Whether an arm is called faster or slower."""
@@ -297,21 +300,21 @@ class Settled(NamedTuple):
 
     @classmethod
     def none(cls, shape: tuple[int, ...]) -> Settled:
-        """Return the state before the first look, in which no arm is settled."""
+        """Return arrays of the given shape in which no arm is settled, as before the first look."""
         import numpy as np
 
         return cls(np.zeros(shape, bool), np.zeros(shape, bool))
 
 
 class Decision(NamedTuple):
-    """The decision on every arm at one look."""
+    """The decision on every arm at one look, as arrays whose last axis is the arms."""
 
     settled: Settled
     """The arms that this look or an earlier one settled."""
     p: NDArray
-    """Two-sided p of no difference; 0 or 1 for arms that an earlier look called different or equivalent."""
+    """Two-sided p-value of no difference; 0 or 1 for arms that are already called different or equivalent."""
     p_adjusted: NDArray
-    """The same after Holm's correction."""
+    """The p-value after Holm's correction."""
     alpha: NDArray
     """One minus the level of each arm's interval."""
     half_width: NDArray
@@ -355,18 +358,18 @@ def decide(
     adjusted = np.maximum.accumulate(np.minimum(1.0, ordered * divisors), axis=-1)
     exceeds = ~settled_before & (np.abs(sample.mean) > margin)
     different = before.different | (np.take_along_axis(rejected, back, -1) & exceeds)
-    left = np.maximum(arms - different.sum(-1, keepdims=True), 1)
-    own = np.where(different, alpha / divisors[back], alpha / left)
-    half_width = _quantile(sample.n, own) * sample.error
-    least = sample.mean - _quantile(sample.n, np.array(2 * alpha)) * sample.error if one_sided else None
+    not_different = np.maximum(arms - different.sum(-1, keepdims=True), 1)
+    alphas = np.where(different, alpha / divisors[back], alpha / not_different)
+    half_width = _half_width(sample.n, alphas) * sample.error
+    least = sample.mean - _half_width(sample.n, np.array(2 * alpha)) * sample.error if one_sided else None
     within = np.abs(sample.mean) + half_width <= margin if least is None else least >= -margin  # NaN is not
     equivalent = before.equivalent | (within & ~different & ~settled_before)
     adjusted = np.take_along_axis(adjusted, back, -1)
-    return Decision(Settled(different, equivalent), p, adjusted, own, half_width, least)
+    return Decision(Settled(different, equivalent), p, adjusted, alphas, half_width, least)
 
 
 def _p_value(sample: Sample) -> NDArray:
-    """Return the two-sided p of the paired t test of every arm.
+    """Return the two-sided p-value of the paired t test of every arm.
 
     With fewer than two rounds p is 1. Rounds without spread have an infinite t, so p is 0, or 1 if the mean
     is 0 too. Real launches always spread, because clocks count nanoseconds.
@@ -376,12 +379,15 @@ def _p_value(sample: Sample) -> NDArray:
 
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.abs(sample.mean) / sample.error
-    t = np.where((sample.mean == 0) | (sample.n < _TWO_ROUNDS), 0.0, t)
+    t = np.where((sample.mean == 0) | (sample.n < _FEWEST_FOR_SPREAD), 0.0, t)
     return 2 * stdtr(np.maximum(sample.n - 1, 1), -t)
 
 
-def _quantile(n: NDArray, alpha: NDArray) -> NDArray:
-    """Return the half-width of the two-sided interval at level 1 - alpha, in standard errors."""
+def _half_width(n: NDArray, alpha: NDArray) -> NDArray:
+    """Return the half-width of two-sided intervals at the level 1 - alpha, in standard errors of the mean.
+
+    ``n`` is one more than the degrees of freedom. Both arrays are broadcast together.
+    """
     import numpy as np
     from scipy.special import stdtrit
 

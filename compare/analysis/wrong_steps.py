@@ -1,4 +1,8 @@
-"""Name the likely cause of a wrong step."""
+"""Name the likely cause of a wrong step.
+
+An update is a sum of the gradients of all shards, of which each rank usually has one. A share is the part
+that a shard's gradient has in it, times the number of shards, so every share is 1 if the update is the mean.
+"""
 
 from __future__ import annotations
 
@@ -9,119 +13,119 @@ import msgspec
 
 from compare.schema.parity import ParityPass, WrongStep
 
-_CLOSE = 1e-3
-"""Largest difference between a share and a value with a known meaning.
+_SHARE_TOLERANCE = 1e-3
+"""A share counts as a value if it differs by no more than this.
 
-It is also the largest part of an update that may stay unexplained.
+An update counts as explained by its shares if no larger part of it remains.
 """
-
 _LEAST_KEPT = 1e-9
-"""Smallest part of the mean that ``before_step`` must keep, because shares are divided by that part."""
-_ROUNDED = 0.01
-"""Largest error of a share that half precision explains."""
-_SHARDS = "Check that the shards are the parts of every global batch."
+"""If ``before_step`` keeps a smaller part of the mean, shares are not divided by that part."""
+_ROUNDED_SHARE_ERROR = 0.01
+"""Half precision explains an error of a share up to this one."""
+_SHARDING_ADVICE = "Check that the shards are the parts of every global batch."
 _WRONG_SHARD = "A shard is not updated, or samples are left out. Check every rank's part of the work."
 _PLAIN_MEAN = "It is the plain mean: the step leaves out what the workload's before_step does."
-_SMALL = "It is nearly the mean: something small is added, such as weight decay or half precision."
-_SAME_SAMPLES = f"Every rank trains on the same samples. {_SHARDS}"
-_OTHER_SAMPLES = f"The ranks agree, on gradients of other samples or of another loss. {_SHARDS}"
+_SMALL_ADDITION = "It is nearly the mean: something small is added, such as weight decay or half precision."
+_SAME_SAMPLES = f"Every rank trains on the same samples. {_SHARDING_ADVICE}"
+_OTHER_SAMPLES = f"The ranks agree, on gradients of other samples or of another loss. {_SHARDING_ADVICE}"
 
 
-_REMEMBERS = (
+_WORKLOAD_WITH_MEMORY = (
     "the workload remembers something that a new call of its function does not create anew",
     "Create such things inside the function, because a global or a file outlasts a call of it.",
 )
-_ROUNDS = (
+_ROUNDING_STEP = (
     "each number is the mean except for half precision, so the step rounds on purpose",
     "Its test loss shows what the rounding costs in accuracy.",
 )
-_REFERENCE = "Give the workload a reference_step, which takes the batches of all ranks in one process."
+_REFERENCE_ADVICE = "Give the workload a reference_step, which takes the batches of all ranks in one process."
 
 
 def diagnose(passes: Mapping[int, ParityPass], *, in_shards: bool = False) -> str:
-    """Describe where a failed pass goes wrong first, and the likely cause.
+    """Return sentences that state where a failed proof goes wrong first, and the likely cause.
 
-    The passes are those of all ranks, by rank. If ranks gather one model (``in_shards``), their agreement
-    shows nothing.
+    ``passes`` has the pass of each rank. If each rank holds a shard of one model (``in_shards``), all ranks
+    gather the same parameters, so their agreement shows nothing.
     """
     first = _first_wrong(passes)
     # Every step calls optimizer.step() once.
     miscounted = min(
         (
             (number, rank, count)
-            for rank, taken in passes.items()
-            for number, count in enumerate(taken.optimizer_steps, start=1)
+            for rank, parity_pass in passes.items()
+            for number, count in enumerate(parity_pass.optimizer_steps, start=1)
             if count != 1
         ),
         default=None,
     )
     if miscounted and (first is None or miscounted[0] <= first[1].step):
         number, rank, count = miscounted
-        where = _where(*first) if first and first[1].step == number else f"Step {number} of rank {rank}."
+        where = _place(*first) if first and first[1].step == number else f"Step {number} of rank {rank}."
         return f"{where} It calls optimizer.step() {count} times; one process calls it once."
     if first is None:
         return _without_a_wrong_step(passes)
     rank, step = first
-    agree = len({taken.hash for taken in passes.values()}) == 1 and not in_shards
+    agree = len({parity_pass.hash for parity_pass in passes.values()}) == 1 and not in_shards
     cause = _cause(_with_shares(step, passes[rank]), agree=agree)
     if not cause and step.step > 1:
         cause = "Something is left over from the step before, or a rank leaves out a part."
     elif not cause and in_shards:
         cause = _WRONG_SHARD
-    elif not cause and any(taken.wrong is None for taken in passes.values()):
+    elif not cause and any(parity_pass.wrong is None for parity_pass in passes.values()):
         cause = "Other ranks' first steps are right: gradients do not reach every rank in full."
     elif not cause:
         cause = _OTHER_SAMPLES if agree else "Gradients are not averaged over the ranks."
-    return f"{_where(*first)} {cause}"
+    return f"{_place(*first)} {cause}"
 
 
 def why_incomparable(passes: Mapping[int, ParityPass], *, own_step: bool) -> tuple[str, str] | None:
     """Return why a wrong step cannot be compared with a single process, and the remedy; None if it can.
 
-    It cannot if the workload remembers earlier calls, or if a user's own step rounds or is no plain step.
+    It cannot if the workload remembers earlier calls. A user's own step cannot either if it rounds on
+    purpose, or if it is not a plain step of one loss.
     """
-    wrong = [taken.wrong for taken in passes.values() if taken.wrong]
+    wrong = [parity_pass.wrong for parity_pass in passes.values() if parity_pass.wrong]
     first = _first_wrong(passes)
     if any(step.uncarried for step in wrong):
-        return _REMEMBERS
+        return _WORKLOAD_WITH_MEMORY
     if first is None or not own_step:
         return None
-    if all(step.rounded and _near(step.rate, 1) for step in wrong):
-        return _ROUNDS
+    if all(step.rounded and _is_near(step.rate, 1) for step in wrong):
+        return _ROUNDING_STEP
     rank, step = first
     if step.structure and not _cause(_with_shares(step, passes[rank]), agree=True):
-        return f"its step is not a plain step of one loss ({step.structure})", _REFERENCE
+        return f"its step is not a plain step of one loss ({step.structure})", _REFERENCE_ADVICE
     return None
 
 
 def _first_wrong(passes: Mapping[int, ParityPass]) -> tuple[int, WrongStep] | None:
-    """Return the rank and the step that is wrong first; None if no step is wrong."""
-    wrong = [(rank, taken.wrong) for rank, taken in passes.items() if taken.wrong]
-    return min(wrong, key=lambda found: (found[1].step, found[0]), default=None)
+    """Return the earliest wrong step and its rank, the lowest one; None if no step is wrong."""
+    wrong = [(rank, parity_pass.wrong) for rank, parity_pass in passes.items() if parity_pass.wrong]
+    return min(wrong, key=lambda pair: (pair[1].step, pair[0]), default=None)
 
 
-def _with_shares(wrong: WrongStep, taken: ParityPass) -> WrongStep:
-    """Return a wrong step of a large model with shares, which follow from its whole first update.
+def _with_shares(wrong: WrongStep, parity_pass: ParityPass) -> WrongStep:
+    """Return the first step of a large model with the shares that follow from its whole update.
 
-    A rank with a large model keeps no gradient of each shard. But if its first update is a multiple of the
-    right one, that multiple is the share of every shard. A step that has shares, or is not the first, is
-    returned as it is.
+    A rank with a large model does not keep the gradient of each shard. But if its first update is a multiple
+    of the right one, that multiple is the share of every shard. A step that has shares, or that is not the
+    first, is returned as it is.
     """
-    share, error = taken.share_of_first_update, taken.error_of_first_update
+    share, error = parity_pass.share_of_first_update, parity_pass.error_of_first_update
     if wrong.shares or wrong.step > 1 or share is None or error is None:
         return wrong
     across = math.sqrt(max(0.0, error**2 - (share - 1) ** 2))
-    return msgspec.structs.replace(wrong, shares=[share] * taken.shards, unexplained=across)
+    return msgspec.structs.replace(wrong, shares=[share] * parity_pass.shards, unexplained=across)
 
 
-def _where(rank: int, wrong: WrongStep) -> str:
+def _place(rank: int, wrong: WrongStep) -> str:
     size = "not a number" if wrong.difference is None else f"off by {wrong.difference:.1e}"
     only = ", and no other parameter," if wrong.only else ""
     return f"Rank {rank} is wrong from step {wrong.step}: {wrong.parameter}{only} is {size}."
 
 
 def _without_a_wrong_step(passes: Mapping[int, ParityPass]) -> str:
-    if any(None in taken.differences for taken in passes.values()):
+    if any(None in parity_pass.differences for parity_pass in passes.values()):
         return (
             "The first update is right on every rank, and then the training diverges. SGD with a learning "
             "rate of 0.01 is too much for this model. Scale its inputs, its targets or its loss."
@@ -130,28 +134,34 @@ def _without_a_wrong_step(passes: Mapping[int, ParityPass]) -> str:
 
 
 def _cause(wrong: WrongStep, *, agree: bool) -> str:
-    """Return the likely cause of a wrong update, by its shares; empty if they have no known meaning."""
+    """Return a sentence with the likely cause of a wrong update; empty if its shares have no known meaning.
+
+    ``agree`` is whether all ranks end with the same parameters.
+    """
     if wrong.difference is None:
         return "The loss or a gradient is not a number."
-    if not wrong.shares or wrong.unexplained is None or wrong.unexplained > _CLOSE:
+    if not wrong.shares or wrong.unexplained is None or wrong.unexplained > _SHARE_TOLERANCE:
         return ""
     if abs(wrong.kept) < _LEAST_KEPT:
         return "The workload's before_step takes the whole update away, and this step does not."
-    if not _near(wrong.left_over, 0):
+    if not _is_near(wrong.left_over, 0):
         return f"It contains {wrong.left_over:.2g} times the update before, so gradients are not reset."
     shares = [share / wrong.kept for share in wrong.shares]
-    if _are(shares, shares[0]):
-        return _evenly(shares[0], wrong)
-    return _unevenly(shares, agree=agree, first=wrong.step == 1)
+    if _are_near(shares, shares[0]):
+        return _cause_of_multiple(shares[0], wrong)
+    return _cause_of_unequal_shares(shares, agree=agree, first=wrong.step == 1)
 
 
-def _unevenly(shares: list[float], *, agree: bool, first: bool) -> str:
-    """Return the likely cause of an update in which the ranks' gradients have different shares."""
+def _cause_of_unequal_shares(shares: list[float], *, agree: bool, first: bool) -> str:
+    """Return the likely cause of an update in which the gradients have unequal shares.
+
+    ``first`` is whether it is the first step.
+    """
     count = len(shares)
-    if all(abs(share - 1) < _ROUNDED for share in shares):
-        return _SMALL
-    missing = [index for index, share in enumerate(shares) if _near(share, 0)]
-    if len(missing) == count - 1 and _near(max(shares), count):
+    if all(abs(share - 1) < _ROUNDED_SHARE_ERROR for share in shares):
+        return _SMALL_ADDITION
+    missing = [index for index, share in enumerate(shares) if _is_near(share, 0)]
+    if len(missing) == count - 1 and _is_near(max(shares), count):
         return (
             _SAME_SAMPLES if agree and first else "It applies only one rank's gradient, in place of the mean."
         )
@@ -167,24 +177,24 @@ def _unevenly(shares: list[float], *, agree: bool, first: bool) -> str:
     )
 
 
-def _evenly(share: float, wrong: WrongStep) -> str:
-    """Return the likely cause of an update that is a multiple of the right one."""
+def _cause_of_multiple(share: float, wrong: WrongStep) -> str:
+    """Return the likely cause of an update that is ``share`` times the right one."""
     count = len(wrong.shares)
     rate = (
         f"The learning rate is {wrong.rate:.3g} times the right one. Is it scaled by the number of ranks, is "
         "its schedule stepped more than once, or does the workload lack the same schedule?"
     )
     meanings = (
-        (not _near(wrong.kept, 1) and _are(wrong.shares, 1), _PLAIN_MEAN),
-        (_near(share, 1), _SMALL),
-        (_near(share, 0), "The parameters do not change: the step does not reach them."),
-        (not _near(wrong.rate, 1) and _near(share, wrong.rate), rate),
+        (not _is_near(wrong.kept, 1) and _are_near(wrong.shares, 1), _PLAIN_MEAN),
+        (_is_near(share, 1), _SMALL_ADDITION),
+        (_is_near(share, 0), "The parameters do not change: the step does not reach them."),
+        (not _is_near(wrong.rate, 1) and _is_near(share, wrong.rate), rate),
         (
-            count > 1 and _near(share, count),
+            count > 1 and _is_near(share, count),
             f"It is {count} times the right one: a sum in place of the mean, or two steps in place of one.",
         ),
         (
-            count > 1 and wrong.step == 1 and _near(share * count, 1),
+            count > 1 and wrong.step == 1 and _is_near(share * count, 1),
             f"It is the right one divided by {count}: the mean is divided twice.",
         ),
     )
@@ -192,9 +202,9 @@ def _evenly(share: float, wrong: WrongStep) -> str:
     return next((meaning for holds, meaning in meanings if holds), scaled)
 
 
-def _are(shares: Sequence[float], value: float) -> bool:
-    return all(_near(share, value) for share in shares)
+def _are_near(shares: Sequence[float], value: float) -> bool:
+    return all(_is_near(share, value) for share in shares)
 
 
-def _near(found: float, value: float) -> bool:
-    return abs(found - value) < _CLOSE * max(1.0, abs(value))
+def _is_near(share: float, value: float) -> bool:
+    return abs(share - value) < _SHARE_TOLERANCE * max(1.0, abs(value))

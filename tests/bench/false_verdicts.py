@@ -20,7 +20,7 @@ from compare.analysis.change import judge_gate
 from compare.analysis.estimate import binomial_interval
 from compare.analysis.figures import Figures, LaunchFigures
 from compare.analysis.looks import FIRST_LOOK, Look
-from compare.analysis.ranking import assess, log_ratios
+from compare.analysis.ranking import assess_aa_test, log_ratios
 from compare.errors import SlowerError, TooNoisyError
 from compare.schema.store import read_run
 from compare.text import counted
@@ -89,7 +89,7 @@ def _compare_once(given):
     flags = ("--comparisons", 1, "--repeats", FIRST_LOOK, "--interleave", given.mode, "--max-reruns", 0)
     with loads.injected(given.load):
         figures, entry = _run(given, "aa", *flags)
-    (verdict,), mode = assess(figures).verdicts, figures.run.interleaved.mode
+    (verdict,), mode = assess_aa_test(figures).verdicts, figures.run.interleaved.mode
     first, second = (arm.label for arm in figures.run.config.arms)
     assert len(log_ratios(figures, second, first)) == FIRST_LOOK
     return entry | {

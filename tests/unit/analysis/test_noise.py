@@ -23,7 +23,7 @@ from compare.analysis.noise import (
     narrowest,
     would_have_seen,
 )
-from compare.analysis.ranking import assess, find_lead, twins, verdicts
+from compare.analysis.ranking import assess_aa_test, find_lead, twins, verdicts
 from compare.analysis.summary import summarise
 from compare.analysis.verdict import MARGIN, judge
 from compare.report.columns import describe
@@ -144,9 +144,9 @@ def test_an_aa_test_withholds_it_too():
     twin = {"arms": [first, second], "baseline": first.label, "comparisons": 1, "rounds": 5}
     config = msgspec.structs.replace(run.config, **twin)
     run = msgspec.structs.replace(run, launches=launches, config=config)
-    assert assess(Figures(run)).false_differences == 1
+    assert assess_aa_test(Figures(run)).false_differences == 1
     uneven = beside(run, **{first.label: 1.0, second.label: 0.0})
-    assert assess(Figures(uneven)).false_differences == 0
+    assert assess_aa_test(Figures(uneven)).false_differences == 0
 
 
 # ---- ratios that change with the load ----
