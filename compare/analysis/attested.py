@@ -31,7 +31,7 @@ _MEAN_OPERATIONS = {
 
 
 Exemption: TypeAlias = tuple[Callable[[Arm], Any], str]
-"""A test of whether an arm declares that it may differ in an item, and a phrase for how it differs."""
+"""A test for arms that may differ in an item by declaration, and a phrase for how they differ."""
 _OTHER_INTERPRETER: Exemption = (lambda arm: arm.against, "another interpreter")
 _ONE_PROCESS: Exemption = (
     lambda arm: arm.traits.one_process,
@@ -171,7 +171,7 @@ WHAT_IS_COMPARED = "this is what is compared"
 
 
 def _backend_item(name: str, read: Callable[[RankResult], Any], *options: str, **fields: Any) -> Item:
-    """Return an item that belongs to the backend, so it is compared only between arms that communicate."""
+    """Return an item that belongs to the backend and is compared among arms that communicate."""
     why = f"part of the backend: {WHAT_IS_COMPARED}"
     return Item(name, "compared", read, why, options, in_control=False, **fields)
 

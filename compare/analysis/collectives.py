@@ -109,8 +109,8 @@ def summarise_sweeps(run: CollectivesRun) -> list[GroupAtSize]:
 def bus_factor(collective: str, ranks: int) -> float:
     """Return the ratio of bus bandwidth to algorithm bandwidth for a collective and its number of ranks.
 
-    It is the number of bytes that each rank sends for each byte of the message in an optimal algorithm
-    (PERFORMANCE.md of nccl-tests).
+    In an optimal algorithm, each rank sends this number of bytes for each byte of the message (PERFORMANCE.md
+    of nccl-tests).
     """
     share = (ranks - 1) / ranks
     return {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "all_to_all": share}.get(
@@ -218,7 +218,7 @@ class Form:
 
     name: str
     rounds: OfRanks
-    """Number of transfers of which each waits for the one before, if the message is sent whole."""
+    """Number of transfers that wait for each other in a row, if the message is sent whole."""
     sent: OfRanks
     """Bytes that the busiest rank sends, divided by those of the message."""
     received: OfRanks

@@ -231,6 +231,7 @@ class Figures:
     @cached_property
     def common(self) -> Self:
         """Return the figures of only those rounds that all arms with a launch have in common.
+
         Only a run that is not complete has other rounds. Without a common round, all rounds are kept.
         """
         rounds = [set(launches) for launches in self.by_arm.values() if launches]

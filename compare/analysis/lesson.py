@@ -1,4 +1,7 @@
-"""Take the figures of a lesson from a run; a lesson explains to a learner what an arm sends in a step."""
+"""Take the figures of a lesson from a run.
+
+A lesson explains to a learner what one arm sends in a step.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
     sent_bytes: float | None
     """Bytes that the busiest rank sends in a step, calculated from the algorithm and not counted."""
     messages_in_a_row: float | None
-    """Number of messages in a call of which each waits for the one before, calculated from the algorithm."""
+    """Number of a call's messages that wait for each other in a row, calculated from the algorithm."""
     schedule: Schedule | None
     """When the calls run; None if a step has no messages."""
     fixed_seconds: float | None

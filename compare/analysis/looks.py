@@ -54,7 +54,7 @@ def levels(looks: Sequence[Look], *, alpha: float = ALPHA) -> list[float]:
 
 
 def look_rounds(most: int) -> Iterator[int]:
-    """Yield the numbers of rounds with a look up to ``most``: 5, 8, 12, 18, each about 1.5 times the last."""
+    """Yield the numbers of rounds with a look, up to ``most``: 5, 8, 12, 18 and so on."""
     rounds = next_look(0)
     while rounds <= most:
         yield rounds

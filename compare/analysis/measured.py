@@ -120,7 +120,7 @@ def _reasons_of_launches(run: Run, launches: list[Launch]) -> Iterator[str]:
     if "TCP" not in transport and not over_nccl:
         yield f"its bytes travelled by {transport}, not between hosts"
     if any(host.slots > 1 for host in run.hosts) and len(run.hosts) > 1:
-        yield "several ranks on a host share a link, of which predictions have no model"
+        yield "several ranks on a host share a link, and predictions have no model of that"
     yield from _reasons_of_calls(first)
     figures = [LaunchFigures(launch) for launch in launches]
     phases = [next(iter(one.phases("reference")), {}) for one in figures]

@@ -137,7 +137,10 @@ def _load_dependence(arm: str, passes: Sequence[tuple[float, float]], *, level: 
 
 
 def _p_of_no_slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the two-sided p-value of a t test that the slope of y on x is zero; neither may be constant."""
+    """Return the two-sided p-value of a t test that the slope of y on x is zero.
+
+    Neither ``x`` nor ``y`` may be constant.
+    """
     from scipy.special import stdtr
 
     r = statistics.correlation(x, y)

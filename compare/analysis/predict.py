@@ -92,7 +92,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """All predictions from one run."""
 
     measured_hosts: int
-    """Number of ranks of the measured run, of which each counts as one host."""
+    """Number of ranks of the measured run, because each rank counts as one host."""
     predictions: list[Prediction]
     refused: dict[str, str]
     """For each arm that cannot be predicted, the reason, by label."""

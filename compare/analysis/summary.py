@@ -31,7 +31,7 @@ from compare.schema.arms import Arm
 from compare.schema.results import Mode, Run
 
 WAITING_CORES_LIMIT = 0.02
-"""All ranks of an arm that waits for its turn may use this share of a core together before it is reported."""
+"""A waiting arm is reported if all of its ranks together use more than this share of a core."""
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):

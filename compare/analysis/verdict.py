@@ -84,8 +84,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     least: float | None = None
     """Lower end of the one-sided interval of a gate, as a speed ratio.
 
-    It is computed at the look that settled the arm, or at the last look. None outside a gate, or for a single
-    round.
+    Its rounds and its level are those of the look that settled the arm, or of the last look. None outside a
+    gate, or for a single round.
     """
 
 

@@ -1,7 +1,7 @@
 """Name the likely cause of a wrong step.
 
-An update is a sum of the gradients of all shards, of which each rank usually has one. A share is the part
-that a shard's gradient has in it, times the number of shards, so every share is 1 if the update is the mean.
+A step updates the parameters by a sum of the gradients of all shards, and each rank usually has one shard.
+The share of a gradient is its factor in that sum, times the number of shards. In the mean, every share is 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""List the data sets, their files and the SHA-256 of every file."""
+"""List the built-in data sets with the size and SHA-256 of every file, and define what names a run's data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONTENT_BYTES: Final[Mapping[str, int]] = {
     TEST_IMAGES: 16 + TEST_COUNT * IMAGE_SIDE_PIXELS**2,
     TEST_LABELS: 8 + TEST_COUNT,
 }
-"""Uncompressed size of every file in bytes, the same for MNIST and the digits."""
+"""Size of every file in bytes without compression, which is the same for MNIST and the digits."""
 
 # The sums are those of the uncompressed files. Mirrors compress anew, so sums of .gz files would refuse some.
 SHA256: Final[Mapping[str, Mapping[str, str]]] = {
@@ -54,19 +54,19 @@ DIGITS_VERSION: Final = "v1"  # a new recipe needs a new folder and new sums
 
 
 class DatasetSource(msgspec.Struct, frozen=True, kw_only=True):
-    """The data set of a run, or the user's own workload."""
+    """The data set of a run, or the user's own workload, and where it is."""
 
     name: DatasetName
     requested: DatasetChoice
     directory: str
     note: str = ""
-    """Why ``auto`` chose the digits, or that the data must still be fetched; otherwise empty."""
+    """Why ``auto`` chose the digits, or how to get data that is not there yet; otherwise empty."""
     workload: str = ""
     """``file.py:factory`` in ``directory`` for a workload of the user's own; otherwise empty."""
     sha256: str = ""
     """SHA-256 over the Python files below ``directory``; empty unless the workload is the user's own."""
     code: dict[str, str] = {}
-    """The first 12 digits of each Python file's SHA-256, by its path relative to ``directory``.
+    """The first 12 digits of each Python file's SHA-256, by the file's path relative to ``directory``.
 
-    Empty if there are more than a thousand files, or if the workload is not the user's own.
+    Empty if there are more than a thousand Python files, or if the workload is not the user's own.
     """

@@ -1,4 +1,4 @@
-"""Make the stand-in for MNIST: scikit-learn's digits, in MNIST's shapes and sizes."""
+"""Make the stand-in for MNIST: scikit-learn's images of digits, in as many files of the same sizes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     Indices: TypeAlias = NDArray[np.int64]
 
 _SEED: Final = 20_240_601
-_TEST_ONE_IN: Final = 5
+_SAMPLES_PER_TEST_SAMPLE: Final = 5
 _SHIFT_PIXELS: Final = 2
 _GLYPH_PIXELS: Final = 20  # as in MNIST
 
 
 def prepare_digits(root: Path) -> Path:
-    """Make the digits under ``root`` unless they are there, and return their folder.
+    """Make the digits under the data folder ``root`` unless they are there, and return their folder.
 
     First the 1,797 originals are split, so that no variant of a test image is trained on. One in five of
     each class goes to the test set. Each 8 x 8 image is then enlarged to 20 x 20 pixels, and placed in a
@@ -44,7 +44,8 @@ def prepare_digits(root: Path) -> Path:
     repetition is shifted by up to two pixels, and made paler by up to a quarter.
 
     Raises:
-        DataError: the folder is damaged, or scikit-learn yields other digits than expected.
+        DataError: a file is damaged, scikit-learn yields other digits than expected, or another process kept
+            the lock on the folder.
         OutputError: the folder cannot be written.
     """
     directory = folder_of("digits", root)
@@ -86,16 +87,16 @@ def _write(directory: Path) -> None:
 
 
 def _make_digits() -> dict[str, Bytes]:
-    """Return the four arrays of unsigned bytes by file name, which are the same on every host.
+    """Return, by file name, the four arrays of unsigned bytes, which are the same on every host.
 
-    They are made of integers only, and of RandomState, the one generator whose stream NumPy never changes.
+    They are computed with integers only, and with RandomState, because NumPy never changes its stream.
     """
     import numpy as np
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
     labels = labels.astype(np.uint8)
-    glyphs = _enlarged(pixels.astype(np.int64).reshape(-1, 8, 8))
+    glyphs = _enlarge(pixels.astype(np.int64).reshape(-1, 8, 8))
     random = np.random.RandomState(_SEED)
     train, test = split_digits(labels)
     arrays: dict[str, Bytes] = {}
@@ -104,15 +105,15 @@ def _make_digits() -> dict[str, Bytes]:
         (test, TEST_COUNT, TEST_IMAGES, TEST_LABELS),
     ):
         source = part[random.permutation(count) % len(part)]
-        arrays[images_name] = _varied(glyphs[source], random)
+        arrays[images_name] = _vary(glyphs[source], random)
         arrays[labels_name] = labels[source]
     return arrays
 
 
 def split_digits(labels: ArrayLike) -> tuple[Indices, Indices]:
-    """Return the ascending indices of the training samples and of the test samples.
+    """Return the indices of the training samples and of the test samples, both ascending.
 
-    One in five samples of each class, rounded down, is for testing.
+    ``labels`` has the class of each sample. One in five samples of each class, rounded down, is for testing.
     """
     import numpy as np
 
@@ -121,12 +122,12 @@ def split_digits(labels: ArrayLike) -> tuple[Indices, Indices]:
     held_out = np.zeros(len(classes), dtype=bool)
     for label in np.unique(classes):
         members = random.permutation(np.flatnonzero(classes == label))
-        held_out[members[: len(members) // _TEST_ONE_IN]] = True
+        held_out[members[: len(members) // _SAMPLES_PER_TEST_SAMPLE]] = True
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 
-def _enlarged(images: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Enlarge images of shape (n, 8, 8) to (n, 20, 20) by bilinear interpolation.
+def _enlarge(images: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return images of shape (n, 8, 8), enlarged to (n, 20, 20) by bilinear interpolation.
 
     The range of values grows from 0..16 to 0..255. A border of zeros lets strokes fade out at the edges. The
     centre of output pixel i lies at ``(i + 1/2) * 8/20 - 1/2 = (4 i - 3) / 10`` input pixels. These are
@@ -145,8 +146,8 @@ def _enlarged(images: NDArray[np.int64]) -> NDArray[np.int64]:
     return enlarged
 
 
-def _varied(glyphs: NDArray[np.int64], random: np.random.RandomState) -> Bytes:
-    """Return each glyph in a square of 28 x 28 pixels, shifted and made paler at random."""
+def _vary(glyphs: NDArray[np.int64], random: np.random.RandomState) -> Bytes:
+    """Return the glyphs, of shape (n, 20, 20), in squares of 28 x 28, shifted and made paler at random."""
     import numpy as np
 
     count, side = len(glyphs), _GLYPH_PIXELS

@@ -39,7 +39,7 @@ LOCK_SECONDS: Final = 900.0
 """Maximum time to wait for the lock on a data folder."""
 
 _NO_FLOCK_ERRNOS: Final = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
-_ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
+_ERRNOS_OF_ABSENCE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _UINT8: Final = 0x08
 
@@ -51,34 +51,34 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Name of the file without ``.gz``."""
     path: str
-    """Path of the file that was found, or of the plain file if both forms are missing."""
+    """Path of the file that was found, or of the uncompressed file if neither form is there."""
     form: Literal["plain", "gz", "missing"]
     size_bytes: int = 0
     """Size of the file as it is stored; 0 if it is missing."""
     verified: bool = False
     """Whether the file's uncompressed content has the right SHA-256."""
     problem: str = ""
-    """What is wrong with the file, or why it cannot be looked for; empty if it is only missing."""
+    """What is wrong with the file, or why the system cannot look for it; empty if it is only missing."""
 
 
 def folder_of(dataset: DatasetName, root: Path) -> Path:
-    """Return the folder of a data set below the data folder ``root``; torchvision has MNIST there too."""
+    """Return the folder of a data set below the data folder ``root``; MNIST is where torchvision puts it."""
     return root / "MNIST" / "raw" if dataset == "mnist" else root / "digits" / DIGITS_VERSION
 
 
 def fetch_command(root: Path) -> str:
-    """Return the command line that downloads MNIST into a data folder."""
+    """Return the command that downloads MNIST into the data folder ``root``, in backquotes for a message."""
     return f"`compare data fetch --data-dir {shlex.quote(str(root))}`"
 
 
 def status(root: Path) -> tuple[FileStatus, ...]:
-    """Return the state of every file under ``root``, without changing any.
+    """Return the state of every data file under the data folder ``root``, without changing any.
 
     The four files of MNIST come first, then those of the digits if their folder exists.
     """
-    found = examine("mnist", folder_of("mnist", root))
+    files = examine("mnist", folder_of("mnist", root))
     digits = folder_of("digits", root)
-    return (*found, *examine("digits", digits)) if os.path.isdir(digits) else found  # noqa: PTH112 -- never raises
+    return (*files, *examine("digits", digits)) if os.path.isdir(digits) else files  # noqa: PTH112 -- never raises
 
 
 def holds(dataset: DatasetName, directory: Path) -> bool:
@@ -87,12 +87,12 @@ def holds(dataset: DatasetName, directory: Path) -> bool:
 
 
 def files_in(directory: Path) -> list[Path]:
-    """Return the paths of the data files in a folder, each plain or compressed."""
-    return [path for path in (find(directory, name) for name in FILES) if path]
+    """Return the paths of those data files that are in a folder, each plain or compressed."""
+    return [path for path in (find_file(directory, name) for name in FILES) if path]
 
 
-def find(directory: Path, name: str) -> Path | None:
-    """Return the path of the plain file, else that of the compressed one, else None.
+def find_file(directory: Path, name: str) -> Path | None:
+    """Return the path of a data file in a folder: the plain file, else the compressed one, else None.
 
     The plain file comes first because it loads four times as fast.
     """
@@ -103,12 +103,12 @@ def find(directory: Path, name: str) -> Path | None:
 
 
 def examine(dataset: DatasetName, directory: Path) -> tuple[FileStatus, ...]:
-    """Look for the four files of a data set, verify those that are there, and return the state of each."""
+    """Verify the files of a data set in a folder, and return the state of all four, missing ones included."""
     return tuple(_examine_file(dataset, directory, name) for name in FILES)
 
 
 def _examine_file(dataset: DatasetName, directory: Path, name: str) -> FileStatus:
-    path = find(directory, name)
+    path = find_file(directory, name)
     if path is None:
         path = directory / name
         return FileStatus(
@@ -133,16 +133,21 @@ def _examine_file(dataset: DatasetName, directory: Path, name: str) -> FileStatu
 
 
 def _why_unseen(path: Path) -> str:
-    """Return why the system refuses to look for a file; empty if the file is only missing."""
+    """Return a clause for why the system refuses to look for a file; empty if it is only missing."""
     try:
         path.lstat()
     except OSError as error:
-        return "" if error.errno in _ABSENT else f"cannot be looked for: {system_reason(error)}"
+        return "" if error.errno in _ERRNOS_OF_ABSENCE else f"cannot be looked for: {system_reason(error)}"
     return ""
 
 
 def read_content(dataset: DatasetName, name: str, path: Path) -> bytes:
-    """Read a file, plain or compressed, and return its uncompressed content after verifying it.
+    """Return the uncompressed content of a plain or compressed file, whose SHA-256 was verified.
+
+    Args:
+        dataset: the data set to which the file should belong.
+        name: the name of the file without ``.gz``.
+        path: where the file is, under any name.
 
     Raises:
         DataError: the file cannot be read, or its content is wrong.
@@ -157,9 +162,9 @@ def read_content(dataset: DatasetName, name: str, path: Path) -> bytes:
         raise _unusable(path, f"Its gzip stream is truncated or damaged: {error}.") from error
     except OSError as error:
         raise _unusable(path, f"It cannot be read: {system_reason(error)}.") from error
-    expected, found = catalogue.SHA256[dataset][name], hashlib.sha256(content).hexdigest()
-    if found != expected:
-        raise _unusable(path, f"Its content has SHA-256 {found}; for {dataset} it must be {expected}.")
+    expected, sha256 = catalogue.SHA256[dataset][name], hashlib.sha256(content).hexdigest()
+    if sha256 != expected:
+        raise _unusable(path, f"Its content has SHA-256 {sha256}; for {dataset} it must be {expected}.")
     return content
 
 
@@ -173,15 +178,15 @@ def load_split(source: DatasetSource, split: Split) -> tuple[Bytes, Bytes]:
     Raises:
         DataError: a file is missing or damaged, or belongs to another data set.
     """
-    images, labels = (_load(source, name) for name in SPLITS[split])
+    images, labels = (_load_file(source, name) for name in SPLITS[split])
     return images, labels
 
 
-def _load(source: DatasetSource, name: str) -> Bytes:
+def _load_file(source: DatasetSource, name: str) -> Bytes:
     import numpy as np
 
     directory = Path(source.directory)
-    path = find(directory, name)
+    path = find_file(directory, name)
     if path is None:
         raise DataError(
             f"{name} is not in {directory}.",
@@ -205,7 +210,7 @@ def _unusable(path: Path, found: str) -> DataError:
 
 
 def refuse_damaged(files: Sequence[FileStatus], directory: Path) -> None:
-    """Raise an error if any file has a problem.
+    """Require that no file of a folder has a problem.
 
     A damaged file may be the user's only copy, so Ringside never replaces it.
 
@@ -222,7 +227,7 @@ def refuse_damaged(files: Sequence[FileStatus], directory: Path) -> None:
 
 
 def replace_remedy(directory: Path, paths: Sequence[str]) -> str:
-    """Return a sentence with the commands that remove ``paths`` and write the files of a folder anew."""
+    """Return the remedy that removes the files ``paths`` of a data set's folder and writes them anew."""
     root = directory.parent.parent
     if directory != folder_of("mnist", root):  # the digits, or a copy that Ringside sent to this host
         return f"Run `rm -r {shlex.quote(str(directory))}`; the next run writes it again."
@@ -232,14 +237,15 @@ def replace_remedy(directory: Path, paths: Sequence[str]) -> str:
 
 @contextmanager
 def writing(directory: Path, tell: Callable[[str], None] = lambda _: None) -> Iterator[None]:
-    """Make a folder, and hold its lock during the block; ``tell`` is called if another process holds it.
+    """Make a data folder, and hold its lock during the block, so that only one process writes into it.
 
-    The lock file stays, because removing it would be a race. On network file systems without locks, two
-    processes may both download. That does no harm, because each file is verified before it gets its name.
+    If another process holds the lock, ``tell`` is called with a message before waiting. The lock file stays,
+    because another process may have opened it already. On network file systems without locks, two processes
+    may both download. That does no harm, because each file is verified before it gets its name.
 
     Raises:
         DataError: another process kept the lock for longer than ``LOCK_SECONDS``.
-        OutputError: the folder cannot be made, or the block raised an ``OSError``.
+        OutputError: the folder cannot be made or written; any ``OSError`` of the block becomes this error.
     """
     import filelock
 

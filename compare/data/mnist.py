@@ -24,11 +24,12 @@ MIRRORS: Final = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
 MIRRORS_VARIABLE: Final = "RINGSIDE_MNIST_MIRRORS"
+"""Environment variable with addresses, joined by commas, that take the place of ``MIRRORS``."""
 
 ANSWER_SECONDS: Final = 5.0
-"""Maximum time until a mirror begins to answer."""
+"""A mirror must begin to answer within this time."""
 FILE_SECONDS: Final = 120.0
-"""Maximum time to download one file from one mirror, retries included."""
+"""One file must be downloaded from one mirror within this time, retries included."""
 RETRIES: Final = 1
 """Number of further attempts after a network error, for each file and mirror."""
 
@@ -40,7 +41,10 @@ _LARGEST_BYTES: Final = max(CONTENT_BYTES.values())
 
 
 class MnistNotFoundError(DataError):
-    """MNIST is not complete in the data folder, and cannot be downloaded; ``reason`` is a short clause."""
+    """MNIST is not complete in the data folder, and cannot be downloaded.
+
+    ``reason`` is a short clause for why, and ``found`` has a line for each mirror.
+    """
 
     def __init__(self, root: Path, *, reason: str, found: str) -> None:
         super().__init__(
@@ -56,7 +60,7 @@ class MnistNotFoundError(DataError):
 
 
 class _MirrorError(Exception):
-    """A mirror serves wrong content, or breaks off, or takes too long."""
+    """A mirror does not serve a file: it sends wrong content, breaks off or takes too long."""
 
 
 class _SilentMirrorError(_MirrorError):
@@ -64,10 +68,11 @@ class _SilentMirrorError(_MirrorError):
 
 
 def fetch_mnist(root: Path, *, progress: Callable[[str], None] = lambda _: None) -> Path:
-    """Verify MNIST under ``root``, download the missing files, and return its folder.
+    """Verify MNIST under the data folder ``root``, download missing files, and return MNIST's own folder.
 
     Many processes may call this at once: one downloads, and the others wait. Files are stored uncompressed,
-    because every rank of every launch reads them. ``progress`` is called with one line for each event.
+    because every rank of every launch reads them. ``progress`` is called with one line of text for each
+    event.
 
     Raises:
         MnistNotFoundError: a file is missing, and no mirror serves it.
@@ -77,7 +82,7 @@ def fetch_mnist(root: Path, *, progress: Callable[[str], None] = lambda _: None)
     directory = folder_of("mnist", root)
     if not _missing(directory):
         return directory
-    mirrors, offline = _mirrors(), True
+    mirrors, offline = _mirror_addresses(), True
     problems: list[str] = []
     with writing(directory, progress):
         for mirror in mirrors:
@@ -85,7 +90,7 @@ def fetch_mnist(root: Path, *, progress: Callable[[str], None] = lambda _: None)
             try:
                 for name in _missing(directory):
                     progress(f"{name}: downloading from {host}")
-                    _fetch(directory, name, mirror)
+                    _fetch_file(directory, name, mirror)
                     progress(f"{name}: verified")
             except _MirrorError as error:  # the next mirror may serve what is left
                 offline &= isinstance(error, _SilentMirrorError)
@@ -98,12 +103,12 @@ def fetch_mnist(root: Path, *, progress: Callable[[str], None] = lambda _: None)
 
 
 def _missing(directory: Path) -> list[str]:
-    found = examine("mnist", directory)
-    refuse_damaged(found, directory)
-    return [file.name for file in found if file.form == "missing"]
+    files = examine("mnist", directory)
+    refuse_damaged(files, directory)
+    return [file.name for file in files if file.form == "missing"]
 
 
-def _mirrors() -> list[str]:
+def _mirror_addresses() -> list[str]:
     chosen = [mirror.strip() for mirror in os.environ.get(MIRRORS_VARIABLE, "").split(",")]
     mirrors = list(dict.fromkeys(filter(None, chosen))) or list(MIRRORS)
     for mirror in mirrors:
@@ -125,15 +130,17 @@ def _is_address(mirror: str) -> bool:
 
 
 def _host(mirror: str) -> str:
-    """Return the host and port of an address, without user name and password."""
+    """Return the host and port of a mirror's address, without user name and password."""
     return mirror.partition("://")[2].partition("/")[0].rpartition("@")[2]
 
 
-def _fetch(directory: Path, name: str, mirror: str) -> None:
+def _fetch_file(directory: Path, name: str, mirror: str) -> None:
     """Download one file from one mirror, verify it, and store it uncompressed in ``directory``.
 
+    ``name`` is the name of the file without ``.gz``.
+
     Raises:
-        _MirrorError: the mirror failed, or serves something else.
+        _MirrorError: the mirror failed, or its file has wrong content.
     """
     import requests
     import urllib3
@@ -149,7 +156,7 @@ def _fetch(directory: Path, name: str, mirror: str) -> None:
                 if not retries:
                     silent = isinstance(error, requests.ConnectionError)
                     kind = _SilentMirrorError if silent else _MirrorError
-                    raise kind(_reason(error)) from error
+                    raise kind(_reason_of(error)) from error
                 time.sleep(_PAUSE_SECONDS)
         unverified.write_bytes(read_content("mnist", name, unverified))
         unverified.replace(directory / name)
@@ -160,9 +167,16 @@ def _fetch(directory: Path, name: str, mirror: str) -> None:
 
 
 def _receive(url: str, deadline: float) -> bytes:
-    """Return the body of an answer, which may have as many bytes as the largest file."""
+    """Return the body of the answer to a request for ``url``.
+
+    ``deadline`` is a time of the monotonic clock in seconds.
+
+    Raises:
+        _MirrorError: the body is larger than any file of MNIST, or not complete at the deadline.
+        RequestException, HTTPError: the mirror failed in another way.
+    """
     body = bytearray()
-    with _ask(url) as answer:
+    with _request(url) as answer:
         answer.raise_for_status()
         while piece := answer.raw.read1(_PIECE_BYTES, decode_content=False):
             body += piece
@@ -173,10 +187,15 @@ def _receive(url: str, deadline: float) -> bytes:
     return bytes(body)
 
 
-def _ask(url: str) -> requests.Response:
-    """Request a file, and return the answer, whose body is still to be read.
+def _request(url: str) -> requests.Response:
+    """Request ``url``, and return the answer once it begins, before its body is read.
 
-    A daemon thread waits for it, because the timeouts of ``requests`` do not end a slow name lookup.
+    A daemon thread waits for the answer, because the timeouts of ``requests`` do not end a slow name lookup.
+
+    Raises:
+        _SilentMirrorError: no answer began within ``ANSWER_SECONDS``.
+        _MirrorError: the request cannot be sent.
+        RequestException: the mirror failed in another way.
     """
     import requests
 
@@ -204,8 +223,8 @@ def _ask(url: str) -> requests.Response:
         del answer  # the error's traceback would hold it, and it holds the error: a cycle with a connection
 
 
-def _reason(error: Exception) -> str:
-    """Return a phrase that states why a mirror failed, without its address."""
+def _reason_of(error: Exception) -> str:
+    """Return a phrase for why a mirror failed, which leaves out the address and any password in it."""
     import requests
     import urllib3
 

@@ -1,4 +1,4 @@
-"""Define the names of the built-in models, which classify images of digits."""
+"""Define the names of the built-in models, which classify MNIST's images of digits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MLPS = {"mlp": (PIXELS, 256, CLASSES), "wide": (PIXELS, 4096, 4096, CLASSES)}
 """Multilayer perceptrons by name, each with the widths of its layers, input and output included."""
 MODELS = (*MLPS, "convnet")
 MOST_WEIGHTS = 10**9
-"""Maximum number of weights of a multilayer perceptron, far above any real run."""
-_WIDTHS = re.compile(r"mlp:([1-9][0-9]{0,9}(?:-[1-9][0-9]{0,9})+)")
+"""A multilayer perceptron may have no more weights than this, which is far more than any real run needs."""
+_WIDTHS_PATTERN = re.compile(r"mlp:([1-9][0-9]{0,9}(?:-[1-9][0-9]{0,9})+)")
 
 
 def layer_widths(model: str) -> tuple[int, ...]:
@@ -27,18 +27,18 @@ def layer_widths(model: str) -> tuple[int, ...]:
     """
     if model in MLPS:
         return MLPS[model]
-    written = _WIDTHS.fullmatch(model)
-    if not written:
+    matched = _WIDTHS_PATTERN.fullmatch(model)
+    if not matched:
         raise ValueError(model)
-    return tuple(int(width) for width in written[1].split("-"))
+    return tuple(int(width) for width in matched[1].split("-"))
 
 
 def right_names(model: str) -> str:
-    """Return a phrase with what to write in place of a wrong model; empty if ``model`` is right."""
+    """Return a phrase for what to write in place of the model name; empty if ``model`` is a right one."""
     if not model.startswith("mlp:"):
         right = f"{' or '.join(MODELS)}, or widths of your own: mlp:{PIXELS}-4096-{CLASSES}"
         return "" if model in MODELS else right
-    if not _WIDTHS.fullmatch(model):
+    if not _WIDTHS_PATTERN.fullmatch(model):
         return f"whole numbers above 0, joined by dashes: mlp:{PIXELS}-4096-{CLASSES}"
     first, *_, last = widths = layer_widths(model)
     if (first, last) != (PIXELS, CLASSES):

@@ -1,4 +1,4 @@
-"""Choose the data set of a run, find or make it, and identify it for other hosts."""
+"""Choose the data set of a run, find or make it, and tell whether another host has the same data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compare.data.mnist import MnistNotFoundError, fetch_mnist
 from compare.data.own import code_digest, contents, digest, is_small
 from compare.errors import OutputError
 
-_BY_CODE = "code-"
+_CODE_PREFIX = "code-"
 """Prefix of the key of a workload that is too large to copy."""
 
 
@@ -39,14 +39,15 @@ def resolve(
     *,
     progress: Callable[[str], None] = lambda _: None,
 ) -> DatasetSource:
-    """Find, download or make the data set that the user chose, and return where it is.
+    """Find, download or make the built-in data set that the user chose, and return where it is.
 
-    ``auto`` takes MNIST if ``root`` holds all of it or a mirror serves it. Otherwise it takes the digits, and
-    the note of the returned source states why. Damaged files are always an error.
+    ``auto`` takes MNIST if the data folder ``root`` holds all of it or a mirror serves it. Otherwise it takes
+    the digits, and the note of the returned source states why. Damaged files are always an error.
+    ``progress`` is called with one line of text for each event.
 
     Raises:
         DataError: the data is damaged, or the user chose ``mnist`` and it is not available.
-        OutputError: ``root`` cannot be written.
+        OutputError: ``root`` cannot be written, and the data must be written there.
     """
     if dataset == "digits":
         return DatasetSource(name="digits", requested=dataset, directory=str(prepare_digits(root)))
@@ -66,15 +67,15 @@ def resolve(
 
 
 def expect(dataset: DatasetChoice, root: Path) -> DatasetSource:
-    """Return the source that ``resolve`` is expected to return, without downloading or making anything.
+    """Return the source that ``resolve`` would probably return, without downloading or making anything.
 
-    For ``auto`` it is MNIST, unless ``root`` holds only the digits. If the data is not in ``root`` yet, the
-    note states how to get it.
+    For ``auto`` it is MNIST, unless the data folder ``root`` holds only the digits. If the data is not in
+    ``root`` yet, the note of the source states how to get it.
     """
     choices: list[DatasetName] = ["mnist", "digits"] if dataset == "auto" else [dataset]
-    held = [name for name in choices if holds(name, folder_of(name, root))]
-    name, note = (*held, *choices)[0], ""
-    if not held:
+    available = [name for name in choices if holds(name, folder_of(name, root))]
+    name, note = (*available, *choices)[0], ""
+    if not available:
         first_step = f"Get it first: compare data fetch --data-dir {shlex.quote(str(root))}"
         if name == "digits":
             first_step = "Run the same command once without --dry-run, which makes it."
@@ -83,28 +84,29 @@ def expect(dataset: DatasetChoice, root: Path) -> DatasetSource:
 
 
 def key_of(source: DatasetSource) -> str:
-    """Return the key of a data set or own workload: a SHA-256 that depends on all its files.
+    """Return the key by which a host tells whether it has the same data.
 
-    For a folder that is too large to be copied, it is ``code-`` and the SHA-256 over its Python files.
+    The key is a SHA-256 that depends on all files. For a user's own workload that is too large to be copied,
+    it is ``code-`` and the SHA-256 over the Python files of its folder.
     """
     if not is_copied(source):
-        return f"{_BY_CODE}{source.sha256}"
+        return f"{_CODE_PREFIX}{source.sha256}"
     if source.name == "own":
         return digest(contents(Path(source.directory)))
     return hashlib.sha256("".join(SHA256[source.name].values()).encode()).hexdigest()
 
 
 def is_copied(source: DatasetSource) -> bool:
-    """Return whether hosts that lack the data get a copy: always, except for a large own workload."""
+    """Return whether hosts that lack the data get a copy, which they do unless an own workload is large."""
     return source.name != "own" or is_small(Path(source.directory))
 
 
 def is_in(folder: Path, name: DatasetName, key: str) -> bool:
-    """Return whether a folder holds the whole data set or workload that ``key`` identifies, undamaged."""
+    """Return whether a folder holds all of the data that ``key`` identifies, undamaged; see `key_of`."""
     if name != "own":
         return holds(name, folder)
-    if key.startswith(_BY_CODE):
-        return folder.is_dir() and code_digest(folder) == key.removeprefix(_BY_CODE)
+    if key.startswith(_CODE_PREFIX):
+        return folder.is_dir() and code_digest(folder) == key.removeprefix(_CODE_PREFIX)
     return folder.is_dir() and is_small(folder) and digest(contents(folder)) == key
 
 
