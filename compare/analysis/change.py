@@ -93,9 +93,9 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     """Label of the arm whose step times divide those of ``diff``; empty for ``gate``."""
     changes: list[Change]
     limit: float | None = None
-    """Largest slowdown that passes, as a fraction; None for ``diff``."""
+    """A slowdown of less than this fraction passes; None for ``diff``."""
     outcome: Outcome | None = None
-    """What a gate concludes; None for ``diff``."""
+    """Result of a gate over all of its arms; None for ``diff``."""
     unlike: list[Difference] = []
     """Settings and hosts that should be equal but differ; empty unless ``--force`` allowed the comparison."""
     changed: list[Difference] = []

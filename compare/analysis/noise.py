@@ -77,11 +77,11 @@ class LoadDependence(msgspec.Struct, frozen=True, kw_only=True):
     quiet_cores: float
     """Cores that a rank of the control got: geometric mean over the quietest tenth of all passes."""
     busy_cores: float
-    """The same over the busiest tenth of all passes."""
+    """Cores that a rank of the control got: geometric mean over the busiest tenth of all passes."""
     quiet_ratio: float
     """Baseline's step time over the arm's at the load of the quietest passes, by the fitted line."""
     busy_ratio: float
-    """The same at the load of the busiest passes."""
+    """Baseline's step time over the arm's at the load of the busiest passes, by the fitted line."""
     p: float
     """Two-sided p-value of the hypothesis that the ratio does not change with the load."""
 
@@ -226,7 +226,7 @@ def half_width(low: float, high: float) -> float:
     return math.sqrt(high / low)
 
 
-def narrowest(verdicts: Sequence[Verdict]) -> float | None:
+def narrowest_half_width(verdicts: Sequence[Verdict]) -> float | None:
     """Return the smallest half-width of a verdict with `FIRST_LOOK` rounds or more, as a factor, or None."""
     judged = [verdict for verdict in verdicts if verdict.n >= FIRST_LOOK]
     return min((half_width(v.low, v.high) for v in judged if v.low and v.high), default=None)

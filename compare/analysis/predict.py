@@ -34,7 +34,7 @@ from compare.errors import OutputError
 from compare.schema.hosts import Link
 from compare.schema.results import Run
 
-PAYS = 0.5
+PAYING_SHARE = 0.5
 """More hosts pay if throughput grows by at least this share of the growth in hosts."""
 Regime: TypeAlias = Literal["wire", "other"]
 """What takes the time of a step.
@@ -49,7 +49,7 @@ VALIDATED_HOSTS = 4
 _VALIDATED_LAUNCHES = 2
 """Number of launches from which every cell was predicted."""
 VALIDATED_RATES = (0.5, 2.5)
-"""Minimum and maximum over the cells of the link's predicted rate divided by its measured rate."""
+"""In the cells, the predicted link was between these multiples of the measured link's rate."""
 
 _ERROR_BY_KIND: dict[tuple[str, Schedule], float] = {
     ("torch.distributed gloo", "after"): 0.10,
@@ -243,7 +243,7 @@ def _knees(predictions: Sequence[Prediction]) -> dict[str, int | None]:
 def _pays(before: Prediction, after: Prediction) -> bool:
     growth = after.hosts / before.hosts
     throughput = growth * before.step_seconds.mean / after.step_seconds.mean
-    return throughput - 1 >= PAYS * (growth - 1)
+    return throughput - 1 >= PAYING_SHARE * (growth - 1)
 
 
 def _worth_measuring(predictions: Sequence[Prediction], measured: int) -> dict[int, str]:
@@ -277,7 +277,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the measured mean lies in the interval of the prediction."""
 
 
-class Against(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedPredictions(msgspec.Struct, frozen=True, kw_only=True):
     """The step times that are predicted from one run, compared with those measured in another."""
 
     comparisons: list[Comparison]
@@ -287,7 +287,7 @@ class Against(msgspec.Struct, frozen=True, kw_only=True):
     """Whether both runs have the same number of ranks and the same link, so that little is predicted."""
 
 
-def compare_with(run: Run, other: Run, link: Link | None = None) -> Against:
+def compare_with(run: Run, other: Run, link: Link | None = None) -> ComparedPredictions:
     """Predict the step times of ``other`` from ``run``, and compare them with the measured ones.
 
     ``link`` is the link between the hosts of ``other``; the default is the one that it recorded as a
@@ -309,7 +309,7 @@ def compare_with(run: Run, other: Run, link: Link | None = None) -> Against:
             found=f"{', '.join(predicted)} can be predicted.",
             remedy="Measure one of them in the other run.",
         )
-    return Against(
+    return ComparedPredictions(
         comparisons=comparisons,
         left_out=expected.refused
         | {arm: "the other run did not launch it" for arm in predicted if not measured.of(arm)}

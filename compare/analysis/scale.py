@@ -19,7 +19,7 @@ from compare.analysis.summary import ArmSummary, summarise
 from compare.schema.arms import CONTROL
 from compare.schema.scale import Scale
 
-HOLDS = 0.90
+THRESHOLD = 0.90
 """An arm scales while its efficiency is at least this; it bends where its efficiency is surely lower."""
 
 
@@ -65,7 +65,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bend(msgspec.Struct, frozen=True, kw_only=True):
-    """The first number of ranks at which the efficiency of an arm is surely below ``HOLDS``, and why."""
+    """The first number of ranks at which the efficiency of an arm is surely below ``THRESHOLD``, and why."""
 
     arm: str
     ranks: int
@@ -89,9 +89,9 @@ class ScaleFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One point for each arm and number of ranks, arm by arm, with rising numbers of ranks."""
     bends: list[Bend]
     holds: dict[str, int]
-    """By arm without a bend: the number of ranks up to which its efficiency is surely at least ``HOLDS``."""
+    """By arm without a bend: the number of ranks up to which it surely reaches ``THRESHOLD``."""
     unsettled: dict[str, int]
-    """By arm without a bend: the first number of ranks whose interval contains ``HOLDS``, if there is one."""
+    """By arm without a bend: the first number of ranks whose interval contains ``THRESHOLD``, if any."""
     noisy: dict[int, list[int]]
     """Numbers of the noisy rounds, by number of ranks; a number of ranks without any is left out."""
 
@@ -109,7 +109,7 @@ def summarise_scale(scale: Scale) -> ScaleFigures:
     for point in _usable_points(points):
         if point.arm in {CONTROL, *unsettled, *(bend.arm for bend in bends)} or point.ranks == first:
             continue
-        (holds if point.efficiency.low >= HOLDS else unsettled)[point.arm] = point.ranks
+        (holds if point.efficiency.low >= THRESHOLD else unsettled)[point.arm] = point.ranks
     return ScaleFigures(
         reference_ranks=first,
         points=points,
@@ -151,9 +151,9 @@ def _usable_points(points: list[ScalePoint]) -> Iterator[ScalePoint]:
 
 
 def _bend_of(scale: Scale, figures: Mapping[int, Figures], points: list[ScalePoint], arm: str) -> Bend | None:
-    """Return the first point at which an arm's whole efficiency interval is below ``HOLDS``, or None."""
+    """Return the first point at which an arm's whole efficiency interval is below ``THRESHOLD``, or None."""
     usable = [point for point in _usable_points(points) if point.arm == arm]
-    index = next((index for index, point in enumerate(usable) if point.efficiency.high < HOLDS), None)
+    index = next((index for index, point in enumerate(usable) if point.efficiency.high < THRESHOLD), None)
     if index is None:
         return None
     counts = usable[index - 1].ranks, usable[index].ranks

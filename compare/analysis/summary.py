@@ -35,7 +35,7 @@ WAITING_CORES_LIMIT = 0.02
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
-    """What an arm's sync cost consists of, and the bandwidth, memory and CPU time that go with it.
+    """The parts of an arm's sync cost, and the bandwidth, memory and CPU time that go with it.
 
     Fields that end in ``_seconds`` are seconds per step. A figure that was not measured is None. The
     difference of two step times is the difference of their geometric means, and its interval comes from the
@@ -57,7 +57,7 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     communication_seconds: Estimate | None
     """Sync cost without the imbalance."""
     skew_seconds: Estimate | None
-    """Largest minus mean computing time over ranks, in the reference.
+    """By how much the slowest rank computes longer than the mean rank, in the reference.
 
     It is averaged over all steps but the slowest tenth.
     """

@@ -36,7 +36,7 @@ from compare.errors import DataError, OutputError, system_reason
 from compare.text import counted
 
 LOCK_SECONDS: Final = 900.0
-"""Maximum time to wait for the lock on a data folder."""
+"""A process waits no longer than this for the lock on a data folder."""
 
 _NO_FLOCK_ERRNOS: Final = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 _ERRNOS_OF_ABSENCE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})

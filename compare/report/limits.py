@@ -10,7 +10,7 @@ from compare.analysis.budget import fullest_host
 from compare.analysis.conditions import Condition
 from compare.analysis.figures import OTHER_LOAD_LIMIT
 from compare.analysis.looks import FIRST_LOOK
-from compare.analysis.noise import budget_to_rank, narrowest
+from compare.analysis.noise import budget_to_rank, narrowest_half_width
 from compare.analysis.summary import Summary
 from compare.report.columns import in_percent, size_of
 from compare.schema.results import Run
@@ -141,7 +141,7 @@ def noisy_in(rounds: Sequence[int]) -> str:
 
 def _nothing_ranked(run: Run, summary: Summary) -> str:
     """Return the alert that noise hides every difference, with the reason and the remedy."""
-    width = narrowest([arm.verdict for arm in summary.arms if arm.verdict])
+    width = narrowest_half_width([arm.verdict for arm in summary.arms if arm.verdict])
     if width is None:
         return (
             f"NOTHING CAN BE RANKED: other processes used more than {OTHER_LOAD_LIMIT * 100:g} % of the CPUs "

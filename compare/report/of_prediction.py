@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from compare.analysis.predict import (
-    PAYS,
+    PAYING_SHARE,
     VALIDATED_HOSTS,
     VALIDATED_RATES,
-    Against,
+    ComparedPredictions,
     Comparison,
     Forecast,
     Prediction,
@@ -40,7 +40,7 @@ def document_of(forecast: Forecast) -> Document:
     )
 
 
-def document_against(against: Against) -> Document:
+def document_against(against: ComparedPredictions) -> Document:
     """Return the document that compares predictions with the measurements of another run."""
     comparisons = against.comparisons
     covered = sum(comparison.covered for comparison in comparisons)
@@ -91,8 +91,8 @@ def _notes(forecast: Forecast) -> Iterator[str]:
         "round. With --link, it marks a run of an unknown rate."
     )
     yield (
-        f"Each host has its own batch. Hosts pay while throughput gains {PAYS:.0%} of the growth in hosts. "
-        f"A delay in fewer than one of {forecast.steps} steps is not in the skew."
+        f"Each host has its own batch. Hosts pay while throughput gains {PAYING_SHARE:.0%} of the growth in "
+        f"hosts. A delay in fewer than one of {forecast.steps} steps is not in the skew."
     )
     if forecast.added_latency:
         yield (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Literal
 
-from compare.analysis.scale import HOLDS, Bend, Growth, ScaleFigures, ScalePoint, summarise_scale
+from compare.analysis.scale import THRESHOLD, Bend, Growth, ScaleFigures, ScalePoint, summarise_scale
 from compare.report.causes import explain
 from compare.report.cells import as_record, with_interval
 from compare.report.document import Column, Document, Table
@@ -107,9 +107,9 @@ def statements(figures: ScaleFigures) -> Iterator[str]:
             yield f"  {_grew(bend.growth, bend.ranks)}"
         yield from (f"  {line}" for line in explain(bend.causes, noisy=bend.ranks in figures.noisy))
     for arm, ranks in figures.holds.items():
-        yield f"{arm} keeps at least {HOLDS * 100:g} % of the ideal up to {counted(ranks, 'rank')}."
+        yield f"{arm} keeps at least {THRESHOLD * 100:g} % of the ideal up to {counted(ranks, 'rank')}."
     for arm, ranks in figures.unsettled.items():
-        reached = f"its interval reaches {HOLDS * 100:g} %. More --repeats may settle it."
+        reached = f"its interval reaches {THRESHOLD * 100:g} %. More --repeats may settle it."
         yield f"{arm} may bend at {counted(ranks, 'rank')}: {reached}"
 
 
@@ -160,8 +160,8 @@ def _notes(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
     if scale.series.mode == "strong":
         yield "Its share: the step of the count before, with its computing divided among more ranks."
     yield (
-        f"An arm bends where its interval ends below {HOLDS * 100:g} %. Counts take turns within each round. "
-        f"compare report on a folder np… shows one count in full."
+        f"An arm bends where its interval ends below {THRESHOLD * 100:g} %. Counts take turns within each "
+        f"round. compare report on a folder np… shows one count in full."
     )
 
 
@@ -174,7 +174,7 @@ def _draw(scale: Scale, figures: ScaleFigures) -> Iterator[Picture]:
     picture = Picture(
         "efficiency",
         "Efficiency over the number of ranks",
-        f"The ideal step time over this one. Below {HOLDS * 100:g} % an arm bends.{hollow}",
+        f"The ideal step time over this one. Below {THRESHOLD * 100:g} % an arm bends.{hollow}",
     )
     yield from draw_lines(picture, _points(figures, "efficiency"), counts, SHARE)
     picture = Picture(

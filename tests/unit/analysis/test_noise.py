@@ -20,7 +20,7 @@ from compare.analysis.noise import (
     budget_to_rank,
     half_width,
     may_explain,
-    narrowest,
+    narrowest_half_width,
     would_have_seen,
 )
 from compare.analysis.ranking import assess_aa_test, find_lead, twins, verdicts
@@ -280,8 +280,8 @@ def test_budget_to_rank_follows_from_the_narrowest_interval():
     assert budget_to_rank(run, 1.26) == 60, "twice the time, in whole minutes"
     assert budget_to_rank(run, 1.25**4) == 240, "16 times the time"
     found = [arm.verdict for arm in analyse(run).summary.arms if arm.verdict]
-    assert narrowest(found) == min(half_width(one.low, one.high) for one in found)
-    assert narrowest([]) is None
+    assert narrowest_half_width(found) == min(half_width(one.low, one.high) for one in found)
+    assert narrowest_half_width([]) is None
 
 
 # ---- stalls ----
