@@ -274,10 +274,7 @@ def _fold_count(n: int) -> int:
 
 
 def _halving_share(n: int) -> float:
-    """Return the share of a message that a rank sends by recursive halving.
-
-    As many ranks take part as the largest power of two that is at most n.
-    """
+    """Return the share of a message that a rank sends in halvings among the largest power of two of ranks."""
     return others_share(1 << halvings(n))
 
 

@@ -200,12 +200,12 @@ def simulate_calls(
     if schedule == "fused":
         while waiting:
             end = max(end, waiting[0].ready)
-            nbytes, taken = 0.0, 0
+            nbytes, count = 0.0, 0
             for gradient in waiting:
-                if gradient.ready > end or (taken and nbytes + gradient.nbytes > fusion_bytes):
+                if gradient.ready > end or (count and nbytes + gradient.nbytes > fusion_bytes):
                     break
-                nbytes, taken = nbytes + gradient.nbytes, taken + 1
-            waiting = waiting[taken:]
+                nbytes, count = nbytes + gradient.nbytes, count + 1
+            waiting = waiting[count:]
             calls.append(call(nbytes))
             end += calls[-1].seconds
     else:
@@ -217,10 +217,7 @@ def simulate_calls(
 
 
 def _ready_times(gradients: Sequence[Gradient], messages: Sequence[float]) -> list[float]:
-    """Return the seconds after the forward pass at which the bucket of each message is full.
-
-    The gradients fill the buckets in the order given.
-    """
+    """Return the seconds at which each message's bucket is full; gradients fill the buckets in order."""
     times, limit, filled, index = [], 0.0, 0.0, 0
     for nbytes in messages:
         limit += nbytes

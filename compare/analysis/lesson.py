@@ -1,7 +1,4 @@
-"""Take the figures of a lesson from a run.
-
-A lesson explains to a learner what one arm sends in a step.
-"""
+"""Take from a run the figures of a lesson, which explains to a learner what one arm sends in a step."""
 
 from __future__ import annotations
 

@@ -261,10 +261,10 @@ def _check_right_steps(arm: Arm, ranks: int, first: ParityPass, name: GateName) 
     if empty := why_nothing_proven(arm, ranks, first):
         what, remedy = empty
         return Gate(name=name, outcome="nothing", figure=figure, limit=limit, what=what, remedy=remedy)
-    open_ = [] if arm.same_training else [AT_PERIOD_1]
+    points = [] if arm.same_training else [AT_PERIOD_1]
     if first.diverged:
-        open_.append(f"Proven by {first.steps} steps: the single process diverges after them.")
-    what = "; ".join([*open_, *open_points(first)])
+        points.append(f"Proven by {first.steps} steps: the single process diverges after them.")
+    what = "; ".join([*points, *open_points(first)])
     return Gate(name=name, outcome="passed", figure=figure, limit=limit, what=what)
 
 

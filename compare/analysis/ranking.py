@@ -60,10 +60,7 @@ class Lead(msgspec.Struct, frozen=True, kw_only=True):
     equivalent: bool
     """Whether all rivals are equivalent to the first; False without rivals."""
     rounds_to_settle: int | None
-    """About how many more rounds settle all unresolved rivals.
-
-    None if no rival is unresolved, or if one of them cannot be settled.
-    """
+    """About how many more rounds settle all unresolved rivals; None without one, or if one needs too many."""
 
     @property
     def fastest(self) -> str | None:
@@ -124,10 +121,7 @@ def twins(arm: Arm) -> tuple[Arm, Arm]:
 
 
 def assess_aa_test(figures: Figures) -> AAResult | None:
-    """Judge the complete comparisons of an A/A test.
-
-    None for any other run, or if no comparison is complete.
-    """
+    """Judge the complete comparisons of an A/A test; None for any other run, or if none is complete."""
     config = figures.run.config
     if config.comparisons is None:
         return None

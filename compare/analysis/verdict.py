@@ -33,7 +33,7 @@ MARGIN = 0.03
 _FEWEST_FOR_SPREAD = 2
 """A spread is computed from this number of rounds or more."""
 _MOST_ROUNDS = 10_000
-"""No larger number of further rounds is considered, because such an effect lies on the margin."""
+"""More further rounds are not considered, because an effect that needs more lies on the margin."""
 LARGEST_LOG = 700.0
 """No ratio with a larger absolute logarithm is computed, because the largest double is e to the 709."""
 

@@ -144,10 +144,7 @@ def _why_unseen(path: Path) -> str:
 def read_content(dataset: DatasetName, name: str, path: Path) -> bytes:
     """Return the uncompressed content of a plain or compressed file, whose SHA-256 was verified.
 
-    Args:
-        dataset: the data set to which the file should belong.
-        name: the name of the file without ``.gz``.
-        path: where the file is, under any name.
+    ``name`` is the name that the file has in the data set, without ``.gz``.
 
     Raises:
         DataError: the file cannot be read, or its content is wrong.

@@ -167,9 +167,7 @@ def _fetch_file(directory: Path, name: str, mirror: str) -> None:
 
 
 def _receive(url: str, deadline: float) -> bytes:
-    """Return the body of the answer to a request for ``url``.
-
-    ``deadline`` is a time of the monotonic clock in seconds.
+    """Return the body of the answer to a request for ``url``, by ``deadline`` of the monotonic clock.
 
     Raises:
         _MirrorError: the body is larger than any file of MNIST, or not complete at the deadline.
