@@ -269,7 +269,7 @@ def _is_power_of_two(n: int) -> bool:
 
 
 def _fold_count(n: int) -> int:
-    """Return 0 for a power of two, else 1, because the ranks beyond it first fold their data into others."""
+    """Return 0 if n is a power of two, else 1, for the transfer by which surplus ranks join others first."""
     return 0 if _is_power_of_two(n) else 1
 
 

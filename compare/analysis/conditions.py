@@ -43,7 +43,7 @@ class _ArmValues(NamedTuple):
     text: str
     """All values on one line; ranks or rounds are listed where they differ."""
     is_uneven: bool
-    """Whether rounds differ, or ranks that must agree."""
+    """Whether values differ between rounds, or between ranks that must agree."""
     first: list[str]
     """One value of the first round for each group of ranks that must agree.
 

@@ -154,7 +154,7 @@ def _traffic(form: Form, ranks: int) -> float:
 def expected_maximum(residuals: Sequence[float], ranks: int) -> float:
     """Return the expected value of the largest of ``ranks`` residuals that are drawn with replacement.
 
-    It is exact, because no random numbers are drawn.
+    It is computed exactly, and not by simulation.
     """
     count = len(residuals)
     return sum(

@@ -125,7 +125,7 @@ class LaunchFigures:
 
     @property
     def skew_seconds(self) -> float | None:
-        """Return by how many seconds the slowest rank computes longer than the mean rank.
+        """Return by how many seconds the slowest rank computes longer than the ranks do on average.
 
         The steps are those without synchronisation, except the slowest tenth; their differences are averaged.
         None if their phases were not timed.

@@ -19,7 +19,7 @@ _MODES_WITH_KNOWN_BYTES: dict[str, tuple[OfRanks, OfRanks | None]] = {
     "reduce_scatter": (lambda n: 2 * others_share(n), None),
     "all_gather": (lambda n: n - 1, None),
 }
-"""Bytes that a rank sends, divided by the message's, and rounds, for the modes of ``manual`` that show them.
+"""For modes of ``manual``: the bytes that a rank sends, divided by those of the message, and the rounds.
 
 The rounds are None if they depend on the library.
 """
@@ -42,7 +42,7 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
     schedule: Schedule | None
     """When the calls run; None if a step has no messages."""
     fixed_seconds: float | None
-    """Seconds of a step's calls that any message size would take, measured without training."""
+    """Seconds of a step's calls that do not depend on message sizes, measured without training."""
     fusion_bytes: int
     """Maximum number of bytes that the library fuses into one message; 0 if it does not fuse."""
 

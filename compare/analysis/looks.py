@@ -62,7 +62,7 @@ def look_rounds(most: int) -> Iterator[int]:
 
 
 def next_look(done: int) -> int:
-    """Return how many rounds the first look has that has more than ``done`` rounds."""
+    """Return the number of rounds of the first look that comes after ``done`` rounds."""
     rounds = FIRST_LOOK
     while rounds <= done:
         rounds += math.ceil(rounds / 2)

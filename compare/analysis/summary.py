@@ -57,7 +57,7 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
     communication_seconds: Estimate | None
     """Sync cost without the imbalance."""
     skew_seconds: Estimate | None
-    """By how much the slowest rank computes longer than the mean rank, in the reference.
+    """By how much the slowest rank computes longer than the average of ranks, in the reference.
 
     It is averaged over all steps but the slowest tenth.
     """
