@@ -269,7 +269,7 @@ def _is_power_of_two(n: int) -> bool:
 
 
 def _fold_count(n: int) -> int:
-    """Return 0 if n is a power of two, else 1, for the transfer by which surplus ranks join others first."""
+    """Return 1 if some ranks must first join others, because n is not a power of two; else 0."""
     return 0 if _is_power_of_two(n) else 1
 
 

@@ -1,4 +1,4 @@
-"""Take from a run the figures of a lesson, which explains to a learner what one arm sends in a step."""
+"""Take from a run the figures of a lesson, which explains to learners what an arm sends in a step."""
 
 from __future__ import annotations
 
