@@ -323,7 +323,12 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form("ring", lambda n: n - 1, others_share, others_share),
         Form("recursive halving", halvings, others_share, others_share, _is_power_of_two),
         Form("pairwise", lambda n: n - 1, others_share, others_share),
-        Form("ring all-reduce", lambda n: 2 * (n - 1), lambda n: 2 * others_share(n), lambda n: 2 * others_share(n)),
+        Form(
+            "ring all-reduce",
+            lambda n: 2 * (n - 1),
+            lambda n: 2 * others_share(n),
+            lambda n: 2 * others_share(n),
+        ),
         Form("binomial tree and scatter", lambda n: 1 + doublings(n), others_share, doublings),
         Form("linear and scatter", lambda _: 2, others_share, lambda n: n - 1),
     ),

@@ -74,7 +74,11 @@ def _lesson(run: Run, arm: Arm, figures: ArmSummary) -> Lesson:
     rank, ranks = launches[-1].ranks[0], len(launches[-1].ranks)
     mode, group = rank.attestation.get("replica", {}).get("mode"), rank.attestation.get("group", {})
     name, sent, rounds = _algorithm(rank, str(mode), ranks) or ("", None, None)
-    timed = [] if mode in MODES_WITHOUT_ALL_REDUCE else [split_collectives(LaunchFigures(launch)) for launch in launches]
+    timed = (
+        []
+        if mode in MODES_WITHOUT_ALL_REDUCE
+        else [split_collectives(LaunchFigures(launch)) for launch in launches]
+    )
     shares = [parts.latency / parts.seconds for parts in timed if parts]
     collective = figures.detail.collective_seconds
     return Lesson(

@@ -19,8 +19,8 @@ from compare.analysis.cost_model import (
     Schedule,
     ddp_buckets,
     expected_maximum,
-    simulate_calls,
     predict_call,
+    simulate_calls,
     sweep_points,
 )
 from compare.analysis.figures import LaunchFigures

@@ -111,7 +111,9 @@ def find_load_dependence(figures: Figures) -> list[LoadDependence]:
     return [dependence for dependence in judged if dependence]
 
 
-def _load_dependence(arm: str, passes: Sequence[tuple[float, float]], *, level: float) -> LoadDependence | None:
+def _load_dependence(
+    arm: str, passes: Sequence[tuple[float, float]], *, level: float
+) -> LoadDependence | None:
     """Return how an arm's ratio depends on the load; None if that is not shown.
 
     ``passes`` has the logarithms of the load and of the ratio in each pass.
@@ -137,10 +139,7 @@ def _load_dependence(arm: str, passes: Sequence[tuple[float, float]], *, level: 
 
 
 def _p_of_no_slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the two-sided p-value of a t test that the slope of y on x is zero.
-
-    Neither ``x`` nor ``y`` may be constant.
-    """
+    """Return the two-sided p-value of a t test that the slope of y on x, both not constant, is zero."""
     from scipy.special import stdtr
 
     r = statistics.correlation(x, y)

@@ -28,12 +28,12 @@ from compare.analysis.gates import (
     GateName,
     check_end,
     check_samples,
+    describe_bend,
     failed_gate,
     open_points,
-    why_nothing_proven,
     pass_of,
     shorten,
-    describe_bend,
+    why_nothing_proven,
 )
 from compare.analysis.wrong_steps import diagnose, why_incomparable
 from compare.errors import ParityError

@@ -305,7 +305,9 @@ def _detail(launches: list[LaunchFigures], paired: list[tuple[LaunchFigures, Lau
             for one, control in paired
             if (reference := one.reference_seconds)
         ),
-        imbalance_seconds=_difference((control.slowest_seconds, control.step_seconds) for _, control in paired),
+        imbalance_seconds=_difference(
+            (control.slowest_seconds, control.step_seconds) for _, control in paired
+        ),
         communication_seconds=_difference(
             (one.step_seconds, control.slowest_seconds) for one, control in paired
         ),

@@ -149,21 +149,20 @@ def _cause(wrong: WrongStep, *, agree: bool) -> str:
     shares = [share / wrong.kept for share in wrong.shares]
     if _are_near(shares, shares[0]):
         return _cause_of_multiple(shares[0], wrong)
-    return _cause_of_unequal_shares(shares, agree=agree, first=wrong.step == 1)
+    return _cause_of_unequal_shares(shares, agree=agree, is_first_step=wrong.step == 1)
 
 
-def _cause_of_unequal_shares(shares: list[float], *, agree: bool, first: bool) -> str:
-    """Return the likely cause of an update in which the gradients have unequal shares.
-
-    ``first`` is whether it is the first step.
-    """
+def _cause_of_unequal_shares(shares: list[float], *, agree: bool, is_first_step: bool) -> str:
+    """Return the likely cause of an update in which the gradients have unequal shares."""
     count = len(shares)
     if all(abs(share - 1) < _ROUNDED_SHARE_ERROR for share in shares):
         return _SMALL_ADDITION
     missing = [index for index, share in enumerate(shares) if _is_near(share, 0)]
     if len(missing) == count - 1 and _is_near(max(shares), count):
         return (
-            _SAME_SAMPLES if agree and first else "It applies only one rank's gradient, in place of the mean."
+            _SAME_SAMPLES
+            if agree and is_first_step
+            else "It applies only one rank's gradient, in place of the mean."
         )
     if missing:
         names = ", ".join(map(str, missing))

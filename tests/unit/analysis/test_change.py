@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 
 from compare.analysis import analyse
-from compare.analysis.change import Change, diff, with_twins, from_verdict, judge_between, outcome_of
+from compare.analysis.change import Change, diff, from_verdict, judge_between, outcome_of, with_twins
 from compare.analysis.conditions import check_interpreter
 from compare.analysis.verdict import Sample, judge
 from compare.errors import ConditionsError, OutputError

@@ -16,8 +16,8 @@ from compare.analysis.cost_model import (
     Network,
     ddp_buckets,
     expected_maximum,
-    simulate_calls,
     predict_call,
+    simulate_calls,
 )
 from compare.analysis.measured import Target, predict_step
 from compare.analysis.predict import compare_with, forecast, validated_error, with_measured_link
@@ -82,7 +82,9 @@ GRADIENTS = [Gradient(MIB, 30 * MS), Gradient(MIB, 20 * MS), Gradient(MIB, 10 * 
     ],
 )
 def test_timeline_ends_with_the_last_call(schedule, messages, call, end):
-    found, _ = simulate_calls(schedule, GRADIENTS, messages, 30 * MS, calls_of(call * MS), fusion_bytes=64 * MIB)
+    found, _ = simulate_calls(
+        schedule, GRADIENTS, messages, 30 * MS, calls_of(call * MS), fusion_bytes=64 * MIB
+    )
     assert found == pytest.approx(end * MS)
 
 
