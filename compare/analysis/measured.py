@@ -113,7 +113,7 @@ def _reasons_of_launches(run: Run, launches: list[Launch]) -> Iterator[str]:
     ranks = launches[0].ranks
     first, transport = ranks[0], ranks[0].attestation["group"]["transport"]
     if run.config.accumulate > 1:
-        yield "predictions have no model of --accumulate"
+        yield "predictions have no model of the passes of --accumulate"
     if len(ranks) < 2:  # noqa: PLR2004 -- one rank sends nothing
         yield "one rank sends nothing, so no network was measured"
     over_nccl = transport == "NCCL" and len(run.hosts) > 1

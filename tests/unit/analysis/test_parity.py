@@ -333,7 +333,7 @@ SILENT = {"alone": NAMES, "sum": NAMES, "none": NAMES}
         (Arm("single"), 1, {}, {}, "passed", ""),
         (DDP, 2, {"alone": BIAS, "sum": BIAS, "none": BIAS}, {}, "passed", "are zero: 0.bias"),
         (DDP, 2, {"alone": BIAS}, {}, "passed", "a step without communication would pass"),
-        (DDP, 2, {"sum": NAMES}, {}, "passed", "from a sum in place of the mean"),
+        (DDP, 2, {"sum": NAMES}, {}, "passed", "a sum in place of the mean would pass"),
         (DDP, 2, {}, {"acted": [False, False]}, "passed", "before_step changed no gradient"),
         (DDP, 2, {}, {"acted": [False, True]}, "passed", ""),
         (DDP, 2, {}, {"combined": 0.1}, "passed", "0.1 of its size away from the gradient of the combined"),
