@@ -33,7 +33,7 @@ from compare.doctor.facts import (
 from compare.doctor.rules import diagnose
 from compare.doctor.rules.network import shared_network
 from compare.errors import HostError
-from compare.launch.engines import Answer, Carrier, named
+from compare.launch.engines import Answer, Carrier, describe_host
 from compare.launch.engines.commands import NOT_FOUND, host_error, join_errors, run_script
 from compare.launch.staging import ask_hosts, not_copied, read_held
 from compare.schema.hosts import Host, is_local
@@ -163,7 +163,7 @@ def quick_check(hosts: Sequence[Host], *, carrier: Carrier) -> list[Finding]:
     errors = []
     for host in hosts:
         if found := [each for each in problems if each.topic in STOPPING and each.host == host.name]:
-            what = f"{named(host)}: {' '.join(problem.what for problem in found)}"
+            what = f"{describe_host(host)}: {' '.join(problem.what for problem in found)}"
             evidence, fixes = (problem.found for problem in found), (problem.fix for problem in found)
             errors.append(HostError(what, found=" ".join(evidence), remedy="\n".join(fixes)))
     if errors:
@@ -249,7 +249,7 @@ def _read(answer: Answer, kind: type[T]) -> T:
 
 def _trouble(answer: Answer, error: HostError, python: str, carrier: Carrier) -> Finding:
     host = answer.host
-    what = error.what.removeprefix(named(host)).lstrip(" :")
+    what = error.what.removeprefix(describe_host(host)).lstrip(" :")
     what, fix = what[:1].upper() + what[1:], error.remedy
     refused = answer.status is None or carrier.explain(answer) is not None
     if answer.status in NOT_FOUND:

@@ -20,7 +20,7 @@ from compare.doctor import check_beforehand
 from compare.errors import BudgetError, LaunchError, OutputError, RingsideError
 from compare.experiment.allocation import naming_scheduler, require_time, too_little_time
 from compare.experiment.rounds import Rounds, choose_interleaving
-from compare.experiment.schedule import discard_unfinished, least_round_seconds, next_launches, order_of
+from compare.experiment.schedule import discard_unfinished, launch_order, least_round_seconds, next_launches
 from compare.experiment.settle import LaunchRequest, UserRequest, settle
 from compare.launch.agent.machine import free_port
 from compare.launch.arm import LaunchFolders, LaunchPlan, Observer, launch_files, plan_launch
@@ -298,10 +298,10 @@ def plan(request: UserRequest) -> Plan:
     source = request.own or data.expect(request.dataset, request.data_dir or data.default_root())
     make_job = partial(Job, dataset=source)
     launches = []
-    for number, arm in enumerate(order_of(config, 1), start=1):
+    for number, arm in enumerate(launch_order(config, 1), start=1):
         planned = Planned(number, 1, arm)
         folders = LaunchFolders(hosts, launch_files(directory, planned))
-        port = free_port() if hosts.is_this_machine else _PORT
+        port = free_port() if hosts.is_only_this_machine else _PORT
         launches.append(plan_launch(config, planned, folders, port, make_job))
     mode = choose_interleaving(config).mode
     return Plan(
@@ -313,7 +313,7 @@ def _notes(request: UserRequest, hosts: HostFacts, source: DatasetSource) -> lis
     notes = [f"Hosts: {request.allocation.source}"]
     if source.note:
         notes.append(source.note)
-    if not hosts.is_this_machine:
+    if not hosts.is_only_this_machine:
         cpus = counted(len(hosts.machines[0].cpus), "CPU")
         gpus = "a GPU for each rank" if request.config["device"] == "cuda" else "no GPU"
         notes.append(f"No host was asked. Each is taken for one like this machine, with {cpus} and {gpus}.")

@@ -66,7 +66,7 @@ Comparison = tuple[str, str]
 """Labels of an arm, and of what it is compared with: the baseline, or its twin in a gate."""
 
 
-def order_of(config: RunConfig, round_: int) -> tuple[Arm, ...]:
+def launch_order(config: RunConfig, round_: int) -> tuple[Arm, ...]:
     """Return the arms of a round in the order of their launches; a repetition has the same order.
 
     Each two rounds get a new random order, which the second round reverses. So an effect of the position in
@@ -98,7 +98,7 @@ def next_launches(run: Run) -> list[Planned]:
     if position == 0 and not _goes_on(run, finished_rounds):
         return []
     number, round_ = len(run.launches) + len(run.discarded) + 1, finished_rounds + 1
-    arms = order_of(run.config, round_)[position:]
+    arms = launch_order(run.config, round_)[position:]
     if run.interleaved.mode == "launches":
         arms = arms[:1]
     return [Planned(number + place, round_, arm) for place, arm in enumerate(arms)]
@@ -160,7 +160,7 @@ def discard_noisy(run: Run) -> Run:
 def plan_turns(run: Run, planned: Sequence[Planned]) -> list[PlannedTurn]:
     """Return all turns of a cohort in their order, settled before the cohort starts.
 
-    ``planned`` are the launches of the cohort. In a pass every arm takes one turn. As in ``order_of``, each
+    ``planned`` are the launches of the cohort. In a pass every arm takes one turn. As in ``launch_order``, each
     two passes get a new random order, which the second pass reverses.
     """
     order, turns = random.Random(f"{run.config.seed}/{planned[0].round}/turns"), []

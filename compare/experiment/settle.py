@@ -94,7 +94,7 @@ def settle(request: UserRequest, cluster: HostFacts) -> tuple[RunConfig, dict[st
     arms, left_out = choose_arms(draft.arms, device, survey, one_host=one_host)
     if request.against:
         arms = with_twins(arms, request.against)
-    if not cluster.is_this_machine:
+    if not cluster.is_only_this_machine:
         require_other_hosts(arms)
     cluster.require_launchers({arm.runtime.launcher for arm in arms})
     if draft.compile:

@@ -27,12 +27,12 @@ from compare.schema.results import Launch, Run
 from compare.system.files import temporary_root
 
 _LONGEST_NAME = 100
-"""Maximum number of characters that a folder's name has of a label.
+"""Maximum number of characters that a folder's name takes from an arm's label.
 
-A name may have 255 bytes. Labels may be equal where they are cut, but the launch's number differs.
+A name may have 255 bytes. Two long labels may be cut to the same text, but the launch's number differs.
 """
 _NO_TIMEOUT = str(24 * 60 * 60)
-"""A day in seconds, which stands for no limit: watchdogs and the lease end what hangs."""
+"""A day in seconds. It stands for no limit, because watchdogs and the ranks' lease end what hangs."""
 
 MakeJob: TypeAlias = Callable[..., LaunchJob]
 """Makes a job from the fields of ``LaunchJob``, given as keyword arguments."""
@@ -42,7 +42,7 @@ class Observer(Protocol):
     """Receives the events of a run."""
 
     def launch_begins(self, planned: Planned) -> None:
-        """Receive a launch before it is prepared."""
+        """Receive the next launch before its folder, job and commands are made."""
 
     def launch_starts(self, planned: Planned, commands: list[Command]) -> None:
         """Receive the commands of a launch just before they are executed."""
@@ -57,16 +57,16 @@ class Observer(Protocol):
         """Receive the reason why the arms run one after another instead of in turns."""
 
     def cohort_restarts(self, round_: int) -> None:
-        """Receive a round that begins again after Ctrl-Z and ``fg``."""
+        """Receive the number of a round whose launches all start again, after Ctrl-Z and ``fg``."""
 
     def turn_begins(self, planned: Planned, turn: int, turns: int) -> None:
-        """Receive the launch whose turn begins, and the turn's number out of all turns of the cohort."""
+        """Receive the launch whose turn begins, the turn's number from 1, and how many turns the round has."""
 
     def launch_ended(self, planned: Planned, launch: Launch) -> None:
         """Receive a launch that succeeded, with the results of its ranks."""
 
     def round_repeats(self, round_: int, other_load: float) -> None:
-        """Receive a round that is repeated, and the largest fraction of the CPUs used by other processes."""
+        """Receive a round that is repeated, and the largest share of the CPUs that other processes used."""
 
     def rounds_done(self, run: Run) -> None:
         """Receive the run with its launches so far, before the first launch and after every round."""
@@ -76,14 +76,15 @@ class LaunchFolders:
     """The folders of one launch, which are the same on every host, and the variables that name them."""
 
     def __init__(self, hosts: HostFacts, files: LaunchFiles, *, in_turns: bool = False) -> None:
-        """Choose the folders, without making them; with ``in_turns`` also one for the pipes of turns.
+        """Choose the folders, without making them.
 
         ``files`` are the launch's files on this machine, which receive what the ranks on all hosts write.
+        With ``in_turns`` there is also a folder for the pipes on which ranks wait for their turns.
         """
         self.hosts = hosts
         """The hosts on which the launch runs."""
-        self.in_place = hosts.is_this_machine
-        """Whether the ranks work in the run's own folder."""
+        self.in_place = hosts.is_only_this_machine
+        """Whether the ranks write into the run's own folder, because this machine is the only host."""
         name = f"ringside-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         root = temporary_root() if self.in_place else Path("/tmp")  # noqa: S108 -- agents insist on making it
         in_memory = Path("/dev/shm")  # noqa: S108 -- where POSIX shared memory is on Linux
@@ -96,16 +97,16 @@ class LaunchFolders:
         self.shared_memory = (in_memory if has_memory else self.temporary) / name
         """Folder in memory for Open MPI's segments."""
         self.exported = self.temporary / "exported.json"
-        """Path of the file with the variables of ``-x``."""
+        """Path of the file that holds the environment variables of ``-x``."""
         self.turns = str(self.temporary / "turns") if in_turns else ""
-        """Folder of the pipes for turns, the same path on every host; empty without turns."""
+        """Folder of the pipes on which ranks wait for their turns; empty if the arms take no turns."""
         self.job_file = directory / files.job.name
         """Path of the job's file, the same on every host."""
         self.mark = str(directory)
         """The launch's name: its folder's path, which all its processes have in their environment."""
 
     def settings(self) -> dict[str, str]:
-        """Return the environment variables of this launch that are added to those of all arms."""
+        """Return the environment variables that this launch adds to those that all arms have."""
         added = {
             "TMPDIR": str(self.temporary),
             # Open MPI's segments would survive a rank that was killed.
@@ -125,20 +126,20 @@ class LaunchFolders:
 
 
 class LaunchPlan(NamedTuple):
-    """What a launch starts from."""
+    """The job of a launch, and the commands that start it."""
 
     job: LaunchJob
     """The job that every rank reads."""
     commands: list[Command]
-    """One for each host if the launcher runs on all of them, as torchrun does; otherwise one in all."""
+    """One command for each host if the launcher runs on all of them, as torchrun does; otherwise one."""
 
 
 def plan_launch(
     config: LaunchConfig, planned: Planned, folders: LaunchFolders, port: int, make_job: MakeJob
 ) -> LaunchPlan:
-    """Return the job of a launch, which ``make_job`` makes, and its commands.
+    """Return the job of a launch, which ``make_job`` makes, and the commands that start it.
 
-    ``port`` is a free port of the first host.
+    ``port`` is a free port of the first host, over which the ranks find each other.
 
     Raises:
         UnavailableError: the arm's launcher is not installed.
@@ -159,7 +160,11 @@ def plan_launch(
 def _commands(config: LaunchConfig, arm: Arm, folders: LaunchFolders, port: int) -> list[Command]:
     """Return the commands that launch an arm: one for each host, or a single one for this machine.
 
-    The settings of ``folders`` override those of all arms, and variables of the arm itself override both.
+    The environment variables of the launch override those that all arms have, and variables of the arm itself
+    override both.
+
+    Raises:
+        UnavailableError: the arm's launcher is not installed.
     """
     name, other = arm.runtime.launcher, arm.against
     python = Path(other.executable if other else sys.executable)
@@ -198,9 +203,9 @@ def _commands(config: LaunchConfig, arm: Arm, folders: LaunchFolders, port: int)
 
 
 def launch_files(directory: Path, planned: Planned, *, again: bool = False) -> LaunchFiles:
-    """Return the paths of a launch's files, in its own folder below that of the run.
+    """Return the paths of a launch's files, in a folder of its own below ``directory``, that of the run.
 
-    The folder of its second start has a name that ends in -again.
+    With ``again`` they are those of its second start, in a folder whose name ends in -again.
     """
     name = "".join(c if (c.isascii() and c.isalnum()) or c in "-=." else "_" for c in planned.label)
     folder = f"{planned.number:02d}-{name[:_LONGEST_NAME]}{'-again' if again else ''}"
@@ -208,6 +213,6 @@ def launch_files(directory: Path, planned: Planned, *, again: bool = False) -> L
 
 
 def forget_launch(directory: Path, planned: Planned) -> None:
-    """Remove the folder of a launch that did not finish, and that of its second start."""
+    """Remove the folders of a launch that did not finish: that of its first start and of its second."""
     for again in (False, True):
         shutil.rmtree(launch_files(directory, planned, again=again).directory, ignore_errors=True)

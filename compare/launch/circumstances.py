@@ -1,7 +1,7 @@
-"""Add to an error what is known about its launch and may explain it.
+"""Add to the error of a failed launch what was known beforehand and may explain it.
 
-Two things are known: defects of hosts that the check at the start found, and settings that libraries read
-from the user's shell. Each is added only to errors that it can cause.
+Two things are known beforehand: the defects that the check at the start found on the hosts, and the settings
+that libraries read from the user's shell. Each is added only to errors that it can cause.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from compare.schema.arms import Arm
 from compare.schema.environment import inherited, library_settings, readers_of
 
 ErrorType = TypeVar("ErrorType", bound=LaunchError)
-_BY_LAUNCHER = {
+_LIBRARIES_BY_LAUNCHER = {
     "torchrun": "torch.distributed gloo nccl",
     "horovodrun": "horovod",
     "mpirun": "open mpi ",
     "mpiexec.hydra": "mpich",
 }
-"""The communication libraries that ranks of each launcher load, named as in their attestations."""
+"""The communication libraries that ranks load, by their launcher; ranks attest the same names."""
 _MEETING, _STALLED = "meeting", "stalled"
-_MAY_CAUSE = {
+"""Traits of failures: no rank finished a step, so the ranks may not have met; or a rank stalled."""
+_TRAIT_BY_TOPIC = {
     "hostname": _MEETING,
     "network": _MEETING,
     "disk": "",
@@ -33,9 +34,9 @@ _MAY_CAUSE = {
     "horovod": "horovod",
     "mpi": "mpi",
 }
-"""Part of the traits of every failure that a defect of each topic can cause.
+"""The trait or library that a failure must have for a defect to explain it, by the defect's topic.
 
-Other topics change figures, or stop a run at its start.
+An empty text stands for every failure. Defects of other topics cause no failure of a launch.
 """
 _MOST_SETTINGS = 6
 _KILLED = "SIGKILL"
@@ -46,13 +47,17 @@ class Defect(NamedTuple):
     """A problem that the check at the start found on a host."""
 
     topic: str
+    """What the check looked at, such as ``disk``."""
     host: str
+    """The name of the host."""
     found: str
+    """The problem, in sentences."""
     fix: str
+    """What the user can do, as a sentence."""
 
 
 class Circumstances(NamedTuple):
-    """What is known about the launch of one arm before it starts."""
+    """What is known about the launch of one arm before it starts, and may explain its failure."""
 
     arm: Arm
     settings: Mapping[str, str]
@@ -60,8 +65,8 @@ class Circumstances(NamedTuple):
     defects: Callable[[], Sequence[Defect]]
     """Returns what the check at the start found."""
 
-    def beside(self, error: ErrorType, *, trained: bool) -> ErrorType:
-        """Add to an error what may explain it, with the fixes, and return the same error.
+    def explain(self, error: ErrorType, *, trained: bool) -> ErrorType:
+        """Add defects and settings that may have caused an error, with their fixes; return the same error.
 
         ``trained`` says whether any rank finished a step.
         """
@@ -72,43 +77,49 @@ class Circumstances(NamedTuple):
         traits = f"{libraries} {meeting} {_STALLED if isinstance(error, StalledError) else ''}"
         found, fixes = [error.found], [error.remedy]
         for defect in self.defects():
-            if defect.topic in _MAY_CAUSE and _MAY_CAUSE[defect.topic] in traits:
+            if defect.topic in _TRAIT_BY_TOPIC and _TRAIT_BY_TOPIC[defect.topic] in traits:
                 found.append(f"The check of {defect.host} found: {defect.found}")
                 fixes.append(defect.fix)
-        if read := self._read(libraries, text):
-            shown = [*read[:_MOST_SETTINGS], *(["…"] if len(read) > _MOST_SETTINGS else [])]
-            names = [setting.partition("=")[0] for setting in read]
-            found.append(f"It inherited from your shell: {', '.join(shown)}.")
+        if suspects := self._suspected_settings(libraries, text):
+            listed = [*suspects[:_MOST_SETTINGS], *(["…"] if len(suspects) > _MOST_SETTINGS else [])]
+            names = [setting.partition("=")[0] for setting in suspects]
+            found.append(f"It inherited from your shell: {', '.join(listed)}.")
             fixes.append(f"If that may be the reason, try again after: unset {' '.join(names)}")
         error.found, error.remedy = ("\n".join(filter(None, lines)) for lines in (found, fixes))
         return error
 
     def _libraries(self) -> str:
-        """Return the communication libraries that the ranks load; empty without communication."""
+        """Return the names of the communication libraries that the ranks load, in one text.
+
+        It is empty if the arm does not communicate.
+        """
         if not self.arm.traits.communicates:
             return ""
-        return f"{_BY_LAUNCHER[self.arm.runtime.launcher]} {self.arm.options.get('controller', '')} "
+        return f"{_LIBRARIES_BY_LAUNCHER[self.arm.runtime.launcher]} {self.arm.options.get('controller', '')} "
 
-    def _read(self, libraries: str, text: str) -> list[str]:
-        """Return the settings that may explain a failure, as ``NAME=VALUE``.
+    def _suspected_settings(self, libraries: str, text: str) -> list[str]:
+        """Return the inherited settings that may explain an error with this text, as ``NAME=VALUE``.
 
-        Settings of the launch's communication libraries come first, then those that all libraries read.
+        Settings that the launch's communication ``libraries`` read come first, then those that any library
+        may read. Variables such as LD_PRELOAD count only if the text names a shared library.
         """
-        own, of_all = [], []
+        of_launch, of_any = [], []
         for name, value in self.settings.items():
             readers = readers_of(name, value)
             if any(reader in libraries for reader in readers):
-                own.append(f"{name}={value}")
+                of_launch.append(f"{name}={value}")
             elif not readers and (not name.startswith("LD_") or ".so" in text):
-                of_all.append(f"{name}={value}")
-        return own + of_all
+                of_any.append(f"{name}={value}")
+        return of_launch + of_any
 
 
 def shell_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the library settings that a launch takes from the user's shell, by their names.
 
-    LD_LIBRARY_PATH is one of them. A variable to which ``environment`` gives another value is left out.
+    LD_LIBRARY_PATH is one of them. A variable that has another value in ``environment``, which is that of the
+    launcher's command, is left out.
     """
-    read = inherited(os.environ)
-    from_shell = library_settings(read) | {name: read[name] for name in ("LD_LIBRARY_PATH",) if name in read}
+    shell = inherited(os.environ)
+    from_shell = library_settings(shell)
+    from_shell |= {name: shell[name] for name in ("LD_LIBRARY_PATH",) if name in shell}
     return {name: value for name, value in from_shell.items() if environment.get(name, value) == value}

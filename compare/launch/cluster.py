@@ -2,8 +2,8 @@
 
 A run on one machine has one host, and its agent is a child process. A run on many hosts has an agent on each
 of them, and one on this machine too, because mpirun and horovodrun start on this machine. Launches treat both
-cases in the same way: see ``running.py``. Agents report the facts of their hosts when they start. A plan
-assumes them instead, because it asks no host.
+cases in the same way: see ``running.py``. Agents report the facts of their hosts when they start. A dry run
+asks no host, so it assumes the facts instead.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ import msgspec
 
 from compare.data import DatasetSource
 from compare.errors import HostError, RingsideError, UnavailableError
-from compare.launch.agent.connection import ANSWER_SECONDS, START_SECONDS, Connection, attend, connected
+from compare.launch.agent.connection import ANSWER_SECONDS, START_SECONDS, Connection, exchange_until, connected
 from compare.launch.agent.machine import describe
 from compare.launch.agent.protocol import Ready
 from compare.launch.circumstances import Defect
 from compare.launch.engines import Allocation, Carrier, ScheduledJob
 from compare.launch.engines.commands import join_errors
-from compare.launch.network import addresses_of, choose_network, in_network, network_of_one, require_distinct
+from compare.launch.network import addresses_of, choose_network, in_network, network_of_one_machine, require_distinct
 from compare.launch.staging import stage
 from compare.schema.hosts import Host, Link, Network, is_local, local_host
 from compare.schema.job import Job, LaunchJob
 from compare.text import counted
 
 INTERFACE = "INTERFACE"
-"""Placeholder for the name of the interface, which only the hosts themselves could give."""
+"""Placeholder in a dry run for the network interface's name, which only the hosts could tell."""
 
 
 @dataclass(eq=False)
 class HostFacts:
-    """The facts of the hosts of a run."""
+    """What is known about the hosts of a run: their machines, and the network between them."""
 
     hosts: tuple[Host, ...]
     """The hosts in the order of ranks, each with as many slots as it has ranks."""
@@ -50,15 +50,15 @@ class HostFacts:
     job: ScheduledJob | None = None
     """The scheduler's job that the hosts belong to; None if the engine knows of none."""
     this_machine: Ready | None = None
-    """The machine that starts mpirun and horovodrun; None in a plan, which does not know their network."""
+    """The machine that starts mpirun and horovodrun; None in a dry run, which asks no host."""
 
     @property
-    def is_this_machine(self) -> bool:
+    def is_only_this_machine(self) -> bool:
         """Whether this machine is the only host."""
         return not self.network.network
 
     def cores(self) -> list[int]:
-        """Return for each host how many CPUs its ranks may keep busy.
+        """Return the number of CPUs that the ranks of each host may keep busy, in the order of hosts.
 
         It may be fewer than the ranks see, because of a container's quota or the share of a scheduler's job.
         """
@@ -67,30 +67,30 @@ class HostFacts:
         return [job.share(host, n) if job else n for host, n in zip(self.hosts, counts, strict=True)]
 
     def launches_at_once(self) -> int:
-        """Return how many launches may start at a time.
+        """Return how many launches may start at the same time.
 
         While a launch starts, every rank loads libraries on a core of its own, so the cores limit the number.
         One launch more may start, because its launcher loads libraries on one core before its ranks do.
         """
         return 1 + min(
-            cores // (self._sharing * host.slots)
+            cores // (self._hosts_per_machine * host.slots)
             for host, cores in zip(self.hosts, self.cores(), strict=True)
         )
 
     def memory_left(self) -> list[int]:
-        """Return for each host how many bytes of memory its ranks may take.
+        """Return the bytes of memory that the ranks of each host may take, in the order of hosts.
 
-        Hosts of a rehearsal share that of one machine equally.
+        The hosts of a rehearsal share the memory of one machine equally.
         """
-        return [machine.memory_left_bytes // self._sharing for machine in self.machines]
+        return [machine.memory_left_bytes // self._hosts_per_machine for machine in self.machines]
 
     @property
-    def _sharing(self) -> int:
-        """Number of hosts that share one machine, as those of a rehearsal do."""
+    def _hosts_per_machine(self) -> int:
+        """Number of hosts on each machine: all hosts of a rehearsal are on one, other hosts are alone."""
         return len(self.hosts) if self.network.rehearsed else 1
 
     def topology(self) -> list[str]:
-        """Return lines that describe the hosts, one for each, and a last line for their network."""
+        """Return one line for each host, with its ranks, CPUs and address, and a last one for the network."""
         network = self.network
         lines = [
             f"{host.name}: {counted(host.slots, 'rank')}, {counted(cores, 'CPU')}, {address}"
@@ -100,28 +100,29 @@ class HostFacts:
         return [*lines, f"all over {network.interface}{where}; the ranks meet at {network.addresses[0]}"]
 
     def require_launchers(self, names: set[str]) -> None:
-        """Require that hosts can connect to the launchers that run on this machine.
+        """Require that the hosts can connect back to the launchers that run on this machine.
 
         ``names`` are the launchers of all arms. torchrun runs on every host, so it needs no such connection.
+        A dry run requires nothing.
 
         Raises:
             HostError: this machine is not on the network of the hosts.
         """
-        if self.this_machine is None or self.is_this_machine or not names - {"torchrun"}:
+        if self.this_machine is None or self.is_only_this_machine or not names - {"torchrun"}:
             return
         network = self.network
-        mine = self.this_machine.addresses.get(network.interface, [])
-        if not any(in_network(address, network) for address in mine):
+        addresses = self.this_machine.addresses.get(network.interface, [])
+        if not any(in_network(address, network) for address in addresses):
             raise HostError(
                 f"This machine has no address on {network.interface} in {network.network}.",
-                found=f"It has {', '.join(mine) or 'none'} there, but mpirun and horovodrun run on this "
+                found=f"It has {', '.join(addresses) or 'none'} there, but mpirun and horovodrun run on this "
                 "machine, and the hosts connect back to them.",
                 remedy="Start Ringside on a host of the run, name another --interface, or compare only arms "
                 "that torchrun starts, such as ddp and manual.",
             )
 
     def require_compilers(self) -> None:
-        """Require that torch.compile can compile on every host, unless ``-x CXX`` names the compiler.
+        """Require that torch.compile can compile on every host; with ``-x CXX=NAME`` nothing is checked.
 
         Raises:
             UnavailableError: a host lacks a C++ compiler, Python's header, or a folder for programs.
@@ -140,7 +141,7 @@ class HostFacts:
 def assume_facts(
     allocation: Allocation, *, interface: str | None, exported: Mapping[str, str], with_gpus: bool
 ) -> HostFacts:
-    """Return the facts of hosts as the user named them, without asking one.
+    """Return facts of the allocated hosts for a dry run, without asking any of them.
 
     Every other host is assumed to be a machine like this one. It has one GPU for each of its ranks if
     ``with_gpus`` is set, and otherwise none.
@@ -155,7 +156,7 @@ def assume_facts(
         for host in hosts
     ]
     if all(map(is_local, hosts)):
-        network = network_of_one(here.addresses, asked=interface)
+        network = network_of_one_machine(here.addresses, asked=interface)
     else:
         name = interface or INTERFACE
         addresses = tuple(here.hostname if is_local(host) else host.name for host in hosts)
@@ -172,8 +173,8 @@ def open_cluster(
 ) -> Iterator[Cluster]:
     """Start an agent on every host, yield the cluster, and end the agents after the block.
 
-    Without ``interface``, the one that all hosts share is chosen. ``exported`` holds environment variables of
-    the ranks, which are passed on in private files only.
+    Without ``interface``, the network interface that all hosts share is chosen. ``exported`` holds environment
+    variables of the ranks, which are passed on in private files only.
 
     Raises:
         HostError: a host cannot be reached, has another version, or sees too little of the job.
@@ -181,19 +182,19 @@ def open_cluster(
     """
     hosts, carrier, _, job, rehearsed = allocation
     # mpirun and horovodrun start on this machine, also where it is no host of the run.
-    beside = () if any(map(is_local, hosts)) else (local_host(1),)
+    launcher_hosts = () if any(map(is_local, hosts)) else (local_host(1),)
     environment = dict(os.environ)  # libraries that load later may change it, but not between arms
     connect_to = partial(connected, python=sys.executable, environment=environment, carrier=carrier)
-    with connect_to(hosts) as agents, connect_to(beside) as own:
-        _require_ready([*agents, *own], len(hosts))
+    with connect_to(hosts) as agents, connect_to(launcher_hosts) as launcher_agents:
+        _require_ready([*agents, *launcher_agents], len(hosts))
         for agent in agents:
             if job and agent.ready:
                 job.require_share(agent.host, len(agent.ready.cpus), agent.ready.gpus)
-        here = next(agent for agent in (*own, *agents) if is_local(agent.host))
+        local_agent = next(agent for agent in (*launcher_agents, *agents) if is_local(agent.host))
         machines = [agent.ready for agent in agents if agent.ready]
-        network = _network(agents, interface, rehearsed)
-        facts = (hosts, machines, network, exported or {}, job, here.ready)
-        yield Cluster(*facts, agents=agents, here=here, carrier=carrier)
+        network = _find_network(agents, interface, rehearsed)
+        facts = (hosts, machines, network, exported or {}, job, local_agent.ready)
+        yield Cluster(*facts, agents=agents, local_agent=local_agent, carrier=carrier)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -202,22 +203,24 @@ class Cluster(HostFacts):
 
     agents: Sequence[Connection]
     """The connections to the hosts' agents, in the order of ranks."""
-    here: Connection
-    """The connection to the agent of this machine, which may be one of them."""
+    local_agent: Connection
+    """The connection to the agent of this machine, which is one of ``agents`` if this machine is a host."""
     carrier: Carrier
+    """How processes are started on the hosts."""
     defects: Callable[[], Sequence[Defect]] = tuple
-    """Returns what the check at the start found on these hosts; nothing before that check."""
+    """Returns the defects that the check at the start found on these hosts; nothing before that check."""
     _datasets: list[str] = field(default_factory=list, init=False)
+    """The folder of the data set on each host, in the order of ranks; empty before ``stage``."""
 
     @property
-    def attended(self) -> list[Connection]:
-        """All agents of the run, each once."""
-        return list(dict.fromkeys([*self.agents, self.here]))
+    def all_agents(self) -> list[Connection]:
+        """The connections to all agents of the run, each once, with that of this machine."""
+        return list(dict.fromkeys([*self.agents, self.local_agent]))
 
     def stage(self, source: DatasetSource, say: Callable[[str], None]) -> None:
-        """Find the data set on every host, or copy it there, and remember its folders.
+        """Find the data set on every host, or copy it there, and keep its folders for ``job_for``.
 
-        ``say`` receives a line before a copy.
+        ``say`` receives a line of text before the data set is copied.
 
         Raises:
             HostError: the data set cannot be copied to a host.
@@ -237,13 +240,14 @@ class Cluster(HostFacts):
         return first.port
 
     def wait(self, until: Callable[[], bool], agents: Sequence[Connection]) -> None:
-        """Exchange messages until a condition holds that these agents should bring about.
+        """Exchange messages with all agents until ``until`` returns True, to which ``agents`` must answer.
 
         Raises:
-            HostError: a host was lost, or the condition does not hold within 80 s.
+            HostError: a host was lost, or the condition does not hold within 80 s. The error then names the
+                first of ``agents``.
         """
         seconds = START_SECONDS + ANSWER_SECONDS
-        if not attend(self.attended, until, seconds):
+        if not exchange_until(self.all_agents, until, seconds):
             name = agents[0].host.name
             raise HostError(
                 f"Host {name} does not answer.",
@@ -253,34 +257,43 @@ class Cluster(HostFacts):
             )
 
     def job_for(self, agent: Connection, job: LaunchJob) -> LaunchJob:
-        """Return a copy of the job with the CPUs, the data set's folder and the clock of one host."""
+        """Return a copy of the job with the CPUs, the data set's folder and the clock of the agent's host."""
         number = list(self.agents).index(agent)
-        own = msgspec.structs.replace(
+        host_job = msgspec.structs.replace(
             job, affinity=self.machines[number].cpus, launched_at=job.launched_at + agent.clock_ahead_seconds
         )
-        if not isinstance(own, Job):
-            return own
-        dataset = msgspec.structs.replace(own.dataset, directory=self._datasets[number])
-        return msgspec.structs.replace(own, dataset=dataset)
+        if not isinstance(host_job, Job):
+            return host_job
+        dataset = msgspec.structs.replace(host_job.dataset, directory=self._datasets[number])
+        return msgspec.structs.replace(host_job, dataset=dataset)
 
 
-def _require_ready(agents: Sequence[Connection], hosts: int) -> None:
-    """Wait for the first message of every agent, so that one error names all failed hosts."""
+def _require_ready(agents: Sequence[Connection], host_count: int) -> None:
+    """Wait for the first message of every agent; one error then names all failed hosts of ``host_count``.
+
+    Raises:
+        RingsideError: an agent was lost before its first message.
+    """
     lost: dict[Connection, RingsideError] = {}
     # Each connection has a time limit of its own, after which it is lost.
-    attend(agents, lambda: all(agent.ready or agent in lost for agent in agents), math.inf, lost=lost)
-    troubles = [error for error in lost.values() if isinstance(error, HostError)]
-    if troubles:
-        raise join_errors(troubles, of=hosts)
+    exchange_until(agents, lambda: all(agent.ready or agent in lost for agent in agents), math.inf, lost=lost)
+    host_errors = [error for error in lost.values() if isinstance(error, HostError)]
+    if host_errors:
+        raise join_errors(host_errors, of=host_count)
     for error in lost.values():
         raise error
 
 
-def _network(agents: Sequence[Connection], interface: str | None, rehearsed: Link | None) -> Network:
+def _find_network(agents: Sequence[Connection], interface: str | None, rehearsed: Link | None) -> Network:
+    """Return the network of the hosts, on ``interface`` if the user named one.
+
+    Raises:
+        UsageError: no network can be chosen, or two hosts are the same machine.
+    """
     hosts = [agent.host for agent in agents]
     addresses = {agent.host.name: agent.ready.addresses for agent in agents if agent.ready}
     if all(map(is_local, hosts)):
-        return network_of_one(addresses[hosts[0].name], asked=interface)
+        return network_of_one_machine(addresses[hosts[0].name], asked=interface)
     require_distinct([(agent.host, agent.ready) for agent in agents if agent.ready])
     # No name server knows the hosts of a rehearsal.
     reached_at = [""] * len(hosts) if rehearsed else addresses_of([host.name for host in hosts])

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from compare.errors import BudgetError, HostError
-from compare.launch.agent.connection import attend
+from compare.launch.agent.connection import exchange_until
 from compare.launch.arm import Observer, forget_launch
 from compare.launch.cluster import Cluster
 from compare.launch.monitor import Ending
@@ -89,7 +89,7 @@ class AliveLaunches(LaunchSettings):
         looked_at = time.monotonic()
         while True:
             self.current = launch.planned
-            attend(self.cluster.attended, has_come, _TICK_SECONDS)
+            exchange_until(self.cluster.all_agents, has_come, _TICK_SECONDS)
             now = time.monotonic()
             launch.waited_seconds += now - looked_at
             looked_at = now
@@ -290,7 +290,7 @@ class Cohort(AliveLaunches):
         for one in planned:
             if launches:
                 last, *others = reversed(launches)
-                last.require_room(others, len(planned))
+                last.require_memory_left(others, len(planned))
             launches.append(self.start(one))
             self.wait(launches[-1], "turn")
             self._go(launches[-1], GO_ON)

@@ -103,7 +103,7 @@ class Monitor:
             if ending.abandoned or ending.timed_out:
                 raise error
         trained = any(rank.progress and rank.progress.step for rank in evidence)
-        raise self.circumstances.beside(error, trained=trained) if self.circumstances else error
+        raise self.circumstances.explain(error, trained=trained) if self.circumstances else error
 
     def _has_failed(self, rank: int) -> bool:
         """Return whether a rank exited by itself and left no result."""

@@ -82,7 +82,7 @@ def choose_network(
     return best[0]
 
 
-def network_of_one(addresses: Mapping[str, Sequence[str]], *, asked: str | None) -> Network:
+def network_of_one_machine(addresses: Mapping[str, Sequence[str]], *, asked: str | None) -> Network:
     """Return the network of one machine, on the loopback interface unless another is asked for.
 
     Raises:

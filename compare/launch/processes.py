@@ -46,7 +46,7 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def children() -> set[psutil.Process]:
+def own_descendants() -> set[psutil.Process]:
     """Return all processes that descend from this one."""
     return set(psutil.Process().children(recursive=True))
 
@@ -74,7 +74,7 @@ def supervise(
         UnavailableError: the command could not be executed.
         OutputError: the log could not be written.
     """
-    spared = children()
+    spared = own_descendants()
     process: subprocess.Popen[bytes] | None = None
     try:
         if command:
@@ -150,7 +150,7 @@ def end_all(
         deadline = time.monotonic() + _GRACE_SECONDS
         # Listed anew each time, because one may have been started meanwhile. In a container, orphans that
         # have exited stay zombies, which are not listed.
-        while left := {one for one in descendants(name, spared) if only is None or one.pid in only}:
+        while left := {one for one in launch_processes(name, spared) if only is None or one.pid in only}:
             for process in left - signalled:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     end(process)
@@ -165,12 +165,12 @@ def end_all(
         end_with(_terminate)
     finally:
         with uninterrupted():
-            end_with(_kill_but_trackers)
+            end_with(_kill_unless_tracker)
             end_with(psutil.Process.kill)
             if child:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(timeout=_GRACE_SECONDS)
-            for orphan in () if spared is None else children() - set(spared):
+            for orphan in () if spared is None else own_descendants() - set(spared):
                 with contextlib.suppress(ChildProcessError):  # it is a grandchild
                     os.waitpid(orphan.pid, os.WNOHANG)
             if segments:
@@ -205,7 +205,7 @@ def _terminate(process: psutil.Process) -> None:
     process.resume()
 
 
-def _kill_but_trackers(process: psutil.Process) -> None:
+def _kill_unless_tracker(process: psutil.Process) -> None:
     """Kill a process, unless it is Python's tracker of shared memory.
 
     The tracker removes what killed processes leave, and exits by itself.
@@ -214,16 +214,16 @@ def _kill_but_trackers(process: psutil.Process) -> None:
         process.kill()
 
 
-def descendants(name: str, spared: Collection[psutil.Process] | None = None) -> Iterator[psutil.Process]:
+def launch_processes(name: str, spared: Collection[psutil.Process] | None = None) -> Iterator[psutil.Process]:
     """Yield the live processes of a launch, which have its mark in their environment.
 
     Process groups and the process tree would not show them all, because launchers put ranks into sessions of
     their own, and orphans change their parent. If ``spared`` is given, all other descendants of this process
     are yielded, too.
     """
-    own = set() if spared is None else children() - set(spared)
+    other_descendants = set() if spared is None else own_descendants() - set(spared)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            of_launch = process in own or process.environ().get(MARKER) == name
+            of_launch = process in other_descendants or process.environ().get(MARKER) == name
             if of_launch and process.status() != psutil.STATUS_ZOMBIE:
                 yield process

@@ -24,7 +24,7 @@ from backends import BACKENDS
 from backends.launchers import hydra
 from backends.launchers.request import Command
 from compare.errors import HostError, InterleaveError, OutputError, RingsideError
-from compare.launch.agent.connection import Connection, LaunchLink, attend
+from compare.launch.agent.connection import Connection, LaunchLink, exchange_until
 from compare.launch.agent.launch import clean_up
 from compare.launch.agent.protocol import Start
 from compare.launch.arm import LaunchFolders, MakeJob, Observer, launch_files, plan_launch
@@ -118,7 +118,7 @@ class RunningLaunch:
         agents = [agent for agent in cluster.agents for _ in range(agent.host.slots)]
         agents = agents[:1] if arm.traits.one_process else agents  # of each rank's host
         self._links: dict[Connection, LaunchLink] = {}
-        for agent in cluster.attended:
+        for agent in cluster.all_agents:
             ranks = [rank for rank, of_rank in enumerate(agents) if of_rank is agent]
             self._links[agent] = agent.launch(self._folders.mark, ranks)
         self._from_shell = shell_settings(self.commands[0].environment)
@@ -146,7 +146,7 @@ class RunningLaunch:
         """
         write_json(self.files.job, self._job)
         agents = {agent.host.name: agent for agent in self._cluster.agents}
-        own = {agents[c.host.name] if c.host else self._cluster.here: c for c in self.commands}
+        own = {agents[c.host.name] if c.host else self._cluster.local_agent: c for c in self.commands}
         used = list(dict.fromkeys([*self._cluster.agents, *own]))  # each once, in the order of hosts
         # A launcher may start ranks on other hosts at once: the folders there come first.
         self._begin([agent for agent in used if agent not in own], own)
@@ -160,7 +160,7 @@ class RunningLaunch:
         """Return the longest step time that the waiting ranks reported, in seconds."""
         return max(rank.step_seconds for link in self._with_ranks() for rank in link.arrivals)
 
-    def require_room(self, others: Sequence[RunningLaunch], arms: int) -> None:
+    def require_memory_left(self, others: Sequence[RunningLaunch], arms: int) -> None:
         """Require that every host has memory for one more launch beside those that wait.
 
         The next launch may need as much as the largest of them, which are this one and ``others``. Errors
@@ -221,11 +221,11 @@ class RunningLaunch:
         Nothing of the launch is left on the other hosts. A lost host ends its ranks when their lease expires.
         """
         lost: dict[Connection, RingsideError] = {}
-        asked, here = [link for link in self._links.values() if link.order], self._links[self._cluster.here]
+        asked, here = [link for link in self._links.values() if link.order], self._links[self._cluster.local_agent]
         self.ask_to_end()
         try:
-            attend(
-                self._cluster.attended,
+            exchange_until(
+                self._cluster.all_agents,
                 lambda: all(link.exited or link.agent in lost for link in asked),
                 _END_SECONDS,
                 lost=lost,

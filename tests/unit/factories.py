@@ -137,7 +137,7 @@ def cluster_of(agents: list[Any], here: Any, **changes: Any) -> Cluster:
     """The hosts of some agents, without a process."""
     facts = {"hosts": tuple(agent.host for agent in agents), "machines": [agent.ready for agent in agents]}
     facts |= {"network": Network(), "exported": {}, "this_machine": here.ready, "carrier": Carrier()}
-    return Cluster(agents=agents, here=here, **facts | changes)
+    return Cluster(agents=agents, local_agent=here, **facts | changes)
 
 
 def a_block(milliseconds: float, **changes: Any) -> Block:

@@ -1,7 +1,7 @@
 """Connect to the agent of a host, and mirror the files of its launches.
 
 A connection lasts as long as a run, with any number of launches in it. No method waits for an answer.
-Instead, ``attend`` calls ``tick`` for hosts that sent something, and attributes show what has changed.
+Instead, ``exchange_until`` calls ``tick`` for hosts that sent something, and attributes show what has changed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LaunchLink:
         self.memory_left_bytes = 0
         """Memory that was left on the host when its ranks last arrived."""
         self.error: RingsideError | None = None
-        """Why the launch could not start or was lost, or None. ``attend`` resets it when it raises it."""
+        """Why the launch could not start or was lost, or None. ``exchange_until`` resets it when it raises it."""
         self._name = name
         self._received: ReceivedFiles | None = None
 
@@ -294,7 +294,7 @@ class Connection:
         """Return the error of a lost connection, given its process's exit status; None if it still runs."""
         self._read_stderr()
         silent = self.pipe.silent_seconds
-        answer = Answer(self.host, status, b"", bytes(self._stderr), silent, here=self._is_here)
+        answer = Answer(self.host, status, b"", bytes(self._stderr), silent, ran_here=self._is_here)
         return host_error(answer, self._carrier) or HostError(
             f"Host {self.host.name}: the agent exited.",
             found=answer.last_lines,
@@ -326,7 +326,7 @@ def connected(
                 agent.wait_closed(deadline - time.monotonic())
 
 
-def attend(
+def exchange_until(
     agents: Sequence[Connection],
     until: Callable[[], bool],
     seconds: float,

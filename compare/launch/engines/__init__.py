@@ -58,7 +58,7 @@ class Answer(NamedTuple):
     """Unix time of this machine at which the command was started."""
     flooded: str = ""
     """The stream (stdout or stderr) on which the host sent more than ``STREAM_BYTES``, or empty."""
-    here: bool = False
+    ran_here: bool = False
     """Whether the command itself was executed on this machine, and no carrier's program.
 
     ``is_local`` cannot tell afterwards, because it changes when the name of a pod begins to resolve.
@@ -95,7 +95,7 @@ class Carrier(msgspec.Struct, frozen=True):
 
     def explain(self, answer: Answer) -> HostError | None:
         """Return the error of a host that was not reached; None if it was, even if its command failed."""
-        return explain_signal(answer) if answer.here else self._explain(answer)
+        return explain_signal(answer) if answer.ran_here else self._explain(answer)
 
     def remote_shell(self, hosts: Sequence[Host]) -> str:
         """Return the program with which mpirun and horovodrun start ranks on hosts.
@@ -165,7 +165,7 @@ class Allocation(NamedTuple):
     """The links of hosts that a rehearsal made; None for real hosts."""
 
 
-def named(host: Host) -> str:
+def describe_host(host: Host) -> str:
     """Return a host's name for messages, with its source, such as its line in the hostfile."""
     return f"Host {host.name} ({host.source})" if host.source else f"Host {host.name}"
 
@@ -175,7 +175,7 @@ def explain_signal(answer: Answer) -> HostError | None:
     if answer.status is None or answer.status >= 0:
         return None
     return HostError(
-        f"{named(answer.host)}: a process of Ringside was killed by signal {-answer.status}.",
+        f"{describe_host(answer.host)}: a process of Ringside was killed by signal {-answer.status}.",
         found=answer.last_lines,
         remedy="Was it killed by hand, or was memory short? Run again.",
     )

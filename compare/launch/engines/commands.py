@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from compare import PACKAGE_ROOT
 from compare.errors import AllocationError, HostError
-from compare.launch.engines import STREAM_BYTES, AbsentHostError, Answer, Carrier, named
+from compare.launch.engines import STREAM_BYTES, AbsentHostError, Answer, Carrier, describe_host
 from compare.schema.hosts import Host
 from compare.text import duration
 
@@ -69,7 +69,7 @@ def run_everywhere(
     with enough_files(len(hosts)) as at_once:
         answers = execute(commands, stdin, timeout_seconds, at_once, input_ends=input_ends)
     pairs = zip(answers, commands, strict=True)
-    return [answer._replace(here=command == tuple(argv)) for answer, (_, command) in pairs]
+    return [answer._replace(ran_here=command == tuple(argv)) for answer, (_, command) in pairs]
 
 
 def run_script(
@@ -132,7 +132,7 @@ def join_errors(errors: Sequence[HostError], *, of: int) -> HostError:
 
 def host_error(answer: Answer, carrier: Carrier) -> HostError | None:
     """Return the error of a host that failed to execute its command; None if the command succeeded."""
-    name, found = named(answer.host), answer.last_lines
+    name, found = describe_host(answer.host), answer.last_lines
     by_hand = carrier.by_hand(answer.host)
     if answer.flooded:
         return HostError(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from compare.errors import UsageError
 from compare.launch.engines import Allocation, schedulers, slurm
-from compare.launch.engines.schedulers import MANY, signs_of, written
+from compare.launch.engines.schedulers import MANY, format_variables, matching_variables
 
 ENGINES: tuple[Callable[[Mapping[str, str]], Allocation | None], ...] = (slurm.detect, schedulers.detect)
 """The engines that find a job in environment variables; the first that finds one counts."""
@@ -83,14 +83,14 @@ def require_started_once(environ: Mapping[str, str]) -> None:
         UsageError: a launcher did, and each program would start all ranks.
     """
     for starter in STARTERS:
-        signs = signs_of(starter.signs, environ)
-        if not signs or signs_of(starter.unless, environ):
+        signs = matching_variables(starter.signs, environ)
+        if not signs or matching_variables(starter.unless, environ):
             continue
         count = next((value for name, value in signs.items() if name.endswith(_COUNTS)), "")
         once = f", or start it once: {starter.once}" if starter.once else ""
         raise UsageError(
             f"{starter.name} starts compare {f'{int(count)} times' if count else 'many times'}, "
             "and each copy would start all ranks.",
-            found=f"{written(signs)}.",
+            found=f"{format_variables(signs)}.",
             remedy=f"Call compare directly, because it starts all ranks itself{once}",
         )

@@ -268,7 +268,7 @@ def detect(environ: Mapping[str, str]) -> Allocation | None:
     """
     if Path(_OF_MPIJOB).exists():
         environ = {**environ, _OF_MPIJOB: _OF_MPIJOB}
-    schedulers = [scheduler for scheduler in SCHEDULERS if signs_of(scheduler.signs, environ)]
+    schedulers = [scheduler for scheduler in SCHEDULERS if matching_variables(scheduler.signs, environ)]
     for scheduler in schedulers:
         for variable, form in (*((file, None) for file in scheduler.files), *scheduler.lists):
             if value := environ.get(variable):
@@ -280,17 +280,17 @@ def detect(environ: Mapping[str, str]) -> Allocation | None:
     if not schedulers:
         return None
     job, first = schedulers[0].job(environ), schedulers[0]
-    if one := signs_of(first.one, environ):
-        source = f"this machine, the only host of {job} ({written(one)})"
+    if one := matching_variables(first.one, environ):
+        source = f"this machine, the only host of {job} ({format_variables(one)})"
         return Allocation((local_host(1),), Carrier(), source)
     raise UsageError(
         f"Ringside runs in {job}, but does not know its hosts.",
-        found=f"{written(signs_of(first.signs, environ))}. {first.hint}".strip(),
+        found=f"{format_variables(matching_variables(first.signs, environ))}. {first.hint}".strip(),
         remedy=ELSEWHERE,
     )
 
 
-def signs_of(signs: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+def matching_variables(signs: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of the first sign that matches, with their values; empty if none does."""
     for sign in signs:
         parts = [part.partition("=")[::2] for part in re.split(r" (?=[A-Z_]+=)", sign)]
@@ -299,7 +299,7 @@ def signs_of(signs: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, st
     return {}
 
 
-def written(signs: Mapping[str, str]) -> str:
+def format_variables(signs: Mapping[str, str]) -> str:
     """Return variables with their values as text for messages."""
     return ", ".join(f"{name}={shown(value)}" for name, value in signs.items())
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import msgspec
 
 from compare.errors import AllocationError, HostError, UnavailableError, UsageError
-from compare.launch.engines import ELSEWHERE, LOCAL, Allocation, Answer, Carrier, named, ssh_stand_in
+from compare.launch.engines import ELSEWHERE, LOCAL, Allocation, Answer, Carrier, describe_host, ssh_stand_in
 from compare.schema.environment import inherited
 from compare.schema.hostfile import parse_hosts
 from compare.schema.hosts import Host, shown
@@ -190,7 +190,7 @@ class Slurm(Carrier, frozen=True, kw_only=True):
         for ending in (_TIME_OVER, _PREEMPTED):
             if ending.printed in printed:
                 return ending.error(job, answer.last_lines)
-        name, by_hand = named(answer.host), self.by_hand(answer.host)
+        name, by_hand = describe_host(answer.host), self.by_hand(answer.host)
         for marks, trouble, remedy in _TROUBLES:
             if any(mark in printed for mark in marks):
                 what = f"{name} {trouble.format(job=job)}."

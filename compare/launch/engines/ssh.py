@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Sequence
 
 from compare.errors import HostError, UnavailableError
-from compare.launch.engines import AbsentHostError, Answer, Carrier, named, ssh_stand_in
+from compare.launch.engines import AbsentHostError, Answer, Carrier, describe_host, ssh_stand_in
 from compare.schema.hosts import Host
 
 _FAILED = 255
@@ -101,7 +101,7 @@ class Ssh(Carrier, frozen=True, kw_only=True):
     def _explain(self, answer: Answer) -> HostError | None:
         if answer.status != _FAILED:
             return None
-        name, by_hand = named(answer.host), f"`{self.by_hand(answer.host)}`"
+        name, by_hand = describe_host(answer.host), f"`{self.by_hand(answer.host)}`"
         printed, found = answer.stderr.decode(errors="replace"), answer.last_lines
         for kind, marks, what, remedy in _TROUBLES:
             if any(mark in printed for mark in marks):

@@ -19,7 +19,7 @@ from compare.analysis.looks import FIRST_LOOK
 from compare.errors import BudgetError, OutputError
 from compare.experiment import rounds
 from compare.experiment.run import carry_out
-from compare.experiment.schedule import MOST_IN_A_ROW, discard_noisy, is_settled, next_launches, order_of
+from compare.experiment.schedule import MOST_IN_A_ROW, discard_noisy, is_settled, launch_order, next_launches
 from compare.launch.arm import Observer
 from compare.schema.results import MachineUse
 from compare.schema.store import read_run
@@ -72,14 +72,14 @@ def carried_out(config, is_noisy=lambda planned: False):
 @settings(deadline=None)
 @given(CONFIGS, st.integers(0, 50))
 def test_every_second_round_is_the_one_before_in_reverse(config, pair):
-    first, second = (order_of(config, round_) for round_ in (2 * pair + 1, 2 * pair + 2))
+    first, second = (launch_order(config, round_) for round_ in (2 * pair + 1, 2 * pair + 2))
     assert second == first[::-1]
 
 
 def test_orders_differ_by_round_and_seed_and_every_arm_leads():
     config = a_config("none,ddp,manual,mpi", rounds=100)
-    orders = [order_of(config, round_) for round_ in range(1, 101)]
-    of_seeds = [order_of(msgspec.structs.replace(config, seed=seed), 1) for seed in range(20)]
+    orders = [launch_order(config, round_) for round_ in range(1, 101)]
+    of_seeds = [launch_order(msgspec.structs.replace(config, seed=seed), 1) for seed in range(20)]
     for found in (orders[:20], of_seeds):
         assert len({tuple(arm.label for arm in order) for order in found}) > 5
     first = Counter(order[0].label for order in orders)
@@ -89,7 +89,7 @@ def test_orders_differ_by_round_and_seed_and_every_arm_leads():
 def test_the_order_of_a_seed_never_changes():
     # Written down: a run from last year, repeated with its seed, launches in the same order.
     config = a_config("none,ddp,manual,mpi", seed=0)
-    assert [[arm.label for arm in order_of(config, round_)] for round_ in (1, 2, 3)] == [
+    assert [[arm.label for arm in launch_order(config, round_)] for round_ in (1, 2, 3)] == [
         ["none", "mpi", "ddp", "manual"],
         ["manual", "ddp", "mpi", "none"],
         ["none", "ddp", "manual", "mpi"],
@@ -126,11 +126,11 @@ def test_every_round_is_whole_and_in_its_order_with_any_noise(config, noisy, mos
     rounds = [planned.round for planned in history[::width]]
     assert sorted(set(rounds)) == list(range(1, config.rounds + 1))
     assert rounds == sorted(rounds)
-    assert [(p.round, p.arm) for p in history] == [(r, arm) for r in rounds for arm in order_of(config, r)]
+    assert [(p.round, p.arm) for p in history] == [(r, arm) for r in rounds for arm in launch_order(config, r)]
     assert len(run.launches) == config.total_launches == config.rounds * width
     assert [la.round for la in run.launches[::width]] == list(range(1, config.rounds + 1))
     labels = sorted(arm.label for arm in config.arms)
-    assert all(sorted(arm.label for arm in order_of(config, round_)) == labels for round_ in rounds)
+    assert all(sorted(arm.label for arm in launch_order(config, round_)) == labels for round_ in rounds)
     assert len(run.discarded) <= width * most
     attempts = [run.discarded[first : first + width] for first in range(0, len(run.discarded), width)]
     for attempt in attempts:

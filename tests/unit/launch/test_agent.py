@@ -21,7 +21,7 @@ from compare.launch.agent.connection import connected
 from compare.launch.agent.launch import _Launch
 from compare.launch.agent.protocol import ProtocolError, Start
 from compare.launch.engines import Carrier
-from compare.launch.processes import descendants, end_all
+from compare.launch.processes import launch_processes, end_all
 from compare.schema.hosts import Host
 from compare.schema.job import read_progress
 from compare.schema.launch_files import LaunchFiles
@@ -37,13 +37,13 @@ def mark(tmp_path):
     """Name a launch, and require that nothing is left of it."""
     name = str(tmp_path / "on-the-host")
     yield name
-    left = [process.cmdline() for process in descendants(name)]
+    left = [process.cmdline() for process in launch_processes(name)]
     end_all(name)
     assert left == []
 
 
 class OneLaunch:
-    """A connection with one launch, whose errors are raised as ``attend`` does."""
+    """A connection with one launch, whose errors are raised as ``exchange_until`` does."""
 
     def __init__(self, connection, mark):
         self.connection, self.link = connection, connection.launch(mark, RANKS)
@@ -145,7 +145,7 @@ def test_agent_carries_out_launches_side_by_side_on_one_connection(agent, mark, 
     tick_until(agent, lambda: second.exited)
     assert (second.exited.status, second.exited.abandoned) == (None, False)
     assert [first.exited, third.exited] == [None, None]
-    assert not list(descendants(f"{mark}-1"))
+    assert not list(launch_processes(f"{mark}-1"))
     for link in (first, third):
         link.end()
     tick_until(agent, lambda: first.exited and third.exited)
@@ -163,7 +163,7 @@ def test_launch_whose_process_is_lost_is_named_and_ends_alone(agent, mark, tmp_p
     tick_until(made, lambda: lost.error)
     assert found in str(lost.error)
     assert not other.exited
-    assert not list(descendants(f"{mark}-0"))
+    assert not list(launch_processes(f"{mark}-0"))
     assert not Path(f"{mark}-0").exists()
     other.end()
     tick_until(made, lambda: other.exited)

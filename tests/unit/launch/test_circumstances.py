@@ -21,7 +21,7 @@ def beside(arm, failure=DIED, *, defects=(), settings=None, trained=False):
     kind = StalledError if failure is STALLED else LaunchError
     known = [Defect(topic, "n1", text, f"Mend the {topic}.") for topic, text in defects]
     circumstances = Circumstances(parse_arm(arm), settings or {}, lambda: known)
-    return circumstances.beside(kind(what, found=found, remedy="Read the log."), trained=trained)
+    return circumstances.explain(kind(what, found=found, remedy="Read the log."), trained=trained)
 
 
 @pytest.mark.parametrize(

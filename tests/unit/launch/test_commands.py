@@ -24,7 +24,7 @@ THERE = Host(name="n1", slots=1, source="hosts.txt:3")
 
 
 def an_answer(status, stderr=b"", host=THERE, **more):
-    return Answer(host, status, b"", stderr, 1.0, here=host is HERE, **more)
+    return Answer(host, status, b"", stderr, 1.0, ran_here=host is HERE, **more)
 
 
 def run_here(argv, stdin=b""):

@@ -53,7 +53,7 @@ class ALaunch:
         self._told.append(f"{self.planned.label} starts")
         self.happens()
 
-    def require_room(self, _others, _arms):
+    def require_memory_left(self, _others, _arms):
         self._told.append("room?")
 
     def go(self, turn):
@@ -101,12 +101,12 @@ class Nothing:
 def wait(monkeypatch):
     """Wait without agents."""
 
-    def attend(_agents, has_come, seconds):
+    def exchange_until(_agents, has_come, seconds):
         until = time.monotonic() + seconds
         while not has_come() and time.monotonic() < until:
             time.sleep(0.01)
 
-    monkeypatch.setattr(launches, "attend", attend)
+    monkeypatch.setattr(launches, "exchange_until", exchange_until)
     monkeypatch.setattr(launches, "read_progress", lambda *_: None)
 
 
@@ -130,7 +130,7 @@ def launch(tmp_path, monkeypatch):
         observer = Nothing()
         observer.launch_restarts = lambda _, why: reported.append(why)
         run = a_run()
-        cluster = SimpleNamespace(attended=())
+        cluster = SimpleNamespace(all_agents=())
         return lambda: launch_arm(
             run, Planned(1, 1, run.config.arms[1]), tmp_path, cluster, observer
         ), reported
@@ -169,7 +169,7 @@ def test_launch_suspended_by_ctrl_z_starts_again_without_its_old_files(launch):
 @pytest.fixture
 def cohort(tmp_path):
     run = a_run(config={"launch_timeout_seconds": TIMEOUT})
-    return Cohort(run, tmp_path, SimpleNamespace(attended=()), Nothing())
+    return Cohort(run, tmp_path, SimpleNamespace(all_agents=()), Nothing())
 
 
 def a_turn(arm=0):
@@ -222,7 +222,7 @@ def carry_out(tmp_path, monkeypatch):
             a_run({arm: [] for arm in ARMS}), launches=[a_launch()] if later else []
         )
         planned = [Planned(number, 2, arm) for number, arm in enumerate(run.config.arms, start=4)]
-        cluster = SimpleNamespace(launches_at_once=lambda: at_once, attended=())
+        cluster = SimpleNamespace(launches_at_once=lambda: at_once, all_agents=())
         cohort = Cohort(run, tmp_path, cluster, Nothing())
         assert cohort.carry_out(planned, [a_turn(arm) for arm in (2, 0, 1)]) == list(ARMS)
         return told, made

@@ -6,7 +6,7 @@ import pytest
 
 from compare.errors import UsageError
 from compare.launch.agent.protocol import Ready
-from compare.launch.network import choose_network, in_network, network_of_one, require_distinct
+from compare.launch.network import choose_network, in_network, network_of_one_machine, require_distinct
 from compare.schema.hosts import Host, Network
 
 N1 = {"lo": ["127.0.0.1/8"], "eth0": ["10.0.0.1/24"], "docker0": ["172.17.0.1/16"]}
@@ -63,16 +63,16 @@ def test_hosts_without_a_network_in_common_are_routed_to_each_other():
 
 
 def test_network_of_one_machine_is_the_loopback_or_the_one_asked_for():
-    assert network_of_one(N1, asked=None) == Network(interface="lo")
-    assert network_of_one(N1, asked="eth0") == Network(interface="eth0")
+    assert network_of_one_machine(N1, asked=None) == Network(interface="lo")
+    assert network_of_one_machine(N1, asked="eth0") == Network(interface="eth0")
 
 
 def test_network_of_one_machine_without_the_interface_is_refused():
     with pytest.raises(UsageError, match="no interface lo that is up") as caught:
-        network_of_one({}, asked=None)
+        network_of_one_machine({}, asked=None)
     assert caught.value.found == "Up: none."
     with pytest.raises(UsageError, match="no interface nope that is up") as caught:
-        network_of_one(N1, asked="nope")
+        network_of_one_machine(N1, asked="nope")
     assert caught.value.found == "Up: lo, eth0, docker0."
     assert caught.value.remedy
 

@@ -68,7 +68,7 @@ class Launch:
         deadline = time.monotonic() + 1
         while any(map(alive, self.pids())) and time.monotonic() < deadline:
             time.sleep(0.01)
-        return not list(module.descendants(self.name)) and not any(map(alive, self.pids()))
+        return not list(module.launch_processes(self.name)) and not any(map(alive, self.pids()))
 
     def when_there(self, name, then):
         """Return an ``on_tick`` that waits for the file of a process, and calls ``then``."""
@@ -89,7 +89,7 @@ def launch(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_GRACE_SECONDS", 1.0)
     launch = Launch(tmp_path)
     yield launch
-    left = [pid for pid in {*launch.pids(), *(p.pid for p in module.descendants(launch.name))} if alive(pid)]
+    left = [pid for pid in {*launch.pids(), *(p.pid for p in module.launch_processes(launch.name))} if alive(pid)]
     for pid in left:
         psutil.Process(pid).kill()
     assert not left

@@ -137,7 +137,7 @@ def test_programs_for_hosts_without_a_folder_for_them_are_refused(hosts, prepare
     launch = prepare(hosts, MPIRUN)
     monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
     with pytest.raises(OutputError, match="temporary programs") as refused:
-        launch._order(hosts.here, MPIRUN)
+        launch._order(hosts.local_agent, MPIRUN)
     assert "/tmp" in refused.value.found  # noqa: S108 -- a name; nothing is written
     assert "TMPDIR" in refused.value.remedy
 
@@ -154,9 +154,9 @@ def test_first_failure_of_a_launcher_counts_and_ends_the_others(hosts, carry_out
 
 def test_launcher_here_starts_after_the_folders_of_hosts(hosts, carry_out):
     began = []
-    for agent in (*hosts.agents, hosts.here):
+    for agent in (*hosts.agents, hosts.local_agent):
         agent.on_begin = began.append
-    hosts.here.exit_at_once(0)
+    hosts.local_agent.exit_at_once(0)
     assert carry_out(hosts, MPIRUN).status == 0
     assert [order.argv for order in began] == [(), (), ("mpirun",)]
 
@@ -168,7 +168,7 @@ def test_host_that_refuses_a_launch_ends_it_on_those_that_were_asked(hosts, carr
     hosts.agents[1].on_begin = refuse
     with pytest.raises(HostError, match="n2"):
         carry_out(hosts, MPIRUN)
-    assert [agent.told_to_end for agent in (*hosts.agents, hosts.here)] == [True, True, False]
+    assert [agent.told_to_end for agent in (*hosts.agents, hosts.local_agent)] == [True, True, False]
 
 
 def test_memory_of_a_rehearsal_is_shared_by_all_hosts(hosts, prepare):
@@ -177,10 +177,10 @@ def test_memory_of_a_rehearsal_is_shared_by_all_hosts(hosts, prepare):
         agent.memory_left_bytes = 150 << 20
         agent.arrivals = [Arrival(rank=0, pid=1, step_seconds=0.01, memory=Memory(peak_bytes=100 << 20))]
     launch = prepare(hosts, MPIRUN)
-    launch.require_room([], 2)
+    launch.require_memory_left([], 2)
     hosts.network = msgspec.structs.replace(ROUTED, rehearsed=Link())
     with pytest.raises(InterleaveError, match="more memory than host n1 has"):
-        launch.require_room([], 2)
+        launch.require_memory_left([], 2)
 
 
 @pytest.mark.parametrize(("left", "fits"), [(None, True), (9 << 29, True), (4 << 30, False)])
@@ -195,7 +195,7 @@ def test_gpu_must_have_room_for_another_arm_and_for_cuda(prepare, left, fits):
         for rank, size in enumerate([left and 70 << 30, left])
     ]
     with nullcontext() if fits else pytest.raises(InterleaveError, match="than a GPU of host") as refused:
-        launch.require_room([], 2)
+        launch.require_memory_left([], 2)
     if not fits:
         assert refused.value.found == "4.0 GiB is left, and another may need 4.5 GiB."
 

@@ -18,7 +18,7 @@ THERE = Host(name="n1", slots=1, source="hosts.txt:3")
 
 
 def an_answer(status, stderr=b"", host=THERE):
-    return Answer(host, status, b"", stderr, 1.0, here=host is HERE)
+    return Answer(host, status, b"", stderr, 1.0, ran_here=host is HERE)
 
 
 @pytest.mark.parametrize("carrier", [Carrier(), Ssh(user="alice", port=22022)])
