@@ -35,7 +35,7 @@ from compare.doctor.rules.network import shared_network
 from compare.errors import HostError
 from compare.launch.engines import Answer, Carrier, describe_host
 from compare.launch.engines.commands import NOT_FOUND, host_error, join_errors, run_script
-from compare.launch.staging import ask_hosts, not_copied, read_held
+from compare.launch.staging import ask_hosts, not_copied, read_place
 from compare.schema.hosts import Host, is_local
 
 T = TypeVar("T")
@@ -285,7 +285,7 @@ def _find_workload(
         try:
             if error := host_error(answer, carrier):
                 raise error
-            is_missing = not read_held(answer).directory
+            is_missing = not read_place(answer).directory
         except HostError as error:
             yield each.problem("workload", error.what, error.found, error.remedy)
             continue

@@ -60,7 +60,7 @@ class Observer(Protocol):
         """Receive the number of a round whose launches all start again, after Ctrl-Z and ``fg``."""
 
     def turn_begins(self, planned: Planned, turn: int, turns: int) -> None:
-        """Receive the launch whose turn begins, the turn's number from 1, and how many turns the round has."""
+        """Receive the launch whose turn begins, the turn's number from 1, and the number of turns in all."""
 
     def launch_ended(self, planned: Planned, launch: Launch) -> None:
         """Receive a launch that succeeded, with the results of its ranks."""
@@ -139,7 +139,7 @@ def plan_launch(
 ) -> LaunchPlan:
     """Return the job of a launch, which ``make_job`` makes, and the commands that start it.
 
-    ``port`` is a free port of the first host, over which the ranks find each other.
+    ``port`` is a free port of the first host, at which ranks meet that torchrun starts.
 
     Raises:
         UnavailableError: the arm's launcher is not installed.

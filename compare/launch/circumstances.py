@@ -95,7 +95,8 @@ class Circumstances(NamedTuple):
         """
         if not self.arm.traits.communicates:
             return ""
-        return f"{_LIBRARIES_BY_LAUNCHER[self.arm.runtime.launcher]} {self.arm.options.get('controller', '')} "
+        controller = self.arm.options.get("controller", "")
+        return f"{_LIBRARIES_BY_LAUNCHER[self.arm.runtime.launcher]} {controller} "
 
     def _suspected_settings(self, libraries: str, text: str) -> list[str]:
         """Return the inherited settings that may explain an error with this text, as ``NAME=VALUE``.

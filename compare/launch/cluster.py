@@ -20,13 +20,25 @@ import msgspec
 
 from compare.data import DatasetSource
 from compare.errors import HostError, RingsideError, UnavailableError
-from compare.launch.agent.connection import ANSWER_SECONDS, START_SECONDS, Connection, exchange_until, connected
+from compare.launch.agent.connection import (
+    ANSWER_SECONDS,
+    START_SECONDS,
+    Connection,
+    connected,
+    exchange_until,
+)
 from compare.launch.agent.machine import describe
 from compare.launch.agent.protocol import Ready
 from compare.launch.circumstances import Defect
 from compare.launch.engines import Allocation, Carrier, ScheduledJob
 from compare.launch.engines.commands import join_errors
-from compare.launch.network import addresses_of, choose_network, in_network, network_of_one_machine, require_distinct
+from compare.launch.network import (
+    addresses_of,
+    choose_network,
+    in_network,
+    network_of_one_machine,
+    require_distinct,
+)
 from compare.launch.staging import stage
 from compare.schema.hosts import Host, Link, Network, is_local, local_host
 from compare.schema.job import Job, LaunchJob
@@ -173,7 +185,7 @@ def open_cluster(
 ) -> Iterator[Cluster]:
     """Start an agent on every host, yield the cluster, and end the agents after the block.
 
-    Without ``interface``, the network interface that all hosts share is chosen. ``exported`` holds environment
+    Without ``interface``, a network interface is chosen that all hosts share. ``exported`` holds environment
     variables of the ranks, which are passed on in private files only.
 
     Raises:

@@ -6,9 +6,9 @@ because the kernel closes the connections of a process at its exit.
 
 A rank that its launcher ended is never the cause. A rank that was killed from outside is never a victim.
 
-Of the log of a dead rank, or of its launcher, only the lines that explain a crash are quoted. Python prints
-its stacks at a crash, and a library prints an error before it aborts. Lines around these explain nothing, so
-they are left out: rules, numbered stacks, the line of code shown with a warning.
+Errors quote only those lines from the log of a dead rank, or of its launcher, that explain a crash. Python
+prints its stacks at a crash, and a library prints an error before it aborts. Lines around these explain
+nothing, so they are left out: rules, numbered stacks, the line of code shown with a warning.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Literal, NamedTuple
 from compare.schema.job import Progress, RankExit, RankFailure
 
 _DUMP = re.compile(r"Timeout \([\d:.]+\)!\n(?=(?:Current thread|Thread) 0x)")
-"""What a rank's watchdog prints above the stacks. Text without a newline may stand before it."""
+"""The line that a rank's watchdog prints above the stacks; text without a newline may precede it."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$", re.MULTILINE)
 _CUT_OFF = re.compile(r"^  \.\.\.$", re.MULTILINE)
-"""The end of a stack with more than a hundred frames."""
+"""The line that ends a printed stack of more than a hundred frames."""
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 _RAISED_FRAME = re.compile(
     r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE
@@ -36,9 +36,9 @@ _WAITING = (
     *("/torch/distributed/", "/horovod/torch/", "/horovod/common/", "/mpi4py/"),
 )
 _WAITING_INSIDE = ("/torch/autograd/graph.py", "/torch/nn/parallel/distributed.py")
-"""Files that wait in C code if their frame is innermost, as DDP does to agree on its buckets."""
+"""Files whose calls of C code wait for other ranks, as DDP does to agree on its buckets."""
 _Stack = list[tuple[str, str]]
-"""(file:line, function), innermost first."""
+"""The frames of a thread, each as (file:line, function), with the innermost first."""
 _DUMP_LINES = 200
 """Maximum number of lines between a crash and its first stack.
 
@@ -90,21 +90,27 @@ _FIRST_LINES, _LAST_LINES = 8, 3
 
 
 class Evidence(NamedTuple):
-    """What the files of one rank say, with times by the clock of this machine."""
+    """What the files of one rank say, with all times converted to the clock of this machine."""
 
     rank: int
     host: str
+    """The name of the rank's host."""
     has_result: bool
     failure: RankFailure | None
+    """The exception that the rank raised; None without one."""
     exit: RankExit | None
-    """How the rank exited; None if its witness was killed, or never started."""
+    """How the rank exited; None if its witness was killed, or never started.
+
+    The witness is the parent process of the rank, which reports its exit.
+    """
     started: bool
     """Whether the rank's witness started."""
     log: str
     """The end of what the rank printed."""
     stacks: str
-    """The rank's stacks at SIGTERM; empty without any."""
+    """The stacks that the rank wrote when it received SIGTERM; empty if it wrote none."""
     progress: Progress | None
+    """The rank's latest progress record; None before its first."""
 
     @property
     def stalled(self) -> bool:
@@ -113,23 +119,23 @@ class Evidence(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """Whether the rank was ended, by a signal to its witness or by its lease, before it failed itself."""
+        """Whether a signal to its witness, or its lease, ended the rank before it failed by itself."""
         if self.stalled:
             return False
         return bool(self.exit.ended_by if self.exit else self.stacks)
 
     @property
     def stopped(self) -> bool:
-        """Whether the rank was stopped (SIGSTOP) during its work and was still so when it exited.
+        """Whether the rank was stopped (SIGSTOP) during its work, and was still stopped when it exited.
 
-        A stop while a rank waits for its turn does not count, because the agent itself does that.
+        A stop while a rank waits for its turn does not count, because the agent itself stops it then.
         """
         waits = self.progress is not None and self.progress.stage == "turn"
         return bool(self.exit and self.exit.stopped and not waits)
 
     @property
     def killed(self) -> bool:
-        """Whether something outside the launch killed the rank, or its witness."""
+        """Whether something outside the launch killed the rank or its witness with SIGKILL."""
         if self.exit is None:
             return self.started and not (self.ended or self.stalled or self.failure)
         return self.exit.signal == signal.SIGKILL and not self.ended
@@ -143,42 +149,46 @@ class Cause(NamedTuple):
     kind: Literal["raised", "died", "stalled", "deadlocked"]
     """``deadlocked`` if ranks wait for each other; then ``rank`` is the lowest of them."""
     at: float
-    """Unix time by this machine's clock at which the rank exited or failed; infinite if unknown."""
+    """Unix time by this machine's clock at which the rank exited or failed; infinity if unknown."""
     found: str
-    """The rank's error, or how it exited and what it did last."""
+    """The rank's error, or how the rank exited and what it did last."""
     where: str
     """file:line of the code; empty if unknown."""
 
 
 def find_cause(evidence: list[Evidence]) -> Cause | None:
-    """Return the root cause of a failed launch; None if no rank failed by itself."""
-    open_cases = [rank for rank in evidence if not rank.has_result]
+    """Return the root cause of a failed launch, given all ranks; None if no rank failed by itself."""
+    unfinished = [rank for rank in evidence if not rank.has_result]
     # Launchers notice a killed witness at once. Beside a stall, a missing one was killed afterwards. As
     # horovodrun ends, srun kills the step with a stopped rank in it.
-    stall = any(rank.stalled for rank in open_cases)
-    if killed := [rank for rank in open_cases if rank.killed and (rank.exit or not stall)]:
-        return _died(min(killed, key=_exited_at))
-    failed = [rank for rank in open_cases if (rank.failure or rank.exit) and not rank.ended]
-    causes = [_raised(e, e.failure) if e.failure else _died(e) for e in failed if not e.stalled]
-    if any(rank.stalled or rank.stopped for rank in open_cases):
-        causes.append(_stalled(open_cases))
+    has_stalled = any(rank.stalled for rank in unfinished)
+    if killed := [rank for rank in unfinished if rank.killed and (rank.exit or not has_stalled)]:
+        return _cause_of_death(min(killed, key=_exited_at))
+    failed = [rank for rank in unfinished if (rank.failure or rank.exit) and not (rank.ended or rank.stalled)]
+    causes = [_cause_of_error(e, e.failure) if e.failure else _cause_of_death(e) for e in failed]
+    if any(rank.stalled or rank.stopped for rank in unfinished):
+        causes.append(_cause_of_stall(unfinished))
     return min(causes, key=lambda cause: cause.at, default=None)
 
 
 def find_unstarted(evidence: list[Evidence]) -> Evidence | None:
-    """Return the only rank that never started, if all others without a result were ended; else None."""
-    open_cases = [rank for rank in evidence if not rank.has_result]
-    unstarted = [rank for rank in open_cases if not rank.started and not rank.failure]
-    ended = [rank for rank in open_cases if rank.ended]
-    alone = len(unstarted) == 1 and ended and len(ended) + 1 == len(open_cases)
-    return unstarted[0] if alone else None
+    """Return the rank that never started, if it is the only one and explains why the others were ended.
+
+    None is returned if several ranks or no rank never started, or if another rank without a result was not
+    ended.
+    """
+    unfinished = [rank for rank in evidence if not rank.has_result]
+    unstarted = [rank for rank in unfinished if not rank.started and not rank.failure]
+    ended = [rank for rank in unfinished if rank.ended]
+    explains = len(unstarted) == 1 and ended and len(ended) + 1 == len(unfinished)
+    return unstarted[0] if explains else None
 
 
 def main_stack(evidence: Evidence) -> _Stack:
-    """Return the stack of a rank's main thread, innermost frame first; empty if it is unknown.
+    """Return the stack of a rank's main thread, innermost frame first; an empty list if it is unknown.
 
-    Frames of the import system are left out. A rank that imports MPI waits for all others within that system,
-    so the module that imports MPI counts.
+    Frames of Python's import system are left out. A rank that imports MPI waits for all others within that
+    system, so the module that imports MPI should come first.
     """
     dump = _DUMP.search(evidence.log)
     for stack in _THREAD.split(evidence.log[dump.end() :] if dump else evidence.stacks)[1:]:
@@ -197,20 +207,22 @@ def _exited_at(evidence: Evidence) -> float:
     return evidence.exit.time if evidence.exit else inf
 
 
-def _raised(evidence: Evidence, failure: RankFailure) -> Cause:
+def _cause_of_error(evidence: Evidence, failure: RankFailure) -> Cause:
+    """Return the cause of a launch whose rank raised an exception, which is its ``failure``."""
     at = evidence.exit.time if evidence.exit else failure.at
     return Cause(evidence.rank, failure.host, "raised", at, failure.message, failure.where)
 
 
-def _died(evidence: Evidence) -> Cause:
+def _cause_of_death(evidence: Evidence) -> Cause:
+    """Return the cause of a launch whose rank exited without raising an exception."""
     crash = read_crash_log(evidence.log)
-    how = _how_it_exited(evidence.exit)
+    how = _describe_exit(evidence.exit)
     printed = f"It last printed: {crash.printed}" if crash.printed else ""
-    found = "\n".join(filter(None, [how, crash.error, printed, _last_seen(evidence)]))
+    found = "\n".join(filter(None, [how, crash.error, printed, _describe_progress(evidence)]))
     return Cause(evidence.rank, evidence.host, "died", _exited_at(evidence), found, crash.where)
 
 
-def _how_it_exited(record: RankExit | None) -> str:
+def _describe_exit(record: RankExit | None) -> str:
     if record is None:
         return "Its witness (the parent process of the rank) was killed, and the rank with it."
     if record.signal is None:
@@ -224,34 +236,35 @@ def _how_it_exited(record: RankExit | None) -> str:
     return f"It was killed by {name} ({signal.strsignal(record.signal)})."
 
 
-def _stalled(open_cases: list[Evidence]) -> Cause:
+def _cause_of_stall(unfinished: list[Evidence]) -> Cause:
     """Return the cause of a stall: the rank that most likely held up the others.
 
-    A stopped rank comes first, then one without any trace, then one that waits for no other rank. The
-    launcher may have ended the last kind, if the watchdog of a waiting rank fired first. Of several such
+    A stopped rank comes first, then one that left no trace, then one that does not wait for another rank. The
+    launcher may have ended the last kind, if the watchdog of a waiting rank fired first. Among several such
     ranks, one that its own watchdog ended comes first, because the others may still compute. If all ranks
-    wait, the one with the fewest steps comes first; if several have as few, they wait for each other.
+    wait, the one with the fewest steps comes first. If several have as few, they wait for each other.
     """
-    dumped = [e for e in open_cases if e.stalled]
-    stopped = [e for e in open_cases if e.stopped]
-    mute = [e for e in open_cases if not (e.stalled or e.failure or e.stacks or (e.exit and not e.ended))]
-    stacks = {e.rank: main_stack(e) for e in open_cases}
-    busy = [e for e in open_cases if stacks[e.rank] and not _waits(stacks[e.rank])]
+    dumped = [e for e in unfinished if e.stalled]
+    stopped = [e for e in unfinished if e.stopped]
+    silent = [e for e in unfinished if not (e.stalled or e.failure or e.stacks or (e.exit and not e.ended))]
+    stacks = {e.rank: main_stack(e) for e in unfinished}
+    busy = [e for e in unfinished if stacks[e.rank] and not _waits_for_ranks(stacks[e.rank])]
     at = min((_exited_at(e) for e in dumped or stopped), default=inf)
     hung = [e for e in busy if e.stalled]
-    chosen = min(stopped or mute or hung or busy or dumped, key=lambda e: (_step(e), e.rank))
-    if not (stopped or mute or busy):
-        waited = {e.rank: stacks[e.rank] or _waited_in(e.failure) for e in open_cases}
-        together = [e for e in open_cases if waited[e.rank] and _step(e) == _step(chosen)]
-        if len(together) > 1:
-            entered = "; ".join(f"rank {e.rank} on {e.host} at {_entered(waited[e.rank])}" for e in together)
-            return Cause(chosen.rank, chosen.host, "deadlocked", at, f"{_last_seen(chosen)}\n{entered}", "")
-    stack = stacks[chosen.rank]
-    found = f"{'It was stopped (SIGSTOP). ' if chosen in stopped else ''}{_last_seen(chosen)}"
-    return Cause(chosen.rank, chosen.host, "stalled", at, found, stack[0][0] if stack else "")
+    suspect = min(stopped or silent or hung or busy or dumped, key=lambda e: (_steps_done(e), e.rank))
+    progress = _describe_progress(suspect)
+    if not (stopped or silent or busy):
+        waiting_in = {e.rank: stacks[e.rank] or _stack_of_wait(e.failure) for e in unfinished}
+        level = [e for e in unfinished if waiting_in[e.rank] and _steps_done(e) == _steps_done(suspect)]
+        if len(level) > 1:
+            calls = "; ".join(f"rank {e.rank} on {e.host} at {_caller(waiting_in[e.rank])}" for e in level)
+            return Cause(suspect.rank, suspect.host, "deadlocked", at, f"{progress}\n{calls}", "")
+    stack = stacks[suspect.rank]
+    found = f"{'It was stopped (SIGSTOP). ' if suspect in stopped else ''}{progress}"
+    return Cause(suspect.rank, suspect.host, "stalled", at, found, stack[0][0] if stack else "")
 
 
-def _waits(stack: _Stack) -> bool:
+def _waits_for_ranks(stack: _Stack) -> bool:
     if stack and any(mark in stack[0][0] for mark in _WAITING_INSIDE):
         return True
     # The call that waits is among the innermost frames. A device's queue may end in a collective, too.
@@ -261,25 +274,26 @@ def _waits(stack: _Stack) -> bool:
     )
 
 
-def _waited_in(failure: RankFailure | None) -> _Stack:
-    """Return the stack of a rank that raised while it waited for another; otherwise an empty one."""
+def _stack_of_wait(failure: RankFailure | None) -> _Stack:
+    """Return the stack of a rank that raised an exception while it waited for others; otherwise empty."""
     if failure is None:
         return []
     frames = [(f"{m['file']}:{m['line']}", m["function"]) for m in _RAISED_FRAME.finditer(failure.traceback)]
-    return frames[::-1] if _waits(frames[::-1]) else []
+    return frames[::-1] if _waits_for_ranks(frames[::-1]) else []
 
 
-def _entered(stack: _Stack) -> str:
-    """Return the innermost place outside the libraries, as file:line: the call that waits."""
-    ours = (place for place, _ in stack if not any(mark in place for mark in (*_WAITING, "/torch/")))
-    return next(ours, stack[0][0])
+def _caller(stack: _Stack) -> str:
+    """Return where code outside the libraries calls the library that waits, as file:line."""
+    outside = (place for place, _ in stack if not any(mark in place for mark in (*_WAITING, "/torch/")))
+    return next(outside, stack[0][0])
 
 
-def _step(evidence: Evidence) -> int:
+def _steps_done(evidence: Evidence) -> int:
+    """Return how many steps a rank has done; -1 before its first progress record."""
     return evidence.progress.step if evidence.progress else -1
 
 
-def _last_seen(evidence: Evidence) -> str:
+def _describe_progress(evidence: Evidence) -> str:
     progress = evidence.progress
     if progress is None:
         return "It wrote no progress record."
@@ -290,12 +304,12 @@ def _last_seen(evidence: Evidence) -> str:
 
 
 class CrashLog(NamedTuple):
-    """Lines of a log that explain a crash, safe for a terminal; each is empty if it is missing."""
+    """Lines of a log that explain a crash, safe for a terminal; each is empty if the log lacks it."""
 
     error: str
     """Python's own line: ``Fatal Python error: Segmentation fault``."""
     printed: str
-    """The last line before ``error`` that explains anything."""
+    """The last line before ``error`` that may explain the crash, or in the log if ``error`` is empty."""
     where: str
     """file:line of the Python code that crashed."""
 
@@ -303,7 +317,7 @@ class CrashLog(NamedTuple):
 def read_crash_log(log: str) -> CrashLog:
     """Return the lines that explain a crash, given the end of the log of a rank that died."""
     *_, crash = [None, *_CRASH.finditer(log)]
-    *_, printed = ["", *_explaining(log[: crash.start()] if crash else log)]
+    *_, printed = ["", *_explaining_lines(log[: crash.start()] if crash else log)]
     at = _CRASHED_AT.search(log, crash.end()) if crash else None
     return CrashLog(
         error=_one_line(crash[0]) if crash else "",
@@ -315,16 +329,18 @@ def read_crash_log(log: str) -> CrashLog:
 def read_launcher_log(log: str) -> list[str]:
     """Return lines of a launcher's log that may explain why a rank ended without printing anything.
 
-    They end where the launcher reports that a rank is gone. Of many lines, the middle is replaced by "…".
+    They end where the launcher reports that a rank is gone. If they are more than eleven, "…" takes the place
+    of those in the middle. The list is empty if no line explains anything.
     """
-    gone = re.search("|".join(_AFTERMATH), log, re.MULTILINE)
-    lines = list(_explaining(log[: gone.start()] if gone else log))
+    report = re.search("|".join(_AFTERMATH), log, re.MULTILINE)
+    lines = list(_explaining_lines(log[: report.start()] if report else log))
     if len(lines) <= _FIRST_LINES + _LAST_LINES:
         return lines
     return [*lines[:_FIRST_LINES], "…", *lines[-_LAST_LINES:]]
 
 
-def _explaining(printed: str) -> Iterator[str]:
+def _explaining_lines(printed: str) -> Iterator[str]:
+    """Return the lines that may explain a failure, without those that never do."""
     lines = map(_one_line, _SHOWN_WITH_WARNING.sub(r"\1", printed).splitlines())
     return (line for line in lines if not any(re.fullmatch(p, line) for p in _EXPLAINS_NOTHING))
 

@@ -23,7 +23,7 @@ _ANSWER_SECONDS = 30.0
 """Maximum time for an interpreter to start and to answer."""
 _NEEDED = ("torch", "msgspec")
 """Packages that a rank needs besides Ringside."""
-_QUESTION = """
+_DESCRIBE = """
 import importlib.metadata as metadata, json, platform, sys
 found = {"prefix": sys.prefix, "python": platform.python_version(), "versions": {}}
 for name in sys.argv[1:]:
@@ -43,64 +43,70 @@ print(json.dumps(found))
 
 
 class _Description(msgspec.Struct):
-    """What an interpreter prints when it executes ``_QUESTION``."""
+    """What an interpreter prints about itself when it executes ``_DESCRIBE``."""
 
     prefix: str
+    """The folder of its environment."""
     python: str
+    """The version of Python."""
     versions: dict[str, str]
+    """The version of each needed package that is installed, by its name."""
     sources: str = ""
+    """The folder from which it imports Ringside; empty if it has none."""
     ringside: str = ""
+    """The version of its Ringside; empty if it has none."""
     protocol: int | None = None
+    """The protocol between the parent and the ranks of its Ringside; None if it names none."""
 
 
-def find_interpreter(written: str) -> Interpreter:
-    """Return a description of another environment's interpreter, given its path.
+def find_interpreter(against: str) -> Interpreter:
+    """Return the description of another environment's interpreter, whose path or name ``--against`` gives.
 
-    Its ranks run the Ringside of that environment if it has the same protocol as this one. Otherwise they run
-    the sources of this Ringside.
+    Ranks in that environment run its own Ringside if that has the same protocol as this one. Otherwise they
+    run the sources of this Ringside.
 
     Raises:
         UnavailableError: the interpreter cannot be executed, or lacks a library.
         UsageError: there is no such program that can be executed.
     """
-    executable = shutil.which(written)
+    executable = shutil.which(against)
     if executable is None:
         raise UsageError(
-            f"--against {written}: no executable program was found.",
+            f"--against {against}: no executable program was found.",
             remedy="Name the interpreter of the other environment: /path/to/venv/bin/python.",
         )
     path = Path(executable).absolute()  # not resolved: a link chooses the environment
-    found = _ask(path)
-    missing = [name for name in _NEEDED if name not in found.versions]
+    description = _ask(path)
+    missing = [name for name in _NEEDED if name not in description.versions]
     if missing:
         raise UnavailableError(
             f"{path} lacks {' and '.join(missing)}.",
-            found=f"It is Python {found.python} in {found.prefix}.",
+            found=f"It is Python {description.python} in {description.prefix}.",
             remedy=f"Install them there: {path} -m pip install {' '.join(missing)}",
         )
-    own = found.protocol == PROTOCOL
+    has_own_sources = description.protocol == PROTOCOL
     return Interpreter(
         executable=str(path),
-        prefix=found.prefix,
-        python=found.python,
-        torch=found.versions["torch"],
-        ringside=found.ringside if own else __version__,
-        sources=found.sources if own else str(PACKAGE_ROOT),
-        own_sources=own,
+        prefix=description.prefix,
+        python=description.python,
+        torch=description.versions["torch"],
+        ringside=description.ringside if has_own_sources else __version__,
+        sources=description.sources if has_own_sources else str(PACKAGE_ROOT),
+        own_sources=has_own_sources,
     )
 
 
 def _ask(path: Path) -> _Description:
-    """Return an interpreter's description of itself.
+    """Return what the interpreter at ``path`` prints about itself.
 
-    It is asked without the user's PYTHONPATH, so that only its own packages count. Afterwards no process
-    that it started is left, unless one changed both its session and its environment.
+    It runs without the user's PYTHONPATH, so that only its own packages count. Afterwards no process that it
+    started is left, unless one changed both its session and its environment.
 
     Raises:
         UnavailableError: it cannot be executed, is too slow, or prints something else.
     """
     name = f"ringside-{uuid.uuid4()}"
-    command = ("env", f"{MARKER}={name}", "PYTHONPATH=", "PYTHONSAFEPATH=1", str(path), "-c", _QUESTION)
+    command = ("env", f"{MARKER}={name}", "PYTHONPATH=", "PYTHONSAFEPATH=1", str(path), "-c", _DESCRIBE)
     here = [local_host(1)]
     try:
         (answer,) = run_everywhere(
@@ -111,14 +117,14 @@ def _ask(path: Path) -> _Description:
     printed = answer.stdout.decode(errors="replace").strip().splitlines()
     found = answer.last_lines or printable("\n".join(printed[-3:])) or "It printed no description of itself."
     # The last line may be a warning, which an interpreter prints as it exits.
-    described = [line for line in answer.stdout.splitlines() if line.startswith(b"{")]
+    objects = [line for line in answer.stdout.splitlines() if line.startswith(b"{")]
     if answer.flooded:
         found = f"It printed more than {STREAM_BYTES >> 20} MiB."
     elif answer.status is None:
         found = f"It did not end within {_ANSWER_SECONDS:g} s."
-    elif described:
+    elif objects:
         with suppress(msgspec.DecodeError, RecursionError):
-            return msgspec.json.decode(described[-1], type=_Description)
+            return msgspec.json.decode(objects[-1], type=_Description)
     raise UnavailableError(
         f"{path} did not answer as a Python interpreter does.",
         found=found,

@@ -1,9 +1,10 @@
 """Carry out launches: one by itself, or all arms of a round in turns.
 
-A cohort is one launch of every arm. Each waits when its ranks have joined their group. Then one arm after
-another warms up, they take turns, and one after another ends its measurements. While one arm does any of
-this, all others wait. The order of the turns is settled before the first. This module sends each turn to the
-agents of all hosts, and the next one when all ranks wait again. So no turn overlaps another on any host.
+A cohort consists of one launch of every arm. Each launch waits when its ranks have joined their group. Then
+one arm after another warms up, the arms take turns, and one after another ends its measurements. While one
+arm does any of this, all others wait. The order of the turns is settled before the first. This module sends
+each turn to the agents of all hosts, and the next one when all ranks wait again. So no turn overlaps another
+on any host.
 
 Nothing is measured while launches start and exit, so they do both side by side. Only in a run's first cohort
 do they start one after another, which shows how long a start takes and whether memory holds one more launch.
@@ -34,23 +35,23 @@ from compare.schema.turns import GO_ON, PlannedTurn, Turn, turn_of
 from compare.system.clock import unix_time
 
 PORT_TAKEN = "another process took its port before it could"
-"""The only failure after which a launch is started a second time."""
+"""Why a launch started a second time, as a clause; no other failure leads to a second start."""
 _SUSPENDED = "this program was suspended (Ctrl-Z)"
 _TICK_SECONDS = 0.5
-"""Time between two checks of the files of launches. Every check takes a core from a rank for a moment."""
+"""Time between two checks of the files of launches, because each takes a core from a rank for a moment."""
 
 
 @dataclass(eq=False)
 class AliveLaunches(LaunchSettings):
     """Launches that are alive side by side.
 
-    While one launch is waited for, no other one may fail or stall. A launch that fails is ended, and its root
-    cause is raised, but it starts once more if another process took its port. The others stay alive until
-    ``end_all``, which must be called in any case.
+    A wait for one launch ends with an error if any of them fails or stalls. The launch that failed is ended,
+    and its root cause is raised, except that it starts once more if another process took its port. The other
+    launches stay alive until ``end_all``, which the caller must call in any case.
     """
 
     current: Planned | None = field(default=None, init=False)
-    """The launch that was last started or waited for, or the one that failed; None before the first."""
+    """The launch that failed, or else the last one started or waited for; None before the first start."""
     alive: list[RunningLaunch] = field(default_factory=list, init=False)
     """Launches that were started and not yet ended, in the order of their starts."""
 
@@ -71,11 +72,11 @@ class AliveLaunches(LaunchSettings):
         return launch
 
     def wait(self, launch: RunningLaunch, until: Literal["turn", "end"]) -> None:
-        """Wait until all ranks of a launch wait for a turn, or until it has succeeded.
+        """Wait until all ranks of a launch wait for a turn, or, with ``until="end"``, until it has succeeded.
 
-        At its end nothing of it is left on the hosts. If any launch fails or stalls meanwhile, its root cause
-        is raised. All waits for one launch together are limited by the time that a launch may take. The turns
-        of other arms do not count towards this limit.
+        After a launch has succeeded, nothing of it is left on the hosts. If any launch fails or stalls
+        meanwhile, its root cause is raised. All waits for one launch together may take as long as
+        ``--timeout`` allows a launch. The turns of other arms do not count towards this limit.
 
         Raises:
             BudgetError: the run's budget ended first.
@@ -83,18 +84,18 @@ class AliveLaunches(LaunchSettings):
             LaunchError: a rank of any launch failed, died or stalled, or this launch took too long.
         """
 
-        def has_come() -> bool:
+        def is_reached() -> bool:
             return launch.ending() is not None or (until == "turn" and launch.is_waiting())
 
         looked_at = time.monotonic()
         while True:
             self.current = launch.planned
-            exchange_until(self.cluster.all_agents, has_come, _TICK_SECONDS)
+            exchange_until(self.cluster.all_agents, is_reached, _TICK_SECONDS)
             now = time.monotonic()
             launch.waited_seconds += now - looked_at
             looked_at = now
             too_long = launch.waited_seconds > self.config.launch_timeout_seconds
-            if has_come() and launch.ending() is None and not too_long:
+            if is_reached() and launch.ending() is None and not too_long:
                 return  # a turn must begin without further checks
             if unix_time() > self.budget_ends_at:
                 raise BudgetError("The time limit of this run has passed.")
@@ -123,14 +124,15 @@ class AliveLaunches(LaunchSettings):
                 self.end_all()
 
     def _begin(self, launch: RunningLaunch) -> None:
+        """Report a launch to the observer, and start it on all hosts."""
         self.observer.launch_starts(launch.planned, launch.commands)
         self.alive.append(launch)
         launch.begin()
 
     def _fail(self, launch: RunningLaunch, ending: Ending) -> None:
-        """End a launch that failed, and raise the loss of its host or else the root cause.
+        """End a launch that failed, and raise the error of a lost host, or else the root cause.
 
-        A launch whose port was taken starts once more instead.
+        If another process took the launch's port, it starts once more instead, and nothing is raised.
         """
         self.current = launch.planned
         # Ranks report the peer whose host is lost: the host is the cause.
@@ -144,6 +146,7 @@ class AliveLaunches(LaunchSettings):
         self._begin(launch)
 
     def _end(self, launch: RunningLaunch) -> HostError | None:
+        """End a launch on all hosts, and return the error of a host that was lost; None if none was."""
         self.alive.remove(launch)
         return launch.end()
 
@@ -161,11 +164,11 @@ def launch_arm(
     proof: Proof = "brief",
     budget_ends_at: float = math.inf,
 ) -> Launch:
-    """Launch an arm, and return the launch with one result from every rank.
+    """Launch an arm by itself, and return the record of the launch with one result from every rank.
 
     It starts a second time if another process took its port, and again after every Ctrl-Z and ``fg``.
-    ``proof`` is the parity check that every rank makes, unless its training repeats a proven one. Its outcome
-    is part of the result, and a failed check raises no error. ``budget_ends_at`` is a Unix time.
+    ``proof`` is the parity check that every rank makes, unless its training repeats a proven one. The outcome
+    is part of the result, because a failed check raises no error. ``budget_ends_at`` is a Unix time.
 
     Raises:
         BudgetError: the run's budget ended before the launch did.
@@ -174,9 +177,9 @@ def launch_arm(
         OutputError: the run's folder cannot be written.
         UnavailableError: the launcher is not installed.
     """
-    make_job = partial(_job_of, run, proof)
+    make_job = partial(_training_job, run, proof)
     alone = AliveLaunches(run.config, directory, cluster, observer, make_job, budget_ends_at)
-    return _finished(alone, planned).conclude()
+    return _launch_until_success(alone, planned).conclude()
 
 
 def launch_sweep(
@@ -188,7 +191,7 @@ def launch_sweep(
     *,
     budget_ends_at: float = math.inf,
 ) -> SweepLaunch:
-    """Launch a group to time its collectives without training, and return one result from every rank.
+    """Launch a group to time its collectives, and return the record with one result from every rank.
 
     It starts again in the same cases as in ``launch_arm``. ``budget_ends_at`` is a Unix time.
 
@@ -198,15 +201,21 @@ def launch_sweep(
     interface = cluster.network.interface if len(cluster.hosts) > 1 else ""
     make_job = partial(SweepJob, group=planned.group, interface=interface)
     alone = AliveLaunches(config, directory, cluster, observer, make_job, budget_ends_at)
-    return _finished(alone, planned).conclude_sweep()
+    return _launch_until_success(alone, planned).conclude_sweep()
 
 
-def _job_of(run: Run, proof: Proof, *, arm: Arm, **fields: Any) -> Job:
+def _training_job(run: Run, proof: Proof, *, arm: Arm, **fields: Any) -> Job:
     return Job(dataset=run.dataset, proof=proof, proven=run.proven(arm), arm=arm, **fields)
 
 
-def _finished(alone: AliveLaunches, planned: Planned) -> RunningLaunch:
-    """Return a launch when it has succeeded; after Ctrl-Z, end it, stop until ``fg``, and launch again."""
+def _launch_until_success(alone: AliveLaunches, planned: Planned) -> RunningLaunch:
+    """Carry out one launch, and return it when it has succeeded.
+
+    After Ctrl-Z the launch is ended, this program stops until ``fg``, and then launches again.
+
+    Raises:
+        RingsideError: see ``launch_arm``.
+    """
     while True:
         try:
             with suspendable():
@@ -226,7 +235,7 @@ def _finished(alone: AliveLaunches, planned: Planned) -> RunningLaunch:
 
 
 class Cohort(AliveLaunches):
-    """The launches of one round, alive side by side."""
+    """The launches of one round, one of every arm, which are alive side by side and train in turns."""
 
     def __init__(
         self,
@@ -237,17 +246,17 @@ class Cohort(AliveLaunches):
         *,
         budget_ends_at: float = math.inf,
     ) -> None:
-        make_job = partial(_job_of, run, "brief")
+        make_job = partial(_training_job, run, "brief")
         super().__init__(run.config, directory, cluster, observer, make_job, budget_ends_at)
         self.in_turns = True
         self.started_alone = not run.launches
         self.side_by_side = False
-        """Whether several launches were alive at the same time."""
+        """Whether several launches have been alive at the same time."""
 
     def carry_out(self, planned: Sequence[Planned], turns: Sequence[PlannedTurn]) -> list[Launch]:
-        """Launch every arm, let them take their turns, and return the launches in the order of ``planned``.
+        """Launch every arm, let them take ``turns`` in order, and return the records in ``planned``'s order.
 
-        A launch that fails ends the cohort. Nothing is left on any host afterwards.
+        A launch that fails ends all others. No process of any launch is left on a host afterwards.
 
         Raises:
             BudgetError: the run's budget ended before the cohort did.
@@ -261,9 +270,9 @@ class Cohort(AliveLaunches):
             launches = self._start_one_by_one(planned) if self.started_alone else self._start_many(planned)
             for number, turn in enumerate(turns, start=1):
                 self.observer.turn_begins(planned[turn.arm], number, len(turns))
-                self._take(launches[turn.arm], turn)
+                self._take_turn(launches[turn.arm], turn)
             for launch in launches:
-                self._go(launch, GO_ON)
+                self._go_and_wait(launch, GO_ON)
             for launch in launches:
                 launch.go(GO_ON)
             ended: list[Launch] = []
@@ -275,52 +284,59 @@ class Cohort(AliveLaunches):
         return ended
 
     def start(self, planned: Planned) -> RunningLaunch:
-        """Announce a launch, start it, and return it without waiting for its ranks."""
+        """Report a launch to the observer, start it, and return it without waiting for its ranks.
+
+        Raises:
+            RingsideError: see ``AliveLaunches.start``.
+        """
         self.observer.launch_begins(planned)
         launch = super().start(planned)
         self.side_by_side = len(self.alive) > 1
         return launch
 
     def _start_one_by_one(self, planned: Sequence[Planned]) -> list[RunningLaunch]:
-        """Start and warm up one launch after another, as long as memory holds one more.
+        """Start and warm up one launch after another, each only if memory is left for it.
 
         Later cohorts need no such check, because they take as much memory as the first.
+
+        Raises:
+            InterleaveError: memory does not hold one more launch.
         """
         launches: list[RunningLaunch] = []
-        for one in planned:
+        for each in planned:
             if launches:
-                last, *others = reversed(launches)
-                last.require_memory_left(others, len(planned))
-            launches.append(self.start(one))
+                last, *earlier = reversed(launches)
+                last.require_memory_left(earlier, len(planned))
+            launches.append(self.start(each))
             self.wait(launches[-1], "turn")
-            self._go(launches[-1], GO_ON)
+            self._go_and_wait(launches[-1], GO_ON)
         return launches
 
     def _start_many(self, planned: Sequence[Planned]) -> list[RunningLaunch]:
-        """Start launches, as many at a time as the cores allow, then warm up one after another."""
+        """Start the launches, as many at a time as the cores allow, and then warm up one after another."""
         at_once = self.cluster.launches_at_once()
         launches: list[RunningLaunch] = []
-        for number, one in enumerate(planned):
+        for number, each in enumerate(planned):
             if number >= at_once:
                 self.wait(launches[number - at_once], "turn")
-            launches.append(self.start(one))
+            launches.append(self.start(each))
         for launch in launches:
             self.wait(launch, "turn")
         for launch in launches:
-            self._go(launch, GO_ON)
+            self._go_and_wait(launch, GO_ON)
         return launches
 
-    def _take(self, launch: RunningLaunch, turn: PlannedTurn) -> None:
-        """Let one arm train for its turn, and wait until all its ranks wait again."""
+    def _take_turn(self, launch: RunningLaunch, turn: PlannedTurn) -> None:
+        """Let one arm train for its planned turn, and wait until all its ranks wait again."""
         steps = turn_of(
             turn.number,
             lead_seconds=turn.lead_seconds,
             seconds=turn.seconds,
             step_seconds=launch.step_seconds(),
         )
-        self._go(launch, steps)
+        self._go_and_wait(launch, steps)
 
-    def _go(self, launch: RunningLaunch, turn: Turn) -> None:
-        """Let one arm go on, and wait until all its ranks wait again."""
+    def _go_and_wait(self, launch: RunningLaunch, turn: Turn) -> None:
+        """Send the ranks of one launch their turn, and wait until all of them wait again."""
         launch.go(turn)
         self.wait(launch, "turn")

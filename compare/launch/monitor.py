@@ -1,4 +1,4 @@
-"""Monitor a launch, and report the root cause of a failure."""
+"""Monitor a launch through the files of its ranks, and report the root cause of a failure."""
 
 from __future__ import annotations
 
@@ -21,46 +21,56 @@ from compare.system.files import read_json, tail
 
 T = TypeVar("T")
 _WATCHDOG_SECONDS = 5.0
-"""Extra time for a rank's own watchdog to end the rank first, because it reports more."""
+"""Extra time in which a rank's own watchdog should end the rank, because it reports more."""
 _TEARDOWN_SECONDS = 10.0
-"""Least time that a launcher gets to exit after its ranks are done."""
-_LITTLE_BYTES = 1 << 20
+"""Minimum time that a launcher gets to exit after its ranks are done."""
+_PROBE_BYTES = 1 << 20
+"""Number of bytes that are written to see whether the disk is full."""
 _LOG_CHARACTERS, _LOG_LINES = 100_000, 1000
-"""Maximum that is read of a log: the stacks of some threads, of a hundred frames each."""
+"""How much is read at the end of a log, which may hold the stacks of several threads."""
 
 
 class Ending(NamedTuple):
     """How a launch ended."""
 
     status: int | None
-    """The exit status of the launcher; None if it was ended, or if there was none."""
+    """The exit status of the launcher; None if it did not exit by itself."""
     seconds: float = 0.0
+    """How long the launch was waited for if it ``timed_out``; otherwise 0."""
     timed_out: bool = False
+    """Whether it took longer than ``--timeout`` allows a launch."""
     abandoned: bool = False
     """Whether agents ended the launch, because the parent sent no messages."""
 
 
 SUCCEEDED = Ending(0)
-"""The ending of a launch whose launcher succeeded."""
+"""How a launch ends whose launcher succeeded."""
 
 
 @dataclass(eq=False)
 class Monitor:
-    """Watches one launch through the files of its ranks: call ``tick`` while it runs, then ``conclude``."""
+    """Watches one launch through the files of its ranks.
+
+    Call ``tick`` again and again while the launch runs, and ``conclude`` when it has ended.
+    """
 
     files: LaunchFiles
     hosts: Sequence[str]
-    """The name of each rank's host."""
+    """The name of each rank's host, in the order of ranks."""
     stall_seconds: float
+    """Time without progress after which a rank counts as stalled, as ``--stall`` sets it."""
     clock_ahead_seconds: Callable[[int], float] = lambda _: 0.0
-    """Returns by how much the clock of a rank's host is ahead of this machine's."""
+    """Returns by how many seconds the clock of a rank's host is ahead of this machine's."""
     oversubscribed: bool = False
-    """Whether a host has more ranks than cores, so a stalled rank may only be slow, as its error adds."""
+    """Whether a host has more ranks than cores. The error of a stall then adds that ranks may be slow."""
     circumstances: Circumstances | None = None
-    """Known problems that may explain a failure, and are added to its error."""
-    _received: dict[int, tuple[float, float]] = field(default_factory=dict, init=False)
+    """Known problems that may explain a failure, and are added to its error; None to add nothing."""
+    _latest_progress: dict[int, tuple[float, float]] = field(default_factory=dict, init=False)
+    """The time in each rank's latest progress record, and the monotonic time at which it was first seen."""
     _checked_at: float = field(default=0.0, init=False)
+    """Unix time of the last ``tick``."""
     _done_at: float | None = field(default=None, init=False)
+    """Monotonic time at which the results of all ranks were first seen; None before."""
 
     @property
     def _ranks(self) -> range:
@@ -69,23 +79,23 @@ class Monitor:
     def tick(self) -> bool:
         """Read the files of the ranks, and return whether the launch may go on.
 
-        It may not if a rank has failed or stalled, or if the launcher does not exit after its ranks.
+        It may not go on if a rank has failed or stalled, or if the launcher does not exit after its ranks.
         """
         self._checked_at = time.time()
         return not (
             any(map(self._has_failed, self._ranks))
-            or self._is_over()
+            or self._launcher_hangs()
             or any(map(self._is_stuck, self._ranks))
         )
 
     def conclude(self, where: str, ending: Ending, kind: type[T]) -> list[T]:
-        """Return one result from every rank, in their order, or raise the root cause.
+        """Return one result from every rank, in the order of ranks, or raise the root cause of a failure.
 
-        ``where`` names the launch in errors. ``kind`` is the struct of a result.
+        ``where`` names the launch in errors. ``ending`` is how it ended. ``kind`` is the struct of a result.
 
         Raises:
             StalledError: a rank stalled, or the launch took too long.
-            LaunchError: a rank raised or died, or the launcher failed.
+            LaunchError: a rank raised an exception or died, or the launcher failed.
             OutputError: the disk is full, or a result cannot be read.
         """
         missing = [rank for rank in self._ranks if not self._has_result(rank)]
@@ -93,13 +103,13 @@ class Monitor:
             return [read_json(self.files.result(rank), kind) for rank in self._ranks]
         if missing:
             self._require_space()
-        evidence = [self._evidence(rank) for rank in self._ranks]
+        evidence = [self._read_evidence(rank) for rank in self._ranks]
         cause = find_cause(evidence) if missing and not ending.abandoned else None
         # A failure while a launch is ended for its length is not its cause.
         if cause and not (ending.timed_out and cause.at > self._checked_at):
-            error = self._root_cause(where, cause, evidence)
+            error = self._error_of_cause(where, cause, evidence)
         else:
-            error = self._without_cause(where, ending, evidence)
+            error = self._error_without_cause(where, ending, evidence)
             if ending.abandoned or ending.timed_out:
                 raise error
         trained = any(rank.progress and rank.progress.step for rank in evidence)
@@ -107,14 +117,14 @@ class Monitor:
 
     def _has_failed(self, rank: int) -> bool:
         """Return whether a rank exited by itself and left no result."""
-        record = _read(self.files.exit(rank), RankExit)
+        record = _read_if_there(self.files.exit(rank), RankExit)
         return record is not None and not record.ended_by and not self._has_result(rank)
 
     def _has_result(self, rank: int) -> bool:
         return self.files.result(rank).exists()
 
-    def _is_over(self) -> bool:
-        """Return whether all ranks were done long ago, but the launcher has not exited."""
+    def _launcher_hangs(self) -> bool:
+        """Return whether all ranks have been done for so long that their launcher should have exited."""
         now = time.monotonic()
         if self._done_at is None and all(map(self._has_result, self._ranks)):
             self._done_at = now
@@ -122,26 +132,26 @@ class Monitor:
         return self._done_at is not None and now - self._done_at > limit
 
     def _is_stuck(self, rank: int) -> bool:
-        """Return whether a rank wrote no new record for so long that its own watchdog must have failed.
+        """Return whether a rank made no progress for so long that its own watchdog must have failed.
 
-        The rank may have been stopped, for example. The time since the last change of a record is measured on
-        this machine, so the clocks of the hosts may differ or be set.
+        The rank may have been stopped, for example. The time since the last change of its progress record is
+        measured on this machine, so it does not matter whether the hosts' clocks differ or are set.
         """
         progress, now = read_progress(self.files, rank), time.monotonic()
         if progress is None or self._has_result(rank):
             return False
-        latest, received_at = self._received.get(rank, (None, now))
+        latest, seen_at = self._latest_progress.get(rank, (None, now))
         if latest != progress.at:
-            received_at = now
-            self._received[rank] = (progress.at, now)
-        return now - received_at > progress.limit_seconds + _WATCHDOG_SECONDS
+            seen_at = now
+            self._latest_progress[rank] = (progress.at, now)
+        return now - seen_at > progress.limit_seconds + _WATCHDOG_SECONDS
 
-    def _evidence(self, rank: int) -> Evidence:
-        """Return what the files of a rank say, with times by this machine's clock."""
+    def _read_evidence(self, rank: int) -> Evidence:
+        """Return what the files of a rank say, with all times converted to this machine's clock."""
         files, ahead = self.files, self.clock_ahead_seconds(rank)
-        if failure := _read(files.failure(rank), RankFailure):
+        if failure := _read_if_there(files.failure(rank), RankFailure):
             failure = msgspec.structs.replace(failure, at=failure.at - ahead)
-        if record := _read(files.exit(rank), RankExit):
+        if record := _read_if_there(files.exit(rank), RankExit):
             record = msgspec.structs.replace(record, time=record.time - ahead)
         return Evidence(
             rank=rank,
@@ -156,11 +166,15 @@ class Monitor:
         )
 
     def _require_space(self) -> None:
-        """Require that the disk of the launch's folder is not full, and has inodes and quota left."""
+        """Require that the disk of the launch's folder is not full, and has inodes and quota left.
+
+        Raises:
+            OutputError: the disk is full.
+        """
         directory = self.files.directory
         try:
             with tempfile.NamedTemporaryFile(dir=directory, prefix=".room-") as file:
-                file.write(b"\0" * _LITTLE_BYTES)
+                file.write(b"\0" * _PROBE_BYTES)
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 return
@@ -170,7 +184,8 @@ class Monitor:
                 remedy="Free some space, or choose another folder with --output.",
             ) from None
 
-    def _root_cause(self, where: str, cause: Cause, evidence: list[Evidence]) -> LaunchError:
+    def _error_of_cause(self, where: str, cause: Cause, evidence: list[Evidence]) -> LaunchError:
+        """Return the error that reports a root cause, and names the file in which to read more."""
         printed, remedy = self._where_to_read(cause)
         found = "\n".join([cause.found, *printed, *([f"({cause.where})"] if cause.where else [])])
         did = {"raised": "failed", "died": "died"}.get(cause.kind, "made no progress")
@@ -193,8 +208,8 @@ class Monitor:
     def _where_to_read(self, cause: Cause) -> tuple[list[str], str]:
         """Return lines of the launcher that explain a cause, and a sentence that names the file to read.
 
-        There are such lines only if the rank itself printed nothing. If its launcher printed nothing either,
-        the sentence names the folder.
+        The list of lines is empty if the rank itself printed anything. If neither the rank nor its launcher
+        printed anything, the sentence names the launch's folder.
         """
         log, stacks = self.files.log(cause.rank), self.files.stacks(cause.rank)
         # The watchdog prints stacks into the log. A rank that was ended before that has them in a file.
@@ -202,41 +217,42 @@ class Monitor:
             return [], f"Its stacks are in {stacks}."
         if tail(log):
             return [], f"Its traceback and output are in {log}."
-        for launchers in self.files.launcher_logs():
-            if printed := read_launcher_log(tail(launchers, lines=_LOG_LINES)):
+        for launcher_log in self.files.launcher_logs():
+            if printed := read_launcher_log(tail(launcher_log, lines=_LOG_LINES)):
                 lines = ["It printed nothing. Its launcher printed:", *printed]
-                return lines, f"All of the launcher's output is in {launchers}."
+                return lines, f"All of the launcher's output is in {launcher_log}."
         return (
             [],
             f"Neither the rank nor its launcher printed a reason. Their files are in {self.files.directory}.",
         )
 
-    def _without_cause(self, where: str, ending: Ending, evidence: list[Evidence]) -> LaunchError:
+    def _error_without_cause(self, where: str, ending: Ending, evidence: list[Evidence]) -> LaunchError:
+        """Return the error of a launch that failed although no rank failed by itself."""
         remedy = f"The output of the launcher and the ranks is in {self.files.directory}."
         missing = [rank for rank in evidence if not rank.has_result]
-        how_far = "; ".join(_how_far(rank) for rank in evidence)
+        progress = "; ".join(map(_describe_progress, evidence))
         if ending.abandoned or any(rank.exit and rank.exit.ended_by == "lease" for rank in missing):
             return LaunchError(
                 f"{where}: its ranks were ended, because this program sent them no messages.",
-                found=how_far,
+                found=progress,
                 remedy="Was this program (Ctrl-Z) or its machine suspended? Run again without suspending it.",
             )
         if ending.timed_out:
             return StalledError(
                 f"{where}: the launch did not end within {ending.seconds:.0f} s.",
-                found=how_far,
+                found=progress,
                 remedy="Allow more time with --timeout, or give it less work.",
             )
         if ending.status is None:
             what = "its ranks are done, but its launcher did not end"
             if missing:
                 what = "the launch no longer makes progress"
-            return StalledError(f"{where}: {what}.", found=how_far, remedy=remedy)
+            return StalledError(f"{where}: {what}.", found=progress, remedy=remedy)
         if ending.status < 0:
             return LaunchError(
                 f"{where}: the launcher was killed (signal {-ending.status}).",
-                found=how_far,
-                remedy="Was it killed by hand, or was memory short? Its ranks were ended, too.",
+                found=progress,
+                remedy="Was it killed by hand, or was memory short? Its ranks were ended, too. Run again.",
             )
         what = "every rank finished"
         if missing:
@@ -250,11 +266,11 @@ class Monitor:
         )
 
 
-def _read(file: Path, kind: type[T]) -> T | None:
+def _read_if_there(file: Path, kind: type[T]) -> T | None:
     return read_json(file, kind) if file.exists() else None
 
 
-def _how_far(rank: Evidence) -> str:
+def _describe_progress(rank: Evidence) -> str:
     if rank.progress is None:
         return f"rank {rank.rank} wrote no progress record"
     return f"rank {rank.rank} was at step {rank.progress.step} ({rank.progress.stage})"

@@ -221,7 +221,8 @@ class RunningLaunch:
         Nothing of the launch is left on the other hosts. A lost host ends its ranks when their lease expires.
         """
         lost: dict[Connection, RingsideError] = {}
-        asked, here = [link for link in self._links.values() if link.order], self._links[self._cluster.local_agent]
+        asked = [link for link in self._links.values() if link.order]
+        here = self._links[self._cluster.local_agent]
         self.ask_to_end()
         try:
             exchange_until(

@@ -12,8 +12,8 @@ from typing import Any
 INTERRUPTED = 130
 """The exit code of an interrupted program, as in shells."""
 
-_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGHUP)
-_INTERRUPTS = (signal.SIGINT, *_FROM_OUTSIDE)
+_TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
+_INTERRUPTS = (signal.SIGINT, *_TERMINATIONS)
 
 
 class Suspended(KeyboardInterrupt):
@@ -24,8 +24,8 @@ class Suspended(KeyboardInterrupt):
 def suspendable() -> Iterator[None]:
     """Raise ``Suspended`` at the first Ctrl-Z within the block.
 
-    Otherwise this program would stop at once, and its agents would take it for lost. The block has no effect
-    outside the main thread, or where Ctrl-Z has another handler already.
+    Otherwise this program would stop at once, and its agents would take it for lost. Nothing changes outside
+    the main thread, or where Ctrl-Z has another handler already.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
@@ -44,20 +44,23 @@ def suspendable() -> Iterator[None]:
 
 
 def stop_until_continued() -> None:
-    """Stop this program, as Ctrl-Z does, until ``fg``."""
+    """Stop this program as Ctrl-Z does, and return when the user continues it with ``fg``."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def end_in_good_order() -> None:
     """Treat SIGTERM and SIGHUP as Ctrl-C from now on, unless they are ignored or handled already."""
-    for ending in _FROM_OUTSIDE:
-        if signal.getsignal(ending) is signal.SIG_DFL:  # under nohup it is ignored, and stays so
-            signal.signal(ending, signal.default_int_handler)
+    for termination in _TERMINATIONS:
+        if signal.getsignal(termination) is signal.SIG_DFL:  # under nohup it is ignored, and stays so
+            signal.signal(termination, signal.default_int_handler)
 
 
 @contextlib.contextmanager
 def uninterrupted(handler: Any = signal.SIG_IGN) -> Iterator[None]:
-    """Ignore interrupts within the block, so that a clean-up is complete, or let ``handler`` handle them."""
+    """Within the block, let ``handler`` handle interrupts; by default they are ignored.
+
+    So a clean-up in the block is complete. Outside the main thread nothing changes.
+    """
     replaced = ignore_interrupts(handler)
     try:
         yield
@@ -68,34 +71,34 @@ def uninterrupted(handler: Any = signal.SIG_IGN) -> Iterator[None]:
 
 @contextlib.contextmanager
 def postponed_interrupts(react: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Postpone interrupts until the end of the block, but call ``react`` as soon as one comes.
+    """Postpone interrupts until the end of the block, but call ``react`` each time as soon as one comes.
 
     Raises:
         KeyboardInterrupt: an interrupt came within the block.
     """
-    came: list[int] = []
+    interrupts: list[int] = []
 
     def note(number: int, _frame: object) -> None:
-        came.append(number)
+        interrupts.append(number)
         react()
 
     try:
         with uninterrupted(note):
             yield
     finally:
-        if came:
+        if interrupts:
             raise KeyboardInterrupt
 
 
 def ignore_interrupts(handler: Any = signal.SIG_IGN) -> list[signal.Signals]:
-    """Ignore interrupts from now on, or let ``handler`` handle them.
+    """Let ``handler`` handle interrupts from now on; by default they are ignored.
 
     Returns:
-        The signals whose handler was replaced: those that would have raised KeyboardInterrupt. Outside the
-        main thread none is replaced.
+        The signals whose handler was replaced: those that would have raised KeyboardInterrupt. The list is
+        empty outside the main thread, where no handler can be set.
     """
     if threading.current_thread() is not threading.main_thread():
-        return []  # another thread receives none, and cannot set a handler
+        return []
     raising = [each for each in _INTERRUPTS if signal.getsignal(each) is signal.default_int_handler]
     for interrupt in raising:
         signal.signal(interrupt, handler)

@@ -86,7 +86,8 @@ def test_stage_host_without_the_data_set_gets_a_verified_copy(digits, tmp_path):
 
 
 def test_stage_copy_that_does_not_arrive_is_an_error(digits, monkeypatch):
-    monkeypatch.setattr(staging, "_ask", lambda hosts, *_: dict.fromkeys(hosts, staging.Held("", "/cache")))
+    lacking = staging.DatasetPlace("", "/cache")
+    monkeypatch.setattr(staging, "_ask", lambda hosts, *_: dict.fromkeys(hosts, lacking))
     messages = []
     with pytest.raises(HostError, match="did not get a whole copy"):
         staging.stage((Host("n1", 1),), digits, python=sys.executable, carrier=Ssh(), say=messages.append)
@@ -101,7 +102,7 @@ def test_stage_large_workload_that_a_host_lacks_is_an_error(monkeypatch, tmp_pat
 
     def ask(hosts, source, *_rest):
         asked.append(data.key_of(source))
-        return dict.fromkeys(hosts, staging.Held("", "/cache"))
+        return dict.fromkeys(hosts, staging.DatasetPlace("", "/cache"))
 
     monkeypatch.setattr(staging, "_ask", ask)
     with pytest.raises(HostError, match="n1 does not have the folder") as error:
@@ -112,6 +113,6 @@ def test_stage_large_workload_that_a_host_lacks_is_an_error(monkeypatch, tmp_pat
 
 def test_stage_answer_of_a_host_may_follow_a_greeting():
     answer = staging.Answer(Host("n1", 1), 0, b'Welcome\n{"directory":"/d","cache":"/c"}\n', b"", 0.1)
-    assert staging.read_held(answer) == staging.Held("/d", "/c")
+    assert staging.read_place(answer) == staging.DatasetPlace("/d", "/c")
     with pytest.raises(HostError, match="n1"):
-        staging.read_held(answer._replace(stdout=b"Welcome\n"))
+        staging.read_place(answer._replace(stdout=b"Welcome\n"))

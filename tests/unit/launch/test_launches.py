@@ -178,7 +178,7 @@ def a_turn(arm=0):
 
 def take(cohort, *alive):
     for launch in alive:
-        cohort._take(launch, a_turn())
+        cohort._take_turn(launch, a_turn())
 
 
 @pytest.mark.parametrize("turn_seconds", [0.2, 2 * TIMEOUT])
