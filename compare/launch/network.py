@@ -1,4 +1,4 @@
-"""Choose the network of the ranks from the addresses of the hosts."""
+"""Choose the network over which the ranks communicate, from the addresses of the hosts."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from compare.launch.agent.protocol import Ready
 from compare.schema.hosts import LOOPBACK, Host, Network
 
 _LOOKUP_SECONDS = 10.0
-"""Maximum time to look up all names together."""
+"""Maximum time to look up the addresses of all names together."""
 _LOOKUPS_AT_ONCE = 64
+"""Maximum number of names that are looked up at the same time."""
 
 
 def require_distinct(machines: Sequence[tuple[Host, Ready]]) -> None:
     """Require that no two hosts are the same machine, with equal hostnames and addresses.
 
-    Addresses alone do not decide, because containers on two machines may have the same ones.
+    ``machines`` has each host with the first message of its agent. Addresses alone do not decide, because
+    containers on two machines may have the same ones.
 
     Raises:
         UsageError: two hosts are the same machine.
     """
-    first: dict[tuple[str, str], Host] = {}
+    host_of_machine: dict[tuple[str, str], Host] = {}
     for host, ready in machines:
         every = sorted(address for each in ready.addresses.values() for address in each)
         addresses = ", ".join(a for a in every if not ipaddress.ip_interface(a).is_loopback)
-        known = first.setdefault((ready.hostname.lower(), addresses), host)
+        known = host_of_machine.setdefault((ready.hostname.lower(), addresses), host)
         if addresses and known is not host:
             raise UsageError(
                 f"{host.source}: {host.name} is the same machine as {known.name}.".removeprefix(": "),
@@ -43,32 +45,32 @@ def require_distinct(machines: Sequence[tuple[Host, Ready]]) -> None:
 def choose_network(
     addresses: Mapping[str, Mapping[str, Sequence[str]]], *, asked: str | None, reached_at: Sequence[str]
 ) -> Network:
-    """Choose the interface of all arms, and return it with its network and every host's address.
+    """Return the network that all arms use: its interface, its range and every host's address in it.
 
     The interface is the one asked for, or else the one over which the hosts are reached. Every host must have
     an interface of that name, with an address of its own. An address that all hosts share, as on docker0,
-    leads to no other host.
+    does not lead to another host.
 
     Args:
         addresses: lists of addresses, as 10.0.0.2/24, by host and then by interface.
         asked: the interface that the user named, or None.
-        reached_at: the address at which every host was reached, in their order; empty where unknown.
+        reached_at: the address at which each host was reached, in the order of hosts; empty where unknown.
 
     Raises:
         UsageError: no network fits, or several fit equally well.
     """
     hosts = list(addresses)
-    names = [name for name in addresses[hosts[0]] if asked in {None, name}]
-    found = [network for name in names for network in _on(name, list(addresses.values()))]
-    if not found:
+    interfaces = [name for name in addresses[hosts[0]] if asked in {None, name}]
+    shared = [each for name in interfaces for each in _shared_networks(name, list(addresses.values()))]
+    if not shared:
         what = f"The hosts share no network on {asked}." if asked else "The hosts share no network."
         raise UsageError(
             what,
-            found="\n".join(f"{host}: {_listed(its)}" for host, its in list(addresses.items())[:8]),
+            found="\n".join(f"{host}: {_listed(of_host)}" for host, of_host in list(addresses.items())[:8]),
             remedy="Name an interface with --interface that all hosts have, each with a different address.",
         )
-    agree = [sum(a == b for a, b in zip(each.addresses, reached_at, strict=True)) for each in found]
-    best = [each for each, count in zip(found, agree, strict=True) if count == max(agree)]
+    matches = [sum(a == b for a, b in zip(each.addresses, reached_at, strict=True)) for each in shared]
+    best = [each for each, count in zip(shared, matches, strict=True) if count == max(matches)]
     if len(best) > 1:
         first, *others = best
         remedy = "All are on one interface. Name the hosts by their addresses in the network that you mean."
@@ -83,7 +85,10 @@ def choose_network(
 
 
 def network_of_one_machine(addresses: Mapping[str, Sequence[str]], *, asked: str | None) -> Network:
-    """Return the network of one machine, on the loopback interface unless another is asked for.
+    """Return the network of ranks that are all on this machine, on the loopback interface or ``asked``.
+
+    ``addresses`` has the machine's addresses by the interfaces that are up. ``asked`` is the interface that
+    the user named, or None.
 
     Raises:
         UsageError: this machine has no such interface that is up.
@@ -104,7 +109,7 @@ def network_of_one_machine(addresses: Mapping[str, Sequence[str]], *, asked: str
 def in_network(address: str, network: Network) -> bool:
     """Return whether an address such as 10.0.0.2/24 belongs to the network.
 
-    Every address does if the hosts have no network in common and are routed to each other.
+    If the hosts share no range of addresses, but are routed to each other, every address belongs to it.
     """
     if network.network == network.interface:
         return True
@@ -112,16 +117,16 @@ def in_network(address: str, network: Network) -> bool:
 
 
 def addresses_of(names: Sequence[str], seconds: float = _LOOKUP_SECONDS) -> list[str]:
-    """Return an IPv4 address of every name, in order; empty for a name without one.
+    """Return an IPv4 address of every host name, in order; an empty text for a name without one.
 
     Names that are not found within ``seconds`` count as names without an address.
     """
-    found, waiting = dict[str, str](), iter(names)
+    address_of, waiting = dict[str, str](), iter(names)
 
     def look_up() -> None:
         for name in waiting:
             with suppress(OSError, UnicodeError):
-                found[name] = socket.gethostbyname(name)
+                address_of[name] = socket.gethostbyname(name)
 
     # A name server that hangs must not hold up an exit, so no pool: its threads are joined then.
     threads = [threading.Thread(target=look_up, daemon=True) for _ in names[:_LOOKUPS_AT_ONCE]]
@@ -130,27 +135,30 @@ def addresses_of(names: Sequence[str], seconds: float = _LOOKUP_SECONDS) -> list
     until = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
-    return [found.get(name, "") for name in names]
+    return [address_of.get(name, "") for name in names]
 
 
-def _on(name: str, hosts: Sequence[Mapping[str, Sequence[str]]]) -> list[Network]:
-    """Return the networks in which every host has an address of its own on one interface.
+def _shared_networks(interface: str, hosts: Sequence[Mapping[str, Sequence[str]]]) -> list[Network]:
+    """Return the networks in which every host has an address of its own on this interface.
 
-    If there is none, but every host has exactly one address, the hosts are assumed to be routed to each
-    other. The network then has the interface's name.
+    ``hosts`` has the addresses of each host by interface. If there is no such network, but every host has
+    exactly one address there, the hosts are assumed to be routed to each other. The only network then has
+    the interface's name. The list is empty if neither is the case.
     """
-    own = [[ipaddress.ip_interface(a) for a in its.get(name, ())] for its in hosts]
-    own = [[a for a in its if not (a.ip.is_loopback or a.ip.is_link_local)] for its in own]
-    shared = {a.network for a in own[0] if a.network.prefixlen < a.max_prefixlen}
-    found = []
-    for network in sorted(shared, key=str):
-        chosen = [next((str(a.ip) for a in its if a.ip in network), "") for its in own]
+    by_host = [[ipaddress.ip_interface(a) for a in host.get(interface, ())] for host in hosts]
+    by_host = [[a for a in each if not (a.ip.is_loopback or a.ip.is_link_local)] for each in by_host]
+    ranges = {a.network for a in by_host[0] if a.network.prefixlen < a.max_prefixlen}
+    networks = []
+    for range_ in sorted(ranges, key=str):
+        chosen = [next((str(a.ip) for a in each if a.ip in range_), "") for each in by_host]
         if all(chosen) and len(set(chosen)) == len(chosen):
-            found.append(Network(interface=name, network=str(network), addresses=tuple(chosen)))
-    if not found and all(len(its) == 1 for its in own) and len({its[0].ip for its in own}) == len(own):
-        found.append(Network(interface=name, network=name, addresses=tuple(str(its[0].ip) for its in own)))
-    return found
+            networks.append(Network(interface=interface, network=str(range_), addresses=tuple(chosen)))
+    if not networks and all(len(each) == 1 for each in by_host):
+        routed = tuple(str(each[0].ip) for each in by_host)
+        if len(set(routed)) == len(routed):
+            networks.append(Network(interface=interface, network=interface, addresses=routed))
+    return networks
 
 
-def _listed(its: Mapping[str, Sequence[str]]) -> str:
-    return ", ".join(f"{name} {' '.join(found)}" for name, found in its.items() if found) or "no address"
+def _listed(addresses: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{name} {' '.join(each)}" for name, each in addresses.items() if each) or "no address"

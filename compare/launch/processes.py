@@ -1,4 +1,4 @@
-"""Start a launcher, and leave none of its processes behind."""
+"""Start the launcher of a launch, and leave none of its processes behind."""
 
 from __future__ import annotations
 
@@ -22,32 +22,33 @@ from compare.schema.launch_files import LaunchFiles
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- where MPICH makes its segments
 _TICK_SECONDS = 0.5
-"""Time between two ticks; each takes time from a rank."""
+"""Time between two calls of ``on_tick``, because each takes time from a rank."""
 _POLL_SECONDS = 0.05
+"""Time between two looks for processes that have not exited yet."""
 _GRACE_SECONDS = 3.0
 """Maximum time for processes to exit after SIGTERM, and again after SIGKILL."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Segments(NamedTuple):
-    """Shared memory that killed ranks of a launch leave behind."""
+    """The files in /dev/shm that killed ranks of a launch leave behind as shared memory."""
 
     pattern: str
-    """Pattern of the names of its files in /dev/shm."""
+    """Pattern of the files' names."""
     since: float
-    """Unix time at which the launch started; older files are of other launches."""
+    """Unix time at which the launch started; older files belong to other launches."""
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent exits.
+    """Let this process become the parent of each descendant whose own parent exits.
 
-    A process that has changed its environment and its session can then still be found.
+    So a process that has changed its environment and its session can still be found.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def own_descendants() -> set[psutil.Process]:
-    """Return all processes that descend from this one."""
+    """Return the children of this process, their children, and so on."""
     return set(psutil.Process().children(recursive=True))
 
 
@@ -61,14 +62,23 @@ def supervise(
     while_waiting: Callable[[], None] = lambda: None,
     segments: Segments | None = None,
 ) -> int | None:
-    """Execute a command until it exits or ``on_tick`` returns False, and return its exit status.
+    """Execute a launcher until it exits or ``on_tick`` returns False, and return its exit status.
 
-    The status is None if the command was ended, or if there was none. No process of the launch is left on
-    this machine afterwards. The command gets no shell and no input.
-    Without a command, another machine's launcher starts the ranks, and only ``on_tick`` ends them.
-    ``name`` marks every process that descends from the launch. ``on_tick`` is called twice a second, and at
-    once when one of ``wake`` can be read. It returns whether the launch may go on. Processes may take seconds
-    to exit, during which ``while_waiting`` is called. ``segments`` is the shared memory to remove.
+    No process of the launch is left on this machine afterwards.
+
+    Args:
+        command: the launcher's command, which gets no shell and no input. Without one, the launcher of
+            another machine starts the ranks here, and only ``on_tick`` ends them.
+        name: the launch's name, which every process of the launch has in its environment.
+        log: the file that receives what the command prints.
+        on_tick: returns whether the launch may go on. It is called twice a second, and at once when one of
+            the descriptors in ``wake`` can be read.
+        wake: see ``on_tick``.
+        while_waiting: is called again and again while processes exit, which may take seconds.
+        segments: the shared memory to remove.
+
+    Returns:
+        The exit status of the command; None if the command was ended, or if there was none.
 
     Raises:
         UnavailableError: the command could not be executed.
@@ -89,6 +99,7 @@ def supervise(
 
 
 def _start(command: Command, name: str, log: Path) -> subprocess.Popen[bytes]:
+    """Start a launcher's command; see ``supervise`` for the arguments and the errors."""
     try:
         output = log.open("wb")
     except OSError as error:
@@ -113,7 +124,7 @@ def _start(command: Command, name: str, log: Path) -> subprocess.Popen[bytes]:
 
 
 def _wait(process: subprocess.Popen[bytes] | None, wake: Sequence[int], seconds: float) -> None:
-    """Wait until a process ends or one of ``wake`` can be read, at most for ``seconds``."""
+    """Wait at most ``seconds`` until a process exits or one of the descriptors in ``wake`` can be read."""
     with contextlib.ExitStack() as opened:
         events = select.poll()
         for descriptor in wake:
@@ -136,21 +147,26 @@ def end_all(
 ) -> None:
     """End every process of a launch on this machine, first with SIGTERM and then with SIGKILL.
 
-    The witnesses of the ranks get the first SIGTERM. An Open MPI that aborts already would react to it by
-    killing the ranks at once, and they would leave no exit record. A second Ctrl-C ends the wait.
-    ``name`` is the launch's folder. ``child`` is the launch's process that this one started and must reap.
-    ``while_waiting`` is called again and again until all have exited. Descendants of this process belong to
-    the launch too, except the ``spared`` ones; if that is None, no descendant does. Of ``segments``, files
-    that no process maps are removed.
+    The witnesses, which are the parents of the ranks, get the first SIGTERM. An Open MPI that aborts already
+    would react to it by killing the ranks at once, and they would leave no exit record. A second Ctrl-C ends
+    the wait.
+
+    Args:
+        name: the launch's name, which is the path of its folder.
+        child: the process of the launch that this one started and must reap, if there is one.
+        while_waiting: is called again and again until all processes have exited.
+        spared: descendants of this process that do not belong to the launch, while all others do. None if no
+            process belongs to the launch only because it is a descendant.
+        segments: the shared memory of the launch. Files of it that no process maps are removed.
     """
 
     def end_with(end: Callable[[psutil.Process], None], only: Collection[int] | None = None) -> None:
-        """Apply ``end`` to all processes, or to those with these PIDs, and wait until they have exited."""
+        """Apply ``end`` to all processes, or those with the PIDs in ``only``; wait for them to exit."""
         signalled: set[psutil.Process] = set()
         deadline = time.monotonic() + _GRACE_SECONDS
         # Listed anew each time, because one may have been started meanwhile. In a container, orphans that
         # have exited stay zombies, which are not listed.
-        while left := {one for one in launch_processes(name, spared) if only is None or one.pid in only}:
+        while left := {each for each in launch_processes(name, spared) if only is None or each.pid in only}:
             for process in left - signalled:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     end(process)
@@ -178,29 +194,29 @@ def end_all(
 
 
 def _remove_segments(segments: Segments) -> None:
-    """Remove this user's segments of a launch that no process maps.
+    """Remove those segments of a launch that belong to this user, and that no process maps.
 
-    A killed rank leaves them behind, and MPICH cannot make them in another folder. A live launch maps its
-    segments, but its processes are not seen if it is in another container with the same /dev/shm. So segments
-    older than this launch are left alone.
+    A killed rank leaves them behind, and MPICH cannot make them in another folder. Other launches map their
+    segments, but their processes are not seen from here if they are in another container with the same
+    /dev/shm. So segments that are older than this launch are left alone.
     """
-    found = {}
+    unmapped = {}
     for path in _SHARED_MEMORY.glob(segments.pattern):
         with contextlib.suppress(OSError):  # another launch's end removed it
             state = path.lstat()
             if state.st_uid == os.geteuid() and state.st_mtime >= segments.since:
-                found[str(path)] = path
-    for table in Path("/proc").glob("[0-9]*/maps") if found else ():
+                unmapped[str(path)] = path
+    for table in Path("/proc").glob("[0-9]*/maps") if unmapped else ():
         with contextlib.suppress(OSError):  # it has exited, or is another user's
             mapped = table.read_text()
-            found = {name: path for name, path in found.items() if name not in mapped}
-    for path in found.values():
+            unmapped = {name: path for name, path in unmapped.items() if name not in mapped}
+    for path in unmapped.values():
         with contextlib.suppress(OSError):  # another launch's end removed it
             path.unlink()
 
 
 def _terminate(process: psutil.Process) -> None:
-    """Send SIGTERM, and wake a stopped process, which would not receive it."""
+    """Send SIGTERM to a process, and continue it, because a stopped process would not react."""
     process.terminate()
     process.resume()
 
@@ -208,18 +224,18 @@ def _terminate(process: psutil.Process) -> None:
 def _kill_unless_tracker(process: psutil.Process) -> None:
     """Kill a process, unless it is Python's tracker of shared memory.
 
-    The tracker removes what killed processes leave, and exits by itself.
+    The tracker removes the shared memory that killed processes leave, and exits by itself.
     """
     if not any("multiprocessing.resource_tracker" in word for word in process.cmdline()):
         process.kill()
 
 
 def launch_processes(name: str, spared: Collection[psutil.Process] | None = None) -> Iterator[psutil.Process]:
-    """Yield the live processes of a launch, which have its mark in their environment.
+    """Yield the live processes of a launch, which have its ``name`` in their environment.
 
     Process groups and the process tree would not show them all, because launchers put ranks into sessions of
-    their own, and orphans change their parent. If ``spared`` is given, all other descendants of this process
-    are yielded, too.
+    their own, and orphans change their parent. If ``spared`` is given, the descendants of this process are
+    yielded too, except those.
     """
     other_descendants = set() if spared is None else own_descendants() - set(spared)
     for process in psutil.process_iter():

@@ -50,14 +50,15 @@ _CUDA_BYTES = 3 << 29
 
 On an H200 they took 1.2 GiB.
 """
-_OF_MPICH = "mpich_*"
-"""Pattern of MPICH's files in /dev/shm, which are needed only while the launch runs."""
+_MPICH_FILES = "mpich_*"
+"""Pattern of the names of MPICH's files in /dev/shm, which are needed only while a launch runs."""
 _PORT_ERRORS = ("EADDRINUSE", "address already in use")
+"""What launchers print if their port is in use."""
 
 
 @dataclass(eq=False)
 class LaunchSettings:
-    """What launches that are alive side by side have in common."""
+    """The settings that are the same for all launches which are alive side by side."""
 
     config: LaunchConfig
     directory: Path
@@ -65,7 +66,7 @@ class LaunchSettings:
     cluster: Cluster
     observer: Observer
     make_job: MakeJob
-    """Makes the job of each launch."""
+    """Makes the job of each launch, which every rank reads."""
     budget_ends_at: float = math.inf
     """Unix time at which the run's budget ends."""
     in_turns: bool = False
@@ -78,8 +79,8 @@ class LaunchSettings:
 class RunningLaunch:
     """One launch of an arm on the hosts of a cluster, from its folder to the record of its results.
 
-    Making it makes the launch's folder, and prepares its job, commands and monitor. No rank starts before
-    ``begin``.
+    The constructor makes the launch's folder, and prepares its job, commands and monitor. No rank starts
+    before ``begin``.
 
     Raises:
         OutputError: the launch's folder cannot be made.
@@ -93,17 +94,18 @@ class RunningLaunch:
         self.prepare()
 
     def prepare(self, *, restarted_because: str = "") -> None:
-        """Prepare the launch; with a reason, prepare its second start, in other folders.
+        """Prepare the launch, or its second start in other folders if ``restarted_because`` is a reason.
 
         Raises:
-            RingsideError: see the class.
+            OutputError: the launch's folder cannot be made.
+            UnavailableError: the launcher is not installed.
         """
         settings, planned, arm = self.settings, self.planned, self.planned.arm
         cluster = self._cluster = settings.cluster
         self.restarted_because = restarted_because
         self._began = unix_time()
         self.waited_seconds = 0.0
-        """Time in which the launch was waited for, without the turns of others."""
+        """Seconds in which this launch was waited for; the turns of other arms do not count."""
         self.files = launch_files(settings.directory, planned, again=bool(restarted_because))
         try:
             self.files.directory.mkdir(parents=True)
@@ -113,8 +115,8 @@ class RunningLaunch:
         self._job, self.commands = plan_launch(
             settings.config, planned, self._folders, cluster.free_port(), settings.make_job
         )
-        of_mpich = arm.runtime.launcher == hydra.EXECUTABLE
-        self._segments = Segments(_OF_MPICH, time.time()) if of_mpich else None
+        uses_mpich = arm.runtime.launcher == hydra.EXECUTABLE
+        self._segments = Segments(_MPICH_FILES, time.time()) if uses_mpich else None
         agents = [agent for agent in cluster.agents for _ in range(agent.host.slots)]
         agents = agents[:1] if arm.traits.one_process else agents  # of each rank's host
         self._links: dict[Connection, LaunchLink] = {}
@@ -134,10 +136,10 @@ class RunningLaunch:
         write_json(self.files.commands, [list(command.argv) for command in self.commands])
 
     def begin(self) -> None:
-        """Make the folders on every host, and start the commands.
+        """Make the launch's folders on every host, and start its commands.
 
-        A command without a host is for this machine's agent. Each host gets the job with its own CPUs, data
-        set and clock. Call ``end`` afterwards, also if this fails.
+        A command that names no host is started by this machine's agent. Each host gets the job with its own
+        CPUs, data set and clock. The caller must call ``end`` afterwards, also if this raises an error.
 
         Raises:
             HostError: a host was lost, or could not begin.
@@ -146,61 +148,64 @@ class RunningLaunch:
         """
         write_json(self.files.job, self._job)
         agents = {agent.host.name: agent for agent in self._cluster.agents}
-        own = {agents[c.host.name] if c.host else self._cluster.local_agent: c for c in self.commands}
-        used = list(dict.fromkeys([*self._cluster.agents, *own]))  # each once, in the order of hosts
+        commands = {agents[c.host.name] if c.host else self._cluster.local_agent: c for c in self.commands}
+        used = list(dict.fromkeys([*self._cluster.agents, *commands]))  # each once, in the order of hosts
         # A launcher may start ranks on other hosts at once: the folders there come first.
-        self._begin([agent for agent in used if agent not in own], own)
-        self._begin(list(own), own)
+        self._begin([agent for agent in used if agent not in commands], commands)
+        self._begin(list(commands), commands)
 
     def is_waiting(self) -> bool:
-        """Return whether all ranks wait for their next turn."""
-        return all(link.arrivals for link in self._with_ranks())
+        """Return whether all ranks of the launch wait for their next turn."""
+        return all(link.arrivals for link in self._links_with_ranks())
 
     def step_seconds(self) -> float:
-        """Return the longest step time that the waiting ranks reported, in seconds."""
-        return max(rank.step_seconds for link in self._with_ranks() for rank in link.arrivals)
+        """Return the longest time of a step, in seconds, that the waiting ranks reported on arrival."""
+        return max(rank.step_seconds for link in self._links_with_ranks() for rank in link.arrivals)
 
     def require_memory_left(self, others: Sequence[RunningLaunch], arms: int) -> None:
-        """Require that every host has memory for one more launch beside those that wait.
+        """Require that every host has memory for one more launch beside this one and ``others``, which wait.
 
-        The next launch may need as much as the largest of them, which are this one and ``others``. Errors
-        name ``arms``, the number of launches that are to be alive in the end.
+        The next launch may need as much as the largest of those. ``arms`` is the number of launches that are
+        to be alive in the end, which the error names.
 
         Raises:
             InterleaveError: a host, or one of its GPUs, has too little memory left.
         """
-        agents = [link.agent for link in self._with_ranks()]
+        agents = [link.agent for link in self._links_with_ranks()]
         # Hosts of a rehearsal share the memory of one machine.
         for group in [agents] if self._cluster.network.rehearsed else [[agent] for agent in agents]:
             link = self._links[group[0]]
-            waiting = [one.waiting_on(group) for one in (self, *others)]
+            waiting = [launch.waiting_on(group) for launch in (self, *others)]
             needs = [sum(arrival.memory.peak_bytes for arrival in arrivals) for arrivals in waiting]
-            took = f"{len(needs)} of them took {_gib(sum(needs))}. "
-            rooms = [("host", took, link.memory_left_bytes, max(needs))]
+            took = f"{len(needs)} of them took {_in_gib(sum(needs))}. "
+            limits = [("host", took, link.memory_left_bytes, max(needs))]
             if gpus := [left for a in link.arrivals if (left := a.memory.gpu_left_bytes) is not None]:
                 peak = max(arrival.memory.gpu_peak_bytes for arrivals in waiting for arrival in arrivals)
-                rooms.append(("a GPU of host", "", min(gpus), peak + _CUDA_BYTES))
-            for what, took, left, need in rooms:
+                limits.append(("a GPU of host", "", min(gpus), peak + _CUDA_BYTES))
+            for what, took, left, need in limits:
                 if need > left:
                     raise InterleaveError(
                         f"{arms} arms side by side need more memory than {what} {link.agent.host.name} has.",
-                        found=f"{took}{_gib(left)} is left, and another may need {_gib(need)}.",
+                        found=f"{took}{_in_gib(left)} is left, and another may need {_in_gib(need)}.",
                         remedy="Run one launch after another: --interleave launches.",
                     )
 
     def waiting_on(self, agents: Sequence[Connection]) -> list[Arrival]:
-        """Return the arrivals of the ranks that wait on the hosts of these agents; empty if none wait."""
+        """Return what the ranks on the hosts of these agents reported when they came to wait for a turn.
+
+        The list has an arrival for each rank. A host whose ranks do not all wait adds none.
+        """
         return [arrival for agent in agents for arrival in self._links[agent].arrivals]
 
     def go(self, turn: Turn) -> None:
-        """Send all ranks their turn, without waiting for its end."""
-        for link in self._with_ranks():
+        """Send all ranks their turn, and return without waiting for its end."""
+        for link in self._links_with_ranks():
             link.go(turn)
 
     def ending(self) -> Ending | None:
-        """Return how the launchers ended, or None while they run.
+        """Return how the launchers of this launch ended; None while it is not decided.
 
-        A failure of one launcher decides at once, but success needs all of them.
+        The failure of one launcher decides at once, but success needs all of them.
         """
         starters = [link for link in self._links.values() if link.order and link.order.argv]
         ended = [link.exited for link in starters if link.exited]
@@ -216,9 +221,10 @@ class RunningLaunch:
                 link.end()
 
     def end(self) -> HostError | None:
-        """End the launch on all hosts, and return the error of a lost or unresponsive host; None without.
+        """End the launch on all hosts, and return the error of a host that was lost or did not answer.
 
-        Nothing of the launch is left on the other hosts. A lost host ends its ranks when their lease expires.
+        It returns None if all hosts ended the launch; then nothing of it is left on them. A lost host ends
+        its ranks when their lease expires.
         """
         lost: dict[Connection, RingsideError] = {}
         asked = [link for link in self._links.values() if link.order]
@@ -251,7 +257,7 @@ class RunningLaunch:
     def port_was_taken(self) -> bool:
         """Return whether a launcher failed because its port was in use.
 
-        Its log must say so, and no rank may have written a progress record.
+        It did if its log says so, and no rank has written a progress record.
         """
         began = any(read_progress(self.files, rank) for rank in range(self._job.config.ranks))
         printed = "\n".join(tail(log, lines=200) for log in self.files.launcher_logs())
@@ -273,37 +279,40 @@ class RunningLaunch:
         """
         return SweepLaunch(**self._record(SUCCEEDED, RankSweep), group=self.planned.group)
 
-    def _with_ranks(self) -> list[LaunchLink]:
+    def _links_with_ranks(self) -> list[LaunchLink]:
         return [link for link in self._links.values() if link.ranks]
 
-    def _begin(self, agents: Sequence[Connection], own: Mapping[Connection, Command]) -> None:
-        """Start the launch on some hosts, and wait until they have made its folders."""
+    def _begin(self, agents: Sequence[Connection], commands: Mapping[Connection, Command]) -> None:
+        """Start the launch on the hosts of ``agents``, and wait until they have made its folders.
+
+        ``commands`` holds the launcher's command for each agent that is to start one.
+        """
         for agent in agents:
             self._links[agent].start(
-                self._order(agent, own.get(agent)), None if self._folders.in_place else self.files
+                self._order(agent, commands.get(agent)), None if self._folders.in_place else self.files
             )
         self._cluster.wait(lambda: all(self._links[agent].started for agent in agents), agents)
 
     def _order(self, agent: Connection, command: Command | None) -> Start:
-        """Return the order to start the launch, and a launcher if there is a ``command``, on one host."""
+        """Return the message that makes one host's agent start the launch, and ``command`` if it is given."""
         cluster, folders = self._cluster, self._folders
         files = {str(folders.exported): msgspec.json.encode(cluster.exported)}
         if agent in cluster.agents and not folders.in_place:
             files[folders.job_file.name] = msgspec.json.encode(cluster.job_for(agent, self._job))
         environment = dict(command.environment) if command else {}
-        made = [str(folders.temporary), str(folders.shared_memory), *filter(None, [folders.turns])]
+        scratch = [str(folders.temporary), str(folders.shared_memory), *filter(None, [folders.turns])]
         programs: dict[str, bytes] = {}
         if command and command.host is None and not folders.in_place:
             at = executable_root() / folders.programs_name
             programs[str(at / REMOTE_SHELL)] = cluster.carrier.remote_shell(cluster.hosts).encode()
             environment["PATH"] = f"{at}{os.pathsep}{environment['PATH']}"
-            made.append(str(at))
+            scratch.append(str(at))
         return Start(
             directory=folders.mark,
             in_place=folders.in_place,
             files=files,
             programs=programs,
-            folders=tuple(made),
+            folders=tuple(scratch),
             argv=command.argv if command else (),
             environment=environment,
             ranks=len(self._links[agent].ranks),
@@ -313,10 +322,14 @@ class RunningLaunch:
         )
 
     def _record(self, ending: Ending, kind: type[RankResult | RankSweep]) -> dict[str, Any]:
-        """Return the fields of ``LaunchRecord``, by their names, with the results of all ranks."""
+        """Return the fields of a ``LaunchRecord`` by their names; ``ranks`` holds results of this ``kind``.
+
+        Raises:
+            RingsideError: see ``Monitor.conclude``.
+        """
         where = f"{self.planned.label}, round {self.planned.round}"
         ranks = self.monitor.conclude(where, ending, kind)
-        set_here = dict(self.commands[0].environment)
+        set_by_launch = dict(self.commands[0].environment)
         of_libraries = library_settings(self._from_shell)
         return {
             "number": self.planned.number,
@@ -324,8 +337,8 @@ class RunningLaunch:
             "arm": self.planned.arm.label,
             "launcher": self.planned.arm.runtime.launcher,
             "argv": [list(command.argv) for command in self.commands],
-            "environment": set_here,
-            "inherited": {name: value for name, value in of_libraries.items() if name not in set_here},
+            "environment": set_by_launch,
+            "inherited": {name: value for name, value in of_libraries.items() if name not in set_by_launch},
             "started_at": self._began,
             "seconds": unix_time() - self._began,
             "started_alone": self.settings.started_alone,
@@ -334,5 +347,5 @@ class RunningLaunch:
         }
 
 
-def _gib(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB"
+def _in_gib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 30):.1f} GiB"

@@ -1,7 +1,7 @@
 """Exchange messages between the parent and an agent over two pipes.
 
-Each message is MessagePack, preceded by four bytes with its length. Neither end ever blocks. A pipe to a host
-behind a failed link fills up, and a process that waited for room in it could not end a launch.
+Each message is MessagePack, preceded by four bytes with its length. Neither end ever blocks, because a pipe
+to a host behind a failed link fills up, and a process that waited for room in it could not end a launch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import msgspec
 from compare.schema.turns import Arrival, Turn
 
 ALIVE_SECONDS = 0.5
-"""Time between two keep-alive messages of either end."""
+"""Time between two keep-alive messages, which both ends send."""
 BACKLOG_BYTES = 1 << 20
-"""Size of unsent messages at which no more files are read, so that memory does not fill up."""
+"""Total size of unsent messages from which on no more is read to be sent, so that memory does not fill up."""
 
 _PREAMBLE = b"\0RINGSIDE 1\n"
-"""Precedes the first message, because a login shell may print something before it."""
+"""The bytes that precede the first message, because a login shell may print something before it."""
 _PREAMBLE_BYTES = 1 << 20
+"""Maximum size of what a login shell may print."""
 _MESSAGE_BYTES = 1 << 26
+"""Maximum size of a message."""
 _READ_BYTES = 1 << 18
 _READS = 16
 """Maximum number of reads in one call, so that a host that floods its pipe holds up no other."""
@@ -44,13 +46,13 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cpus: list[int] = []
     """Numbers of the CPUs that a launch may use."""
     core_quota: float | None = None
-    """Cores that the control groups allow, perhaps a fraction; None without a limit."""
+    """Number of cores that the control groups allow, perhaps a fraction; None without a limit."""
     gpus: int = 0
     """Number of NVIDIA GPUs that the driver and CUDA_VISIBLE_DEVICES show."""
     memory_left_bytes: int
-    """Memory that processes could still take when the agent started."""
+    """Memory that processes could still take on the machine when the agent started."""
     cannot_compile: str = ""
-    """What torch.compile lacks on the machine; empty if it can compile."""
+    """What torch.compile lacks on the machine, as a clause; empty if it can compile."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -67,7 +69,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     in_place: bool = False
     """Whether ``directory`` is the run's own folder, on the parent's machine.
 
-    Then no file is sent back. Otherwise the agent makes it on the host's disk, and removes it afterwards.
+    If so, no file is sent back. If not, the agent makes the folder on the host's disk, sends the files in it
+    to the parent, and removes it afterwards.
     """
     files: dict[str, bytes]
     """Contents of private files, by their names in ``directory`` or their absolute paths."""
@@ -86,7 +89,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stops: bool = False
     """Whether waiting ranks are stopped (SIGSTOP), because threads of their library would run on."""
     segments: str = ""
-    """Pattern of files that killed ranks may leave in /dev/shm, or empty."""
+    """Pattern of the files that killed ranks may leave in /dev/shm; empty if they leave none."""
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
@@ -101,17 +104,17 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class FindPort(msgspec.Struct, frozen=True, tag=True):
-    """Ask for a free port; the answer is ``Port``."""
+    """Ask an agent for a free port; the answer is ``Port``."""
 
 
 class Port(msgspec.Struct, frozen=True, tag=True):
-    """A port that is free on every address of the host."""
+    """The answer to ``FindPort``: a port that is free on every address of the host."""
 
     number: int
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """End the launch; the answer is ``Exited``."""
+    """Ask an agent to end the launch; the answer is ``Exited``."""
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
@@ -124,17 +127,18 @@ class Waiting(msgspec.Struct, frozen=True, tag=True):
     """All ranks of this host wait for their next turn."""
 
     arrivals: list[Arrival]
+    """What each rank reported when it began to wait, in the order in which they came."""
     memory_left_bytes: int
     """Memory that further processes may take on this host."""
 
 
 class FileData(msgspec.Struct, frozen=True, tag=True):
-    """Data of a file of the launch."""
+    """A piece of a file in the launch's folder, or its whole content."""
 
     name: str
     data: bytes
     offset: int | None = None
-    """Where the data was appended; None for the whole content, which replaces any content before."""
+    """Position of the piece in the file, in bytes; None for the whole content, which replaces the file."""
 
 
 class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -147,7 +151,10 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The launch could not start on this host, or was lost while it ran."""
+    """The launch could not start on this host, or was lost while it ran.
+
+    The message has the three parts of a ``RingsideError``.
+    """
 
     kind: str
     """Name of the error's class."""
@@ -161,7 +168,7 @@ LaunchMessage = Start | Started | Go | Waiting | End | FileData | Exited | Refus
 
 
 class OfLaunch(msgspec.Struct, frozen=True, tag=True):
-    """A message to or from one of the launches on a host."""
+    """A message to or from one of the launches on a host, with the name of that launch."""
 
     launch: str
     """The name of the launch, which is the path of its folder on the host."""
@@ -174,7 +181,10 @@ _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 class MessagePipe:
-    """One end of a pair of pipes: it sends messages into one and receives them from the other."""
+    """One end of a pair of pipes: it sends messages into one and receives them from the other.
+
+    ``read`` and ``write`` are the file descriptors of the pipes, which are set to never block.
+    """
 
     def __init__(self, read: int, write: int) -> None:
         self._read = read
@@ -195,19 +205,19 @@ class MessagePipe:
         return self._read
 
     def waits_for(self) -> list[tuple[int, int]]:
-        """Return the descriptors to poll, each with its event; none once the other end is closed."""
+        """Return the descriptors to poll, each with the event to poll for; empty if the other end is closed."""
         if self.closed:
             return []
         return [(self._read, select.POLLIN), *([(self._write, select.POLLOUT)] if self._to_send else [])]
 
     @property
     def backlog_bytes(self) -> int:
-        """Size of the messages that still wait for room in the pipe."""
+        """Total size of the messages that still wait for room in the pipe."""
         return len(self._to_send)
 
     @property
     def silent_seconds(self) -> float:
-        """Time since data from the other end was last read."""
+        """Seconds since data from the other end was last read."""
         return time.monotonic() - self.received_at
 
     def send(self, message: Message) -> None:
@@ -223,7 +233,7 @@ class MessagePipe:
             self.send(Alive(time.time()))
 
     def flush(self) -> None:
-        """Write as much as the pipe takes now; drop the rest if the other end reads no more."""
+        """Write as much as the pipe takes now; discard everything unsent if the other end reads no more."""
         try:
             while self._to_send and not self.closed:
                 del self._to_send[: os.write(self._write, self._to_send)]
@@ -233,7 +243,7 @@ class MessagePipe:
             self._to_send.clear()
 
     def push(self, seconds: float) -> None:
-        """Write as much as the pipe takes within ``seconds``."""
+        """Wait for room in the pipe, and write as much as it takes within ``seconds``."""
         until = time.monotonic() + seconds
         poll = select.poll()
         poll.register(self._write, select.POLLOUT)
@@ -245,7 +255,7 @@ class MessagePipe:
         """Yield the messages that have arrived.
 
         Raises:
-            ProtocolError: what arrived is no message.
+            ProtocolError: what arrived is not a message.
         """
         self.flush()
         self._fill()
@@ -290,7 +300,10 @@ class MessagePipe:
 
 
 def wait_for(pipes: Iterable[MessagePipe], seconds: float) -> list[MessagePipe]:
-    """Wait until pipes can be read from or written to, at most for ``seconds``, and return these."""
+    """Wait at most ``seconds`` until some pipes can be read or written, and return those.
+
+    The list is empty if the time is up.
+    """
     # Not select(): it takes no descriptor above 1023, and 500 hosts need more.
     poll, by_descriptor = select.poll(), {}
     for pipe in pipes:
