@@ -1,4 +1,4 @@
-"""Settle what a user's request leaves open, choose each next launch, and carry out the launches."""
+"""Settle what a user's request leaves open, choose the next launches, and carry them out."""
 
 from compare.experiment.collectives import SweepRequest, compare_collectives
 from compare.experiment.run import compare_arms, plan

@@ -1,6 +1,6 @@
 """Choose the hosts of a run, and how to reach them.
 
-The first source that has hosts counts: the user's own choice, then the job that an engine of
+The first source that has hosts counts: the user's own choice, then the scheduler's job that an engine of
 ``launch/engines/detect.py`` finds, then this machine. Within a job that may have several hosts, a run uses
 only this machine if the user asks for that.
 """
@@ -26,22 +26,22 @@ from compare.text import duration
 
 DEFAULT_RANKS = 2
 """Number of ranks if the user names neither ranks nor hosts, and no scheduler does."""
-_ALONE = (local_host(1),)
+_ONLY_THIS_MACHINE = (local_host(1),)
 
 
 def choose_allocation(
     found: Allocation, ranks: int | None, *, include: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> Allocation:
-    """Return the hosts of a run, each with as many slots as it gets ranks.
+    """Return the hosts of a run, chosen among those that were ``found``, with as many slots as ranks.
 
-    They are chosen from those that were ``found``. Without ``ranks`` every slot is filled. If neither the
-    user nor a scheduler names hosts, this machine takes all ranks.
+    Without ``ranks`` every slot is filled. If neither the user nor a scheduler names hosts, this machine
+    takes all ranks.
 
     Raises:
         UsageError: the slots are fewer than ``ranks``, this machine is named twice, or there are no hosts
             from which ``include`` and ``exclude`` could choose.
     """
-    if found.hosts == _ALONE:
+    if found.hosts == _ONLY_THIS_MACHINE:
         if include or exclude:
             raise UsageError(
                 "--include and --exclude choose among hosts, and none are named.",
@@ -72,31 +72,33 @@ def find_allocation(
 ) -> Allocation:
     """Return all hosts that a run could use, with all their slots, and how to reach them.
 
+    ``engine`` is the choice of ``--engine``, and ``named`` the text of ``-H``.
+
     Raises:
         UsageError: the hosts are not valid, or the engine cannot reach them.
         UnavailableError: Slurm does not answer.
     """
     require_started_once(environ)
     asked = _read_hosts(hostfile, named)
-    whose = shown(str(hostfile or "-H"))
+    source = shown(str(hostfile or "-H"))
     if engine == "local":
-        return _of_this_machine(asked, whose)
+        return _allocate_this_machine(asked, source)
     if engine == "slurm":
-        return _of_slurm(asked, whose, environ)
+        return _allocate_slurm_nodes(asked, source, environ)
     if asked:
-        return Allocation(asked, ssh, whose)
+        return Allocation(asked, ssh, source)
     found = find_job(environ)
-    if engine == "ssh" and (found is None or found.hosts == _ALONE):
+    if engine == "ssh" and (found is None or found.hosts == _ONLY_THIS_MACHINE):
         raise UsageError("--engine ssh needs hosts.", remedy="Name them with --hostfile or -H.")
     if found is None:
         source = "this machine, because no hosts are named and no scheduler's job was found"
-        return Allocation(_ALONE, Carrier(), source)
+        return Allocation(_ONLY_THIS_MACHINE, Carrier(), source)
     by_ssh = engine == "ssh" or isinstance(found.carrier, Ssh)
     return found._replace(carrier=ssh) if by_ssh else found
 
 
 def _read_hosts(hostfile: Path | None, named: str | None) -> tuple[Host, ...]:
-    """Return the hosts of a hostfile or of ``-H`` (``named``); none without either.
+    """Return the hosts of a hostfile, or those of ``-H`` (``named``); an empty tuple without either.
 
     Raises:
         UsageError: a host is not valid, or both are given.
@@ -108,18 +110,20 @@ def _read_hosts(hostfile: Path | None, named: str | None) -> tuple[Host, ...]:
     return () if named is None else parse_hosts(named)
 
 
-def _of_this_machine(asked: tuple[Host, ...], whose: str) -> Allocation:
-    if others := [host for host in asked if not is_local(host)]:
+def _allocate_this_machine(asked: tuple[Host, ...], source: str) -> Allocation:
+    """Return the allocation of ``--engine local``; a ``UsageError`` if ``asked`` has another machine."""
+    if other_machines := [host for host in asked if not is_local(host)]:
         raise UsageError(
-            f"--engine local and {others[0].source} contradict each other.",
-            found=f"{others[0].name} is another machine.",
+            f"--engine local and {other_machines[0].source} contradict each other.",
+            found=f"{other_machines[0].name} is another machine.",
             remedy="Leave out one of them.",
         )
-    source = whose if asked else "this machine alone (--engine local)"
-    return Allocation(asked or _ALONE, Carrier(), source)
+    source = source if asked else "this machine alone (--engine local)"
+    return Allocation(asked or _ONLY_THIS_MACHINE, Carrier(), source)
 
 
-def _of_slurm(asked: tuple[Host, ...], whose: str, environ: Mapping[str, str]) -> Allocation:
+def _allocate_slurm_nodes(asked: tuple[Host, ...], source: str, environ: Mapping[str, str]) -> Allocation:
+    """Return the nodes of the Slurm job, or those that were ``asked`` for; a ``UsageError`` without a job."""
     found = slurm.detect(environ)
     if found is None:
         raise UsageError(
@@ -134,16 +138,16 @@ def _of_slurm(asked: tuple[Host, ...], whose: str, environ: Mapping[str, str]) -
             found=listed(found.hosts),
             remedy="Name only nodes of the job, or leave the hosts out.",
         )
-    return found._replace(hosts=asked, source=f"{found.source}, from {whose}") if asked else found
+    return found._replace(hosts=asked, source=f"{found.source}, from {source}") if asked else found
 
 
 @contextmanager
 def naming_scheduler(job: ScheduledJob | None) -> Iterator[None]:
-    """Raise an error that names the scheduler, if the end of its job is why the block failed.
+    """If the block fails because the scheduler ended its job, raise an error that says so.
 
     Raises:
-        AllocationError: the scheduler ended the job. This error takes the place of a lost host, a failed
-            launch or an interrupt, and keeps the notes.
+        AllocationError: the scheduler ended the job. This error takes the place of that of a lost host, a
+            failed launch or an interrupt, and keeps its notes.
     """
     try:
         yield
@@ -160,7 +164,7 @@ def naming_scheduler(job: ScheduledJob | None) -> Iterator[None]:
 
 
 def end_of_job(job: ScheduledJob | None) -> float:
-    """Return the Unix time after which nothing may be measured; infinity without a job."""
+    """Return the Unix time after which nothing may be measured; infinity without a job or a limit."""
     return job.ends_at if job else math.inf
 
 
@@ -185,7 +189,8 @@ def require_time(job: ScheduledJob | None, noun: str, least_seconds: float, now:
 def too_little_time(limit: str, noun: str, done: int, planned: int) -> BudgetError:
     """Return the error of a time limit that ended before every arm or group had run once.
 
-    ``noun`` is ``arm`` or ``group``. ``done`` of the ``planned`` ones had run by then.
+    ``limit`` names the time limit, and ``noun`` is ``arm`` or ``group``. ``done`` of the ``planned`` ones had
+    run by then.
     """
     return BudgetError(
         f"{limit} ran out before every {noun} had run once.",

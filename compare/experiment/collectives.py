@@ -46,17 +46,17 @@ class SweepRequest(LaunchRequest):
     config: SweepFields
 
     groups: tuple[str, ...]
-    """Names of the groups; empty for all that can run."""
+    """Names of the groups to time; empty for all that can run."""
 
 
 class SweepObserver(Observer, Protocol):
-    """Gets the events of ``compare collectives``."""
+    """Receives the events of ``compare collectives``."""
 
     def sweep_ended(self, planned: Planned, launch: SweepLaunch | None) -> None:
-        """Handle the end of a launch; ``launch`` is None if it failed."""
+        """Receive a launch that has ended, with the results of its ranks, or None if it failed."""
 
     def sweep_skipped(self) -> None:
-        """Handle a launch that is left out because its group failed in an earlier round."""
+        """Note that a launch is left out, because its group failed in an earlier round."""
 
 
 def compare_collectives(
@@ -65,7 +65,7 @@ def compare_collectives(
     watch: Watch[SweepConfig, SweepObserver],
     on_early_end: Callable[[CollectivesRun], None] = lambda _: None,
 ) -> tuple[CollectivesRun, Path]:
-    """Time the collectives of every group that a user asked for, save the results in a folder, return both.
+    """Time the collectives of the groups that a user asked for; return the results and their folder.
 
     See ``compare_arms`` for the other arguments and the errors.
     """
@@ -89,10 +89,10 @@ def compare_collectives(
 
 
 def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, dict[str, str]]:
-    """Settle what a request leaves open, by what the hosts have.
+    """Settle what a request leaves open, such as the device and the groups, by what the hosts have.
 
     Returns:
-        The config, and the reason for each group that was left out, by its name.
+        The config, and for each group that was left out the reason, by the group's name.
 
     Raises:
         HostError: hosts cannot call back a launcher that starts on this machine.
@@ -105,17 +105,17 @@ def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, 
         threads_per_rank=choose_threads(request.threads_per_rank, cluster),
         **request.config,
     )
-    found = availability.survey(GROUPS[name].backend for name in draft.groups)
-    device = choose_device(draft.device, cluster.hosts, count_gpus(cluster, found))
+    survey = availability.survey(GROUPS[name].backend for name in draft.groups)
+    device = choose_device(draft.device, cluster.hosts, count_gpus(cluster, survey))
     if device == "cpu":
         require_memory(draft, cluster.hosts, cluster.memory_left())
     one_host = len(cluster.hosts) == 1
-    troubles = {name: refusal_of(name, device, found, one_host=one_host) for name in draft.groups}
-    refused = {name: trouble for name, trouble in troubles.items() if trouble}
-    groups = tuple(name for name in draft.groups if name not in refused)
-    if refused and request.groups:
-        raise next(iter(refused.values()))
-    left_out = {name: f"{trouble.found.rstrip('.')}. {trouble.remedy}" for name, trouble in refused.items()}
+    answers = {name: refusal_of(name, device, survey, one_host=one_host) for name in draft.groups}
+    refusals = {name: error for name, error in answers.items() if error}
+    groups = tuple(name for name in draft.groups if name not in refusals)
+    if refusals and request.groups:
+        raise next(iter(refusals.values()))
+    left_out = {name: f"{error.found.rstrip('.')}. {error.remedy}" for name, error in refusals.items()}
     if not groups:
         raise UnavailableError(
             "No group can run here.",
@@ -128,33 +128,34 @@ def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, 
 
 
 def require_memory(config: SweepConfig, hosts: Sequence[Host], left_bytes: Sequence[int]) -> None:
-    """Require that every size fits into the memory of each host.
+    """Require that the buffers of every size fit into the memory of each host.
 
     ``left_bytes`` is the free memory of each host, in the order of ``hosts``.
 
     Raises:
-        UsageError: one does not fit; the error names a size that does.
+        UsageError: a size does not fit; the error names one that does.
     """
     exchange, size = max(config.measurements, key=lambda each: each[0].traits.memory * each[1])
-    each = exchange.traits.memory * size
+    rank_bytes = exchange.traits.memory * size
     for host, left in zip(hosts, left_bytes, strict=True):
-        if each * host.slots <= left:
+        if rank_bytes * host.slots <= left:
             continue
         fitting = left // (exchange.traits.memory * host.slots)
         fits = binary_size(1 << max(fitting.bit_length() - 1, 0))
         raise UsageError(
             f"{exchange} of {binary_size(size)} does not fit into the memory of host {host.name}.",
-            found=f"Each rank needs {binary_size(each)}, for its buffers and the check of the result: "
-            f"{binary_size(each * host.slots)} for {counted(host.slots, 'rank')}. "
+            found=f"Each rank needs {binary_size(rank_bytes)}, for its buffers and the check of the result: "
+            f"{binary_size(rank_bytes * host.slots)} for {counted(host.slots, 'rank')}. "
             f"{binary_size(left)} is free.",
             remedy=f"Sizes up to {fits} fit: -e {fits.rstrip('iB').replace(' ', '')}. Or use fewer ranks.",
         )
 
 
-def refusal_of(name: str, device: str, found: Survey, *, one_host: bool) -> UnavailableError | None:
-    """Return the error of a group that cannot run on this device or these hosts; None if it can run.
+def refusal_of(name: str, device: str, survey: Survey, *, one_host: bool) -> UnavailableError | None:
+    """Return why the group ``name`` cannot run on this device and these hosts; None if it can.
 
-    With ``one_host`` all ranks are on the same host, as some groups need.
+    ``survey`` says what is installed. ``one_host`` says whether all ranks are on one host, as some groups
+    need.
     """
     entry = GROUPS[name]
     what = f"The group {name} cannot run here."
@@ -169,19 +170,19 @@ def refusal_of(name: str, device: str, found: Survey, *, one_host: bool) -> Unav
         return UnavailableError(
             what, found="Its ranks must be on one host.", remedy="Use one host, or leave this group out."
         )
-    if entry.one_host and found.shared_memory_problem:
-        problem = found.shared_memory_problem
-        found_here = f"{problem[:1].upper()}{problem[1:]}."
-        return UnavailableError(what, found=found_here, remedy="Leave this group out.")
+    if entry.one_host and survey.shared_memory_problem:
+        problem = survey.shared_memory_problem
+        found = f"{problem[:1].upper()}{problem[1:]}."
+        return UnavailableError(what, found=found, remedy="Leave this group out.")
     try:
-        found.require(entry.backend, dict(entry.options))
+        survey.require(entry.backend, dict(entry.options))
     except UnavailableError as error:
         return UnavailableError(what, found=error.found or error.what, remedy=f"Run: {error.remedy}")
     return None
 
 
 def plan_sweeps(config: SweepConfig) -> list[Planned]:
-    """Return all launches in order, round by round."""
+    """Return all launches of ``compare collectives`` in order: every group once in each round."""
     launches = enumerate(back_and_forth(config.rounds, config.groups), start=1)
     return [Planned(number, round_, config.arm_of(group), group) for number, (round_, group) in launches]
 
@@ -189,10 +190,10 @@ def plan_sweeps(config: SweepConfig) -> list[Planned]:
 def sweep_groups(
     run: CollectivesRun, directory: Path, cluster: Cluster, observer: SweepObserver
 ) -> CollectivesRun:
-    """Carry out all launches, save the results after each, and return them.
+    """Carry out all launches of a run, save it after each, and return it with their results.
 
     A group whose launch fails is not launched again, and the other groups go on. If the time of a
-    scheduler's job ends after the first round, the results are returned as incomplete.
+    scheduler's job ends after the first round, the run is returned as incomplete.
 
     Raises:
         BudgetError: the job's time ended before every group had run once.

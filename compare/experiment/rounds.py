@@ -27,32 +27,35 @@ from compare.system.clock import unix_time
 from compare.system.files import write_json
 
 _SAVING_SHARE = 0.01
-"""Maximum share of the time that saving may take.
+"""Maximum share of a run's time that saving its results may take.
 
-The file grows with the run, so a long run is saved less often than after every launch.
+The file grows with the run, so a long run is not saved after every launch.
 """
 _QUICK_SECONDS = 0.1
 """If saving takes no longer than this, the run is saved after every launch."""
 
 
 def choose_interleaving(config: RunConfig) -> Interleaved:
-    """Return how the arms of a round run; ``auto`` stands for turns if there are several arms."""
+    """Return whether the arms of a round take turns or run one after another.
+
+    ``auto`` stands for turns if there are several arms.
+    """
     if config.interleave == "auto":
         return Interleaved(mode="blocks" if len(config.arms) > 1 else "launches")
     return Interleaved(mode=config.interleave)
 
 
 class Rounds:
-    """Carries out the launches of a run, one by one or the arms of a round in turns.
+    """Carries out the launches of a run, one by one or all arms of a round in turns.
 
-    ``run`` is the record so far. It is saved after every launch or round in turns, or less often if saving
-    takes long. In turns, a noisy round counts and is not repeated, but the table of results names it.
+    ``run`` is the record so far. It is saved after every launch, or after every round in turns, but less
+    often if saving takes long. A noisy round is repeated only if the arms do not take turns.
     """
 
     def __init__(self, run: Run, directory: Path, cluster: Cluster, observer: Observer) -> None:
         self.run = run
         self.current: Planned | None = None
-        """The launch that is carried out; if one fails, this is the one."""
+        """The launch that is carried out now, or the one that failed; None before the first."""
         self._began_at = math.inf
         self._directory = directory
         self._observer = observer
@@ -63,35 +66,38 @@ class Rounds:
     def carry_out(self, planned: list[Planned]) -> None:
         """Carry out launches that are planned together, check their proofs, and add them to ``run``.
 
-        After Ctrl-Z and ``fg``, a round in turns is not added, and begins again at the next call. If turns
-        are not possible, ``run`` changes to one launch after another, and nothing is added.
+        Nothing is added after Ctrl-Z and ``fg`` in a round in turns, which then begins again at the next
+        call. If turns are not possible, nothing is added either, and ``run`` changes to one launch after
+        another.
 
         Raises:
-            RingsideError: a launch failed, or a check of its results did; ``current`` is this launch.
+            RingsideError: the ``current`` launch failed, or its results failed a check.
         """
         self.current = planned[0]
         launches = (
-            self._in_turns(planned) if self.run.interleaved.mode == "blocks" else [self._alone(*planned)]
+            self._launch_in_turns(planned)
+            if self.run.interleaved.mode == "blocks"
+            else [self._launch_alone(*planned)]
         )
         if not launches:
             return
         pairs = list(zip(planned, launches, strict=True))
-        for one, launch in pairs:
-            self.current = one
-            check_interpreter(self.run, one.arm, launch.ranks, here=sys.prefix)
+        for each, launch in pairs:
+            self.current = each
+            check_interpreter(self.run, each.arm, launch.ranks, here=sys.prefix)
         self.current = planned[0]
-        check_launches([(one.arm, launch.ranks) for one, launch in pairs], self.run)
+        check_launches([(each.arm, launch.ranks) for each, launch in pairs], self.run)
         discarded_before = len(self.run.discarded)
         self._keep(launches)
-        for one, launch in pairs:
-            self._observer.launch_ended(one, launch)
+        for each, launch in pairs:
+            self._observer.launch_ended(each, launch)
         if noisy := self.run.discarded[discarded_before:]:
             load = max(LaunchFigures(launch).other_cpu_load for launch in noisy)
             self._observer.round_repeats(planned[0].round, load)
         elif len(self.run.launches) % len(self.run.config.arms) == 0:
             self._observer.rounds_done(self.run)
 
-    def _alone(self, planned: Planned) -> Launch:
+    def _launch_alone(self, planned: Planned) -> Launch:
         self._observer.launch_begins(planned)
         return launch_arm(
             self.run,
@@ -102,8 +108,8 @@ class Rounds:
             budget_ends_at=self._ends_at(),
         )
 
-    def _in_turns(self, planned: list[Planned]) -> list[Launch]:
-        """Return the launches of a round in turns; none if it is to begin again."""
+    def _launch_in_turns(self, planned: list[Planned]) -> list[Launch]:
+        """Return the launches of a round in turns; an empty list if the round must begin again."""
         cohort = Cohort(
             self.run, self._directory, self._cluster, self._observer, budget_ends_at=self._ends_at()
         )
@@ -127,9 +133,9 @@ class Rounds:
         return []
 
     def _may_run_alone(self, cohort: Cohort, error: InterleaveError | LaunchError) -> bool:
-        """Return whether the arms of the first round may run one after another, because turns failed.
+        """Return whether the arms may run one after another, because turns failed in the first round.
 
-        Without turns a launch may succeed that failed because it shared a GPU: the GPU's memory may be full,
+        A launch that failed because it shared a GPU may succeed alone: the GPU's memory may have been full,
         or the GPU may admit one process only.
         """
         config = self.run.config
@@ -138,10 +144,11 @@ class Rounds:
         return isinstance(error, InterleaveError) or (cohort.side_by_side and config.device == "cuda")
 
     def _forget(self, planned: list[Planned]) -> None:
-        for one in planned:
-            forget_launch(self._directory, one)
+        for each in planned:
+            forget_launch(self._directory, each)
 
     def _keep(self, launches: list[Launch]) -> None:
+        """Add launches to ``run``, discard a noisy round, and save unless saving takes too long."""
         # Keep the launches now: an interrupt may come before the run is saved.
         self.run = discard_noisy(msgspec.structs.replace(self.run, launches=[*self.run.launches, *launches]))
         began = time.monotonic()
@@ -151,14 +158,15 @@ class Rounds:
             self._save_at = began + took / _SAVING_SHARE if took > _QUICK_SECONDS else began
 
     def _ends_at(self) -> float:
+        """Return the Unix time at which the run's budget or the scheduler's job ends; infinity if neither."""
         now = unix_time()
         self._began_at = min(self._began_at, now)
         budget = self.run.config.budget_seconds
-        own = min(now + seconds_left(self.run, now), self._began_at + (budget or math.inf))
-        return min(own, self._job_ends_at)
+        budget_ends_at = min(now + seconds_left(self.run, now), self._began_at + (budget or math.inf))
+        return min(budget_ends_at, self._job_ends_at)
 
     def limit(self) -> str:
-        """Return the name of what ended the budget: the time of a scheduler's job, or ``--budget``."""
+        """Return the name of the limit that ends first: the time of a scheduler's job, or ``--budget``."""
         budget, job = self.run.config.budget_seconds, self._cluster.job
         if job and self._job_ends_at < self._began_at + (budget or math.inf):
             return f"The time of {job.name}"

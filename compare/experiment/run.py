@@ -1,4 +1,4 @@
-"""Carry out a run, or plan it: check each launch before the next one starts, and save the results."""
+"""Carry out a run, or only plan it; each launch is checked and saved before the next one starts."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ ObserverType = TypeVar("ObserverType")
 ConfigType = TypeVar("ConfigType", bound=LaunchConfig)
 T = TypeVar("T")
 Watch: TypeAlias = Callable[[ConfigType], AbstractContextManager[ObserverType]]
-"""A function of a run's config that returns a context manager, which yields the observer of the run."""
+"""A function that takes the config of a run and returns a context manager, which yields its observer."""
 _PORT = 29500
-"""The port that torchrun takes by default, which stands for a free port of another host."""
+"""The default port of torchrun, which stands in a dry run for a free port of another host."""
 
 
 def compare_arms(
@@ -52,27 +52,27 @@ def compare_arms(
     watch: Watch[RunConfig, Observer],
     on_early_end: Callable[[Run], None] = lambda _: None,
 ) -> tuple[Run, Path]:
-    """Run the same training through every arm that a user asked for, save it in a folder, and return both.
+    """Run the same training through every arm that a user asked for; return the run and its folder.
 
     ``say`` prints a line, and ``watch`` makes the observer of the run. ``on_early_end`` receives the saved
     part of a run that is stopped or fails.
 
     Raises:
-        RingsideError: something failed; a note of the error names the folder of the finished part, if any.
-        KeyboardInterrupt: the user stopped the run; with the same note.
+        RingsideError: something failed. A note of the error names the folder of the finished part, if any.
+        KeyboardInterrupt: the user stopped the run. It has the same note.
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle(request, cluster)
         least = least_round_seconds(config, choose_interleaving(config).mode)
         require_time(cluster.job, "arm", least, unix_time())
-        run, directory = begin(request, config, left_out, cluster, say)
+        run, directory = begin_run(request, config, left_out, cluster, say)
         with reporting_early_end(directory, on_early_end), watch(run.config) as observer:
             return carry_out(run, directory, cluster, observer), directory
 
 
 @contextmanager
 def reporting_early_end(directory: Path, on_early_end: Callable[[Any], None]) -> Iterator[None]:
-    """If the block is stopped or fails, hand what was saved to ``on_early_end`` and raise the error again.
+    """If the block is stopped or fails, pass what was saved to ``on_early_end``, and raise the error again.
 
     A note of the error names the folder with the saved part. If ``on_early_end`` cannot write its output,
     another note says so.
@@ -92,9 +92,9 @@ def reporting_early_end(directory: Path, on_early_end: Callable[[Any], None]) ->
 
 @contextmanager
 def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[Cluster]:
-    """Check the hosts of a request, start an agent on each, and end the agents after the block.
+    """Check the hosts of a request, and yield a cluster whose agents are ended after the block.
 
-    ``say`` prints the source of the hosts, the findings about them, and their topology.
+    ``say`` prints where the hosts come from, what the check found, and how they are connected.
 
     Raises:
         HostError: a host cannot be reached, or has another version.
@@ -127,13 +127,13 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
             for each in findings(failed=True)
         ]
         # A single machine needs no lines, unless the user named it.
-        named = any(host.source != THIS_MACHINE for host in hosts)
-        for line in cluster.topology() if named else ():
+        user_named_hosts = any(host.source != THIS_MACHINE for host in hosts)
+        for line in cluster.topology() if user_named_hosts else ():
             say(line)
         yield cluster
 
 
-def begin(
+def begin_run(
     request: UserRequest,
     config: RunConfig,
     left_out: dict[str, str],
@@ -144,8 +144,8 @@ def begin(
 ) -> tuple[Run, Path]:
     """Find the data, make the run's folder, stage the data, and return the new run with its folder.
 
-    If the user named no folder, its name ends with ``purpose``. Without one it ends with ``-aa`` or ``-gate``
-    for such a run.
+    Unless the user named a folder, its name ends with ``purpose``. By default that is ``-aa`` for an A/A
+    test, ``-gate`` for a gate, and otherwise empty.
 
     Raises:
         DataError: the data is damaged or not available.
@@ -172,17 +172,17 @@ def find_data(request: UserRequest, say: Callable[[str], None]) -> DatasetSource
 def carry_out(
     run: Run, directory: Path, cluster: Cluster, observer: Observer, *, rounds: int = MOST_ROUNDS
 ) -> Run:
-    """Carry out launches until the run is done or has so many whole ``rounds``, and save them.
+    """Carry out launches until the run is done or has ``rounds`` whole rounds, and save it.
 
-    Rounds that ``run`` has already count, too.
+    The rounds that ``run`` has already count, too.
 
     Returns:
         The run so far, without a round that the budget cut short. It is complete if no round or time is left.
 
     Raises:
         BudgetError: the budget ended before every arm had run once.
-        RingsideError: a launch failed; what was finished is saved, and marked incomplete.
-        KeyboardInterrupt: the user stopped the run; what was finished is saved in the same way.
+        RingsideError: a launch failed. The finished part is saved, and marked as incomplete.
+        KeyboardInterrupt: the user stopped the run. The finished part is saved in the same way.
     """
     write_request(run, directory)
     write_json(directory / RESULTS_FILE, run)
@@ -211,13 +211,13 @@ def carry_out(
 def attempt(
     launch: Callable[[], T], planned: Planned, cluster: Cluster, noun: str, count: int
 ) -> T | Failure:
-    """Return what ``launch`` returns, or the failure of the planned launch, which stops no other one.
+    """Call ``launch`` to carry out a planned launch; return its result, or the failure if it fails.
 
-    ``noun`` and ``count`` say how many arms or groups there are to be launched.
+    ``count`` is the number of arms or groups to launch, and ``noun`` says which of the two they are.
 
     Raises:
-        BudgetError: the time of the scheduler's job ended before.
-        RingsideError: something failed that would fail every launch.
+        BudgetError: the time of the scheduler's job ended before the launch did.
+        RingsideError: something failed that would fail every other launch, too.
     """
     try:
         with naming_scheduler(cluster.job):
@@ -248,7 +248,7 @@ def new_run(
     left_out: dict[str, str],
     command: Sequence[str],
 ) -> Run:
-    """Return the record of a run before its first launch."""
+    """Return the record of a run that has no launches yet."""
     return Run(
         ringside_version=__version__,
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -268,17 +268,17 @@ def new_run(
 
 
 class Plan(NamedTuple):
-    """What a run would do, without asking other hosts."""
+    """What a run would do, as a dry run shows it without asking other hosts."""
 
     config: RunConfig
     round_seconds: float
-    """Minimum time of a round."""
+    """Minimum time of a round, in seconds."""
     in_turns: bool
     """Whether the arms of a round would train in turns."""
     notes: list[str]
     """Sentences about what is not known, and what is assumed."""
     launches: list[LaunchPlan]
-    """The launches of the first round, in order."""
+    """The launches of the first round, in the order in which they would start."""
 
 
 def plan(request: UserRequest) -> Plan:
@@ -310,13 +310,14 @@ def plan(request: UserRequest) -> Plan:
 
 
 def _notes(request: UserRequest, hosts: HostFacts, source: DatasetSource) -> list[str]:
+    """Return sentences that say what a dry run does not know, and what it assumes instead."""
     notes = [f"Hosts: {request.allocation.source}"]
     if source.note:
         notes.append(source.note)
     if not hosts.is_only_this_machine:
         cpus = counted(len(hosts.machines[0].cpus), "CPU")
         gpus = "a GPU for each rank" if request.config["device"] == "cuda" else "no GPU"
-        notes.append(f"No host was asked. Each is taken for one like this machine, with {cpus} and {gpus}.")
+        notes.append(f"No host was asked. Each is assumed to be like this machine, with {cpus} and {gpus}.")
         if request.interface is None:
             notes.append(f"{INTERFACE} stands for the network interface that all hosts share.")
     return notes

@@ -1,4 +1,4 @@
-"""Carry out ``compare scale``: the same arms with several numbers of ranks."""
+"""Carry out ``compare scale``: run the same arms with several numbers of ranks."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class ScaleRequest(UserRequest):
 
     mode: Mode
     counts: tuple[int, ...]
-    """Numbers of ranks, rising."""
+    """The numbers of ranks, in rising order."""
 
 
 class ScaleObserver(Observer, Protocol):
-    """Gets the events of ``compare scale``."""
+    """Receives the events of ``compare scale``."""
 
     def count_begins(self, ranks: int) -> None:
-        """Handle the number of ranks that all launches have until the next call."""
+        """Receive the number of ranks that all launches have until the next call."""
 
 
 def scale_arms(
@@ -51,7 +51,7 @@ def scale_arms(
     watch: Watch[RunConfig, ScaleObserver],
     on_early_end: Callable[[Scale], None] = lambda _: None,
 ) -> tuple[Scale, Path]:
-    """Run every arm with every number of ranks, save the runs in a folder, and return both.
+    """Run every arm with every number of ranks, and return the runs and the folder with them.
 
     See ``compare_arms`` for the other arguments and the errors.
     """
@@ -86,11 +86,11 @@ def scale_arms(
 def _settle_counts(request: ScaleRequest, say: Callable[[str], None]) -> tuple[dict[int, Run], DatasetSource]:
     """Return the new runs, keyed by their number of ranks, and the source of their data.
 
-    The largest number is settled. It decides what all runs share: arms, device, threads of a rank, and the
-    network.
+    Only the run with the most ranks is settled. It decides what all runs share: the arms, the device, the
+    threads of each rank, and the network.
 
     Raises:
-        RingsideError: the run of some number cannot be settled.
+        RingsideError: a run cannot be settled, or hosts cannot be reached.
     """
     # A batch that cannot be shared is refused before any host is reached.
     asked = request.config["batch_size_per_rank"]
@@ -112,7 +112,7 @@ def _settle_counts(request: ScaleRequest, say: Callable[[str], None]) -> tuple[d
 
 @contextmanager
 def _cluster_of(request: ScaleRequest, count: int, interface: str) -> Iterator[Cluster]:
-    """Start agents on the hosts of a number of ranks, and end them after the block."""
+    """Yield a cluster of the hosts that ``count`` ranks need, whose agents are ended after the block."""
     allocation = request.allocation._replace(hosts=place(request.allocation.hosts, count))
     with (
         naming_scheduler(allocation.job),

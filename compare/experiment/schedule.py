@@ -2,14 +2,15 @@
 
 The same run and seed give the same plan. Every round launches every arm once, in an order of its own, so a
 drift of the machine affects all arms. A noisy round is discarded and repeated as a whole, because an arm that
-is not repeated would keep its noisy figure. A run has a limit on repetitions, and each round has one, too.
+is not repeated would keep its noisy figure. Repetitions are limited for the whole run and for each round.
 Otherwise a machine that stays noisy would spend all repetitions on one round.
 
-In open comparisons, the length and number of turns depend on how step times spread between turns and between
-launches, never on which arm is faster. Settled arms take short turns. For turns of T seconds and spread s,
-the variance of a log ratio is s_a^2 / T_a + s_b^2 / T_b. So the turns of an arm are as long as its s times
-the square root of the number of its open comparisons, up to a common factor. In a given time, that minimises
-the sum of all variances (J. Neyman, Journal of the Royal Statistical Society 97, 1934).
+As long as a comparison is open, the length and number of its arms' turns depend on how step times spread
+between turns and between launches, never on which arm is faster. Settled arms take short turns. For turns of
+T seconds and spread s, the variance of a log ratio is s_a^2 / T_a + s_b^2 / T_b. So the turns of an arm are
+as long as its s times the square root of the number of its open comparisons, up to a common factor. In a
+given time, that minimises the sum of all variances (J. Neyman, Journal of the Royal Statistical Society 97,
+1934).
 """
 
 from __future__ import annotations
@@ -44,34 +45,34 @@ T = TypeVar("T")
 MOST_IN_A_ROW = 2
 """Maximum number of discarded attempts at one round; the next attempt counts, noisy or not."""
 TURNS = 4
-"""Turns of each arm in a cohort until spreads are known; later the minimum."""
+"""Number of turns of each arm in a cohort until spreads are known; later it is the minimum."""
 MOST_TURNS = 10
-"""Maximum of an arm's turns in a cohort; more gain little, because the spread of launches remains."""
+"""Maximum number of an arm's turns in a cohort; more gain little, because the spread of launches remains."""
 TURN_SECONDS = 0.7
-"""Mean length of a turn, without the blocks of its reference."""
+"""Mean length of a turn, without the time in which it measures its reference, a rank that trains alone."""
 SHORT_SECONDS = 0.35
 """Length of the turns of arms without an open comparison: the control, and settled arms."""
 LEAD_SECONDS = 0.1
 """Length of the first part of a turn, which is not timed because its steps take longer."""
 START_SECONDS = 3.0
-"""Least time to start the ranks of an arm: they load torch."""
+"""Minimum time to start the ranks of an arm, because they load torch."""
 _HANDOVER_SECONDS = 0.02
 """Time from the last step of a turn to the first of the next one."""
 _RESERVE = 0.85
-"""Share of a time limit that a plan may fill, because rounds differ and a budget ends a late one."""
+"""Fraction of a time limit that a plan may fill, because rounds differ and a budget ends a late one."""
 _ENOUGH_COHORTS = 2
 """Minimum number of finished cohorts from which spreads are estimated."""
 
 Comparison = tuple[str, str]
-"""Labels of an arm, and of what it is compared with: the baseline, or its twin in a gate."""
+"""The labels of two arms that are compared; the second is the baseline, or in a gate the old arm."""
 
 
 def launch_order(config: RunConfig, round_: int) -> tuple[Arm, ...]:
-    """Return the arms of a round in the order of their launches; a repetition has the same order.
+    """Return the arms in the order in which the round launches them; a repetition has the same order.
 
-    Each two rounds get a new random order, which the second round reverses. So an effect of the position in
-    a round acts on every arm in both directions. With independent orders of two arms, the same arm would be
-    last in all rounds of every fourth run of three rounds.
+    Every two rounds get a new random order, which the second of them reverses. So an effect of the position
+    in a round acts on every arm in both directions. If the orders of two arms were independent, the same arm
+    would be last in all rounds of every fourth run of three rounds.
     """
     pair, second = divmod(round_ - 1, 2)
     arms = list(config.arms)
@@ -80,7 +81,7 @@ def launch_order(config: RunConfig, round_: int) -> tuple[Arm, ...]:
 
 
 def back_and_forth(rounds: int, items: Sequence[T]) -> Iterator[tuple[int, T]]:
-    """Yield each round, from 1, with each of the items.
+    """Yield every pair of a round's number, from 1, and an item, round by round.
 
     Each round reverses the order of the one before, so a machine that slows down favours no item.
     """
@@ -90,21 +91,21 @@ def back_and_forth(rounds: int, items: Sequence[T]) -> Iterator[tuple[int, T]]:
 
 
 def next_launches(run: Run) -> list[Planned]:
-    """Return the launches that are planned together: in turns a whole round, otherwise one.
+    """Return the launches to carry out next: those of a whole round if arms take turns, otherwise one.
 
     They are in the order in which they start. The list is empty when the run is done.
     """
     finished_rounds, position = divmod(len(run.launches), len(run.config.arms))
-    if position == 0 and not _goes_on(run, finished_rounds):
+    if position == 0 and not _has_another_round(run, finished_rounds):
         return []
     number, round_ = len(run.launches) + len(run.discarded) + 1, finished_rounds + 1
     arms = launch_order(run.config, round_)[position:]
     if run.interleaved.mode == "launches":
         arms = arms[:1]
-    return [Planned(number + place, round_, arm) for place, arm in enumerate(arms)]
+    return [Planned(number + offset, round_, arm) for offset, arm in enumerate(arms)]
 
 
-def _goes_on(run: Run, rounds: int) -> bool:
+def _has_another_round(run: Run, rounds: int) -> bool:
     """Return whether another round follows the finished ``rounds``."""
     if rounds >= run.config.rounds:
         return False
@@ -120,8 +121,8 @@ def is_settled(run: Run) -> bool:
     figures = Figures(run)
     if gate := judge_gate(figures):
         return gate.outcome != "too noisy"
-    found = verdicts(figures, run.config.baseline).values()
-    return all(verdict.kind != "unresolved" for verdict in found)
+    by_arm = verdicts(figures, run.config.baseline)
+    return all(verdict.kind != "unresolved" for verdict in by_arm.values())
 
 
 def discard_unfinished(run: Run) -> Run:
@@ -139,9 +140,9 @@ def discard_unfinished(run: Run) -> Run:
 
 
 def discard_noisy(run: Run) -> Run:
-    """Return the run with its last round discarded if that is noisy and may be repeated, otherwise as is.
+    """Return the run, with its last round discarded if that is noisy and may be repeated.
 
-    Within a round, and in a run in turns, nothing is discarded.
+    Nothing is discarded while a round is unfinished, or if the arms take turns.
     """
     width = len(run.config.arms)
     if not run.launches or len(run.launches) % width or run.interleaved.mode == "blocks":
@@ -158,18 +159,18 @@ def discard_noisy(run: Run) -> Run:
 
 
 def plan_turns(run: Run, planned: Sequence[Planned]) -> list[PlannedTurn]:
-    """Return all turns of a cohort in their order, settled before the cohort starts.
+    """Return all turns of a cohort in their order, which is settled before the cohort starts.
 
-    ``planned`` are the launches of the cohort. In a pass every arm takes one turn. As in ``launch_order``, each
-    two passes get a new random order, which the second pass reverses.
+    ``planned`` are the launches of the cohort, one of every arm. In a pass every arm takes one turn. As in
+    ``launch_order``, every two passes get a new random order, which the second pass reverses.
     """
     order, turns = random.Random(f"{run.config.seed}/{planned[0].round}/turns"), []
-    open_ones, labels = open_comparisons(run), [arm.label for arm in run.config.arms]
+    comparisons, labels = open_comparisons(run), [arm.label for arm in run.config.arms]
     are_known = rounds_done(run) >= _ENOUGH_COHORTS
     spreads = turn_spreads(run) if are_known else dict.fromkeys(labels, 1.0)
-    seconds = turn_seconds(labels, open_ones, spreads)
+    seconds = turn_seconds(labels, comparisons, spreads)
     arms = list(range(len(planned)))
-    for number in range(1, turns_of_arm(run, open_ones, seconds, spreads) + 1):
+    for number in range(1, turns_of_arm(run, comparisons, seconds, spreads) + 1):
         if number % 2:
             order.shuffle(arms)
         else:
@@ -187,9 +188,9 @@ def plan_turns(run: Run, planned: Sequence[Planned]) -> list[PlannedTurn]:
 
 
 def open_comparisons(run: Run) -> list[Comparison]:
-    """Return the comparisons that no look at the verdicts has settled yet.
+    """Return the comparisons whose verdicts are not settled yet.
 
-    Without a time limit that is every comparison, because such a run has its only look at the end.
+    Without a time limit these are all comparisons, because such a run is judged only at its end.
     """
     config = run.config
     if config.slower_limit is None:
@@ -209,11 +210,11 @@ def open_comparisons(run: Run) -> list[Comparison]:
 def turn_seconds(
     arms: Sequence[str], comparisons: Sequence[Comparison], spreads: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the length of each arm's turns in seconds, by its label.
+    """Return the length of each arm's turns in seconds, by the arm's label.
 
-    A pass takes `TURN_SECONDS` times the number of arms. Arms without a comparison take `SHORT_SECONDS`. The
-    others share the rest by the spread of their turns and the square root of their number of comparisons, and
-    take `SHORT_SECONDS` at least.
+    A pass, in which every arm takes one turn, lasts ``TURN_SECONDS`` times the number of arms. The turns of
+    arms without an open comparison last ``SHORT_SECONDS``. The other arms share the rest in proportion to the
+    spread of their turns times the square root of their number of comparisons, but get no less.
     """
     weights = {
         arm: spreads[arm] * math.sqrt(count)
@@ -233,13 +234,13 @@ def turn_seconds(
 def turns_of_arm(
     run: Run, comparisons: Sequence[Comparison], seconds: Mapping[str, float], spreads: Mapping[str, float]
 ) -> int:
-    """Return how many turns each arm takes in the next cohort, from `TURNS` to `MOST_TURNS`.
+    """Return how many turns each arm takes in the next cohort, from ``TURNS`` to ``MOST_TURNS``.
 
     With m turns of each arm, a cohort has the variance L + V / m, where L is that of launches and V that of
-    turns, summed over comparisons. A cohort takes its start plus m passes. In a given time, the variance of
-    the mean is least for m = sqrt(V / L * start / pass) (two-stage sampling: W. G. Cochran, "Sampling
-    Techniques", 3rd ed., 1977). Fewer are taken if the first five cohorts or ``--timeout`` leave no time.
-    Without a time limit the number is `TURNS`, because more turns only make a run longer.
+    turns, summed over comparisons. A cohort takes the time of its start plus m passes. In a given time, the
+    variance of the mean is least for m = sqrt(V / L * start / pass) (two-stage sampling: W. G. Cochran,
+    "Sampling Techniques", 3rd ed., 1977). The number is smaller if ``--timeout``, or the time for the rounds
+    before the first verdict, leaves no more. Without a time limit it is ``TURNS``.
     """
     if run.config.limit_seconds is None:
         return TURNS
@@ -248,23 +249,23 @@ def turns_of_arm(
     of_turns = sum(spreads[arm] ** 2 / seconds[arm] for pair in comparisons for arm in pair)
     of_launches = sum(launch_variance(run, *pair) or 0.0 for pair in comparisons)
     # It is longer than planned if steps are slow, because a turn has a minimum number of steps.
-    one_pass = sum(map(_turn_seconds, cohorts(run)[-1]))
+    one_pass = sum(map(_mean_turn_seconds, cohorts(run)[-1]))
     passes = sum(map(_turns_taken, run.of(run.config.arms[0])))
     start = max(0.0, elapsed_seconds(run) - passes * one_pass) / rounds_done(run)
     best = math.sqrt(of_turns / of_launches * start / one_pass) if of_launches > 0 else math.inf
     missing = max(1, FIRST_LOOK - rounds_done(run))
     fitting = (_RESERVE * seconds_to_settle(run) / missing - start) / one_pass
-    return math.floor(max(TURNS, min(best, MOST_TURNS, fitting, *_most_by_timeout(run))))
+    return math.floor(max(TURNS, min(best, MOST_TURNS, fitting, *_turns_within_timeout(run))))
 
 
 def least_round_seconds(config: RunConfig, mode: str) -> float:
-    """Return the minimum time of a round in seconds: all starts, and in mode ``blocks`` all turns."""
+    """Return the minimum time of a round in seconds: all starts, and if arms take turns, all turns."""
     turns = TURNS * TURN_SECONDS if mode == "blocks" else 0.0
     return len(config.arms) * (START_SECONDS + turns)
 
 
-def _turn_seconds(launch: Launch) -> float:
-    """Return the mean seconds of a launch's turns, from the first step of one to that of the next turn."""
+def _mean_turn_seconds(launch: Launch) -> float:
+    """Return the mean length of a launch's turns in seconds, with the time until the next turn begins."""
     blocks = launch.ranks[0].blocks
     of_blocks = sum(block.wall_ns * (block.steps + 1) / block.steps for block in blocks) / 1e9
     return of_blocks / _turns_taken(launch) + LEAD_SECONDS + _HANDOVER_SECONDS
@@ -274,9 +275,9 @@ def _turns_taken(launch: Launch) -> int:
     return len({block.turn for block in launch.ranks[0].blocks})
 
 
-def _most_by_timeout(run: Run) -> Iterator[float]:
-    """Yield for each arm how many turns its launch has time for before ``--timeout`` ends it."""
+def _turns_within_timeout(run: Run) -> Iterator[float]:
+    """Yield for each arm how many turns its launch may take before ``--timeout`` would end it."""
     for launch in cohorts(run)[-1]:
-        turn, own = _turn_seconds(launch), launch.seconds - launch.ranks[0].waited_ns / 1e9
-        outside = max(0.0, own - turn * _turns_taken(launch))
+        turn, busy = _mean_turn_seconds(launch), launch.seconds - launch.ranks[0].waited_ns / 1e9
+        outside = max(0.0, busy - turn * _turns_taken(launch))
         yield (_RESERVE * run.config.launch_timeout_seconds - outside) / turn

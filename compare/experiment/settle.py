@@ -1,6 +1,6 @@
-"""Settle what a user left open: the arms, the device, the threads.
+"""Settle what a user left open: the arms, the device and the threads of each rank.
 
-What the user named is taken or refused, never replaced.
+What the user named is accepted or refused, but never replaced.
 """
 
 from __future__ import annotations
@@ -30,57 +30,63 @@ SETTLE_SECONDS = 300.0
 """Time in which rounds beyond the fifth begin, if the user gives neither their number nor a budget."""
 _OTHER_INTERPRETER = "The other interpreter is known only on this machine"
 OWN_STEPS = 200
-"""Training steps of an own workload if the user gives none."""
+"""Number of training steps of a user's own workload if the user gives no ``--steps``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
-    """What the user asked for in any command that launches ranks, before a host is reached."""
+    """A user's request to any command that launches ranks, before a host is reached."""
 
     allocation: Allocation
     """The hosts, each with as many slots as it has ranks."""
     interface: str | None
+    """The network interface that the user named, or None."""
     exported: Mapping[str, str]
-    """Names and values of ``-x``, for the environment of the ranks."""
+    """Environment variables of the ranks, as ``-x`` gives their names and values."""
     output: Path | None
     """The folder for the results; None for a new one."""
     threads_per_rank: int | None
-    """None to share the cores of each host among its ranks."""
+    """The number that the user gave; None to share the cores of each host among its ranks."""
     config: LaunchFields
-    """Every other field of the config that has a flag."""
+    """All other fields of the config that have a flag."""
     command: Sequence[str] = ()
-    wait_seconds: float = 0.0  # for hosts that are starting
+    """The command line as the user typed it."""
+    wait_seconds: float = 0.0
+    """Maximum time to wait for hosts that are starting."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserRequest(LaunchRequest):
-    """What the user asked for in a run, before a host is reached."""
+    """A user's request to a command that trains, before a host is reached."""
 
     config: RunFields
     arms: tuple[Arm, ...]
-    """Empty for all that can run."""
+    """The arms that the user named; empty for all that can run."""
     baseline: str | None = None
+    """The arm with which others are compared, as the user wrote it; None for the first."""
     control: bool = False
+    """Whether the user asked for the arm without communication."""
     against: Interpreter | None = None
     """The other interpreter of ``compare gate``; None for other commands."""
     dataset: DatasetChoice
     data_dir: Path | None
+    """The folder of the data sets; None for the default one."""
     own: DatasetSource | None = None
     """The user's own workload, in place of a data set; None without one."""
 
 
 def settle(request: UserRequest, cluster: HostFacts) -> tuple[RunConfig, dict[str, str]]:
-    """Settle what a request leaves open, by what the hosts have.
+    """Settle what a request leaves open, such as arms and device, by what the hosts have.
 
-    GPUs are counted on all hosts, but libraries are loaded on this machine only.
+    GPUs are counted on all hosts, but libraries are tried on this machine only.
 
     Returns:
-        The config of the run, and the reason for each backend that was left out, by its name.
+        The config of the run, and for each backend or arm that was left out the reason, by its name.
 
     Raises:
-        HostError: hosts cannot call back a launcher that starts on this machine.
+        HostError: hosts cannot connect back to a launcher that starts on this machine.
         UnavailableError: an arm or a device that the user named is not available, or no arm is.
-        UsageError: a value is wrong, or the baseline is none of the arms.
+        UsageError: a value is wrong, or the baseline is not one of the arms.
     """
     draft = RunConfig(
         arms=request.arms,
@@ -117,7 +123,7 @@ def settle(request: UserRequest, cluster: HostFacts) -> tuple[RunConfig, dict[st
 
 
 def choose_threads(asked: int | None, cluster: HostFacts) -> int:
-    """Return the threads of each rank: ``asked``, or the smallest share of a host's CPUs for one rank."""
+    """Return the number of threads of each rank: ``asked``, or else the smallest share of CPUs of a rank."""
     if asked is not None:
         return asked
     if cluster.network.rehearsed:  # all hosts have the same CPUs
@@ -130,7 +136,7 @@ def choose_threads(asked: int | None, cluster: HostFacts) -> int:
 def count_gpus(cluster: HostFacts, survey: Survey) -> list[int]:
     """Return the number of GPUs of every host, in the order of the hosts.
 
-    torch counts the GPUs of this machine, and the driver those of any other host.
+    torch has counted those of this machine, and the agent of any other host those that its driver shows.
     """
     return [
         survey.gpus if is_local(host) else machine.gpus
@@ -139,10 +145,10 @@ def count_gpus(cluster: HostFacts, survey: Survey) -> list[int]:
 
 
 def choose_length(repeats: int | None, budget: float | None) -> Length:
-    """Return the number of rounds and the time for them, from ``--repeats`` and ``--budget``.
+    """Return the config's fields that limit the length of a run, from ``--repeats`` and ``--budget``.
 
-    With neither flag, a run takes as long as its first verdicts need. More rounds begin within
-    `SETTLE_SECONDS` until every verdict is settled.
+    With neither flag, a run takes as many rounds as the first verdicts need. Until every verdict is settled,
+    more rounds begin within ``SETTLE_SECONDS``.
     """
     return {
         "rounds": MOST_ROUNDS if repeats is None else repeats,
@@ -152,7 +158,7 @@ def choose_length(repeats: int | None, budget: float | None) -> Length:
 
 
 def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str:
-    """Return the device ``asked`` for; ``auto`` is CUDA if any host has GPUs, otherwise the CPU.
+    """Return ``cuda`` or ``cpu``, as ``asked``; ``auto`` is ``cuda`` if any host has GPUs.
 
     Each host has as many slots as ranks, and ``gpus`` has the number of GPUs of each host.
 
@@ -161,13 +167,13 @@ def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str
     """
     if asked not in {"auto", "cuda"} or (asked == "auto" and not any(gpus)):
         return asked if asked != "auto" else "cpu"
-    for host, there in zip(hosts, gpus, strict=True):
-        if there < host.slots:
-            fewer = f"-np {there}" if len(hosts) == 1 else f"{there} of its slots"
+    for host, count in zip(hosts, gpus, strict=True):
+        if count < host.slots:
+            fewer = f"-np {count}" if len(hosts) == 1 else f"{count} of its slots"
             raise UnavailableError(
                 f"{host.name} has too few GPUs for {counted(host.slots, 'rank')}.",
-                found=f"It has {counted(there, 'GPU')}, and every rank needs one of its own.",
-                remedy=f"Use {fewer} or --device cpu." if there else "Use --device cpu.",
+                found=f"It has {counted(count, 'GPU')}, and every rank needs one of its own.",
+                remedy=f"Use {fewer} or --device cpu." if count else "Use --device cpu.",
             )
     return "cuda"
 
@@ -175,12 +181,12 @@ def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str
 def choose_arms(
     named: tuple[Arm, ...], device: str, survey: Survey, *, one_host: bool
 ) -> tuple[tuple[Arm, ...], dict[str, str]]:
-    """Return the arms that the user ``named``, or all that can run if none are named.
+    """Choose the arms of a run: those that the user ``named``, or all that can run if none are named.
 
-    With ``one_host``, arms whose ranks share memory on CPUs are among all that can run.
+    Arms whose ranks share memory on CPUs are among the latter only if all ranks are on ``one_host``.
 
     Returns:
-        The arms, and the reason for each backend or arm that was left out, by its name.
+        The arms, and for each backend or arm that was left out the reason, by its name.
 
     Raises:
         UnavailableError: an arm that was named cannot run on this machine, or no backend can.
@@ -190,22 +196,22 @@ def choose_arms(
             _require_arm(arm, device, survey)
         return named, {}
     arms, left_out = [], {}
-    for name, found in survey.backends.items():
+    for name, status in survey.backends.items():
         backend = BACKENDS[name]
         if name == CONTROL or backend.only_named:
             continue
-        if found.problem:
-            left_out[name] = f"{found.problem}; run: {found.remedy}"
+        if status.problem:
+            left_out[name] = f"{status.problem}; run: {status.remedy}"
         elif device == "cuda" and not backend.cuda:
             left_out[name] = "it averages in host memory; run it with --device cpu"
         else:
             arms.append(Arm(name))
             if backend.on_one_host and one_host and device == "cpu":
-                second = Arm(name, dict(backend.on_one_host))
+                sharing_memory = Arm(name, dict(backend.on_one_host))
                 if survey.shared_memory_problem:
-                    left_out[second.label] = survey.shared_memory_problem
+                    left_out[sharing_memory.label] = survey.shared_memory_problem
                 else:
-                    arms.append(second)
+                    arms.append(sharing_memory)
     if not arms:
         raise UnavailableError(
             "No backend can run here.",
@@ -216,13 +222,14 @@ def choose_arms(
 
 
 def _require_arm(arm: Arm, device: str, survey: Survey) -> None:
+    """Raise an ``UnavailableError`` if an arm cannot run on the device, or a library is missing."""
     survey.require(arm.backend, arm.options)
     backend = BACKENDS[arm.backend]
     if device == "cuda":
-        where, other = "GPUs", "cpu"
+        where, other_device = "GPUs", "cpu"
         found = "" if backend.cuda else "It averages in host memory."
     else:
-        where, other = "the CPU", "cuda"
+        where, other_device = "the CPU", "cuda"
         reason = backend.not_on_cpus
         found = f"{reason[:1].upper()}{reason[1:]}." if reason else ""
         if arm.cuda_only:
@@ -231,15 +238,15 @@ def _require_arm(arm: Arm, device: str, survey: Survey) -> None:
         raise UnavailableError(
             f"{arm.label} cannot run on {where}.",
             found=found,
-            remedy=f"Use --device {other}, or leave the arm out.",
+            remedy=f"Use --device {other_device}, or leave the arm out.",
         )
 
 
 def require_other_hosts(arms: Sequence[Arm]) -> None:
-    """Require that every arm can run on other hosts.
+    """Require that every arm can run on hosts other than this machine.
 
     Raises:
-        UnavailableError: an arm runs on this machine only; names the first one, with the reason.
+        UnavailableError: an arm runs on this machine only. The error names the first one, with the reason.
     """
     for arm in arms:
         if reason := arm.runtime.only_here_because or (_OTHER_INTERPRETER if arm.against else ""):
@@ -251,29 +258,29 @@ def require_other_hosts(arms: Sequence[Arm]) -> None:
 
 
 def with_control(arms: tuple[Arm, ...], *, control: bool) -> tuple[Arm, ...]:
-    """Return the arms, with the control as the first if it is asked for or one of them."""
-    others = tuple(arm for arm in arms if arm.backend != CONTROL)
-    return (Arm(CONTROL), *others) if control or len(others) < len(arms) else others
+    """Return the arms, with the control as the first if ``control`` asks for it or it is one of them."""
+    compared = tuple(arm for arm in arms if arm.backend != CONTROL)
+    return (Arm(CONTROL), *compared) if control or len(compared) < len(arms) else compared
 
 
 def choose_baseline(asked: str | None, arms: tuple[Arm, ...]) -> str:
-    """Return the baseline's label: that of the arm ``asked`` for, or of the first arm but the control.
+    """Return the baseline's label: that of the arm ``asked`` for, or else of the first except the control.
 
     Raises:
-        UsageError: ``asked`` has an unknown backend, option or value. ``RunConfig`` refuses one that is not
-            among ``arms``.
+        UsageError: ``asked`` has an unknown backend, option or value. An arm that is not one of ``arms``
+            raises no error here, because ``RunConfig`` refuses it.
     """
     if asked is not None:
-        wanted = parse_arm(asked)
-        return next((arm.label for arm in arms if arm == wanted), wanted.label)
+        asked_arm = parse_arm(asked)
+        return next((arm.label for arm in arms if arm == asked_arm), asked_arm.label)
     return next((arm.label for arm in arms if arm.backend != CONTROL), CONTROL)
 
 
 def read_own_workload(flag: str, conflicting: Mapping[str, object], *, epochs: int) -> DatasetSource:
-    """Return the source that ``--workload`` names, after refusing flags that contradict it.
+    """Return the user's own workload that ``--workload`` names, after refusing flags that contradict it.
 
-    ``flag`` is the text of ``--workload``. ``conflicting`` has the flags whose place the workload takes, each
-    with its value or None. ``epochs`` are those of the command.
+    ``flag`` is the text of ``--workload``. ``conflicting`` has the flags that the workload makes needless,
+    each with its value or None. ``epochs`` is the value of ``--epochs``.
 
     Raises:
         UsageError: the flag names no file, or another flag contradicts it.

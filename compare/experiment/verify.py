@@ -13,7 +13,7 @@ import msgspec
 from compare.analysis.gates import pass_of
 from compare.analysis.parity import check_gates
 from compare.experiment.allocation import end_of_job, require_time
-from compare.experiment.run import Watch, attempt, begin, open_hosts, reporting_early_end
+from compare.experiment.run import Watch, attempt, begin_run, open_hosts, reporting_early_end
 from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import UserRequest, settle
 from compare.launch.arm import Observer
@@ -28,10 +28,10 @@ from compare.system.files import write_json
 
 
 class VerificationObserver(Observer, Protocol):
-    """Gets the events of a verification."""
+    """Receives the events of ``compare verify``."""
 
     def arm_verified(self, arm: ArmVerification) -> None:
-        """Handle the result of one arm."""
+        """Receive the result of one arm: its gates, or its failure."""
 
 
 def verify_arms(
@@ -40,14 +40,14 @@ def verify_arms(
     watch: Watch[RunConfig, VerificationObserver],
     on_early_end: Callable[[Verification], None] = lambda _: None,
 ) -> tuple[Verification, Path]:
-    """Verify every arm that a user asked for, save the results in a folder, and return both.
+    """Verify every arm that a user asked for, and return the results and the folder with them.
 
     See ``compare_arms`` for the other arguments and the errors.
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle(request, cluster)
         require_time(cluster.job, "arm", START_SECONDS * len(config.arms), unix_time())
-        run, directory = begin(request, config, left_out, cluster, say, purpose="-verify")
+        run, directory = begin_run(request, config, left_out, cluster, say, purpose="-verify")
         write_json(directory / VERIFICATION_FILE, Verification(run=run))
         with reporting_early_end(directory, on_early_end), watch(run.config) as observer:
             return verify(run, directory, cluster, observer), directory
@@ -77,21 +77,21 @@ def verify(run: Run, directory: Path, cluster: Cluster, observer: VerificationOb
         )
         launches = verification.run.launches
         if isinstance(launch, Failure):
-            found = ArmVerification(arm=arm.label, failure=launch, seconds=time.monotonic() - began)
+            verified = ArmVerification(arm=arm.label, failure=launch, seconds=time.monotonic() - began)
         else:
             launches = [*launches, launch]
             as_run = pass_of(launch.ranks[0], "as run")
-            found = ArmVerification(
+            verified = ArmVerification(
                 arm=arm.label,
                 gates=check_gates(arm, launch.ranks, "whole"),
                 curve=as_run.differences if as_run else [],
                 seconds=launch.seconds,
             )
         verification = Verification(
-            run=msgspec.structs.replace(run, launches=launches), arms=[*verification.arms, found]
+            run=msgspec.structs.replace(run, launches=launches), arms=[*verification.arms, verified]
         )
         write_json(directory / VERIFICATION_FILE, verification)
-        observer.arm_verified(found)
+        observer.arm_verified(verified)
     run = msgspec.structs.replace(verification.run, complete=True)
     verification = msgspec.structs.replace(verification, run=run)
     write_json(directory / VERIFICATION_FILE, verification)

@@ -161,10 +161,7 @@ def _commands(config: LaunchConfig, arm: Arm, folders: LaunchFolders, port: int)
     """Return the commands that launch an arm: one for each host, or a single one for this machine.
 
     The environment variables of the launch override those that all arms have, and variables of the arm itself
-    override both.
-
-    Raises:
-        UnavailableError: the arm's launcher is not installed.
+    override both. If the launcher is not installed, an ``UnavailableError`` is raised.
     """
     name, other = arm.runtime.launcher, arm.against
     python = Path(other.executable if other else sys.executable)

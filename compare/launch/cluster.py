@@ -255,8 +255,7 @@ class Cluster(HostFacts):
         """Exchange messages with all agents until ``until`` returns True, to which ``agents`` must answer.
 
         Raises:
-            HostError: a host was lost, or the condition does not hold within 80 s. The error then names the
-                first of ``agents``.
+            HostError: a host was lost, or the condition does not hold within 80 s.
         """
         seconds = START_SECONDS + ANSWER_SECONDS
         if not exchange_until(self.all_agents, until, seconds):
@@ -281,11 +280,7 @@ class Cluster(HostFacts):
 
 
 def _require_ready(agents: Sequence[Connection], host_count: int) -> None:
-    """Wait for the first message of every agent; one error then names all failed hosts of ``host_count``.
-
-    Raises:
-        RingsideError: an agent was lost before its first message.
-    """
+    """Wait for the first message of every agent; else raise one error for all of ``host_count`` that fail."""
     lost: dict[Connection, RingsideError] = {}
     # Each connection has a time limit of its own, after which it is lost.
     exchange_until(agents, lambda: all(agent.ready or agent in lost for agent in agents), math.inf, lost=lost)
@@ -297,11 +292,7 @@ def _require_ready(agents: Sequence[Connection], host_count: int) -> None:
 
 
 def _find_network(agents: Sequence[Connection], interface: str | None, rehearsed: Link | None) -> Network:
-    """Return the network of the hosts, on ``interface`` if the user named one.
-
-    Raises:
-        UsageError: no network can be chosen, or two hosts are the same machine.
-    """
+    """Return the network of the hosts, on ``interface`` if the user named one."""
     hosts = [agent.host for agent in agents]
     addresses = {agent.host.name: agent.ready.addresses for agent in agents if agent.ready}
     if all(map(is_local, hosts)):

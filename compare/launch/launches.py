@@ -212,9 +212,6 @@ def _launch_until_success(alone: AliveLaunches, planned: Planned) -> RunningLaun
     """Carry out one launch, and return it when it has succeeded.
 
     After Ctrl-Z the launch is ended, this program stops until ``fg``, and then launches again.
-
-    Raises:
-        RingsideError: see ``launch_arm``.
     """
     while True:
         try:
@@ -284,11 +281,7 @@ class Cohort(AliveLaunches):
         return ended
 
     def start(self, planned: Planned) -> RunningLaunch:
-        """Report a launch to the observer, start it, and return it without waiting for its ranks.
-
-        Raises:
-            RingsideError: see ``AliveLaunches.start``.
-        """
+        """Report a launch to the observer, start it, and return it without waiting for its ranks."""
         self.observer.launch_begins(planned)
         launch = super().start(planned)
         self.side_by_side = len(self.alive) > 1
@@ -298,9 +291,6 @@ class Cohort(AliveLaunches):
         """Start and warm up one launch after another, each only if memory is left for it.
 
         Later cohorts need no such check, because they take as much memory as the first.
-
-        Raises:
-            InterleaveError: memory does not hold one more launch.
         """
         launches: list[RunningLaunch] = []
         for each in planned:

@@ -49,10 +49,7 @@ SUCCEEDED = Ending(0)
 
 @dataclass(eq=False)
 class Monitor:
-    """Watches one launch through the files of its ranks.
-
-    Call ``tick`` again and again while the launch runs, and ``conclude`` when it has ended.
-    """
+    """Watches a launch by the files of its ranks: call ``tick`` while it runs, ``conclude`` at its end."""
 
     files: LaunchFiles
     hosts: Sequence[str]
@@ -166,11 +163,7 @@ class Monitor:
         )
 
     def _require_space(self) -> None:
-        """Require that the disk of the launch's folder is not full, and has inodes and quota left.
-
-        Raises:
-            OutputError: the disk is full.
-        """
+        """Raise an ``OutputError`` if the disk of the launch's folder is full, or out of inodes or quota."""
         directory = self.files.directory
         try:
             with tempfile.NamedTemporaryFile(dir=directory, prefix=".room-") as file:

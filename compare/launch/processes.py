@@ -64,21 +64,18 @@ def supervise(
 ) -> int | None:
     """Execute a launcher until it exits or ``on_tick`` returns False, and return its exit status.
 
-    No process of the launch is left on this machine afterwards.
+    No process of the launch is left on this machine afterwards. The status is None if the command was ended,
+    or if there was none.
 
     Args:
         command: the launcher's command, which gets no shell and no input. Without one, the launcher of
             another machine starts the ranks here, and only ``on_tick`` ends them.
         name: the launch's name, which every process of the launch has in its environment.
         log: the file that receives what the command prints.
-        on_tick: returns whether the launch may go on. It is called twice a second, and at once when one of
-            the descriptors in ``wake`` can be read.
-        wake: see ``on_tick``.
+        on_tick: returns whether the launch may go on. It is called twice a second.
+        wake: file descriptors; when one of them can be read, ``on_tick`` is called at once.
         while_waiting: is called again and again while processes exit, which may take seconds.
         segments: the shared memory to remove.
-
-    Returns:
-        The exit status of the command; None if the command was ended, or if there was none.
 
     Raises:
         UnavailableError: the command could not be executed.

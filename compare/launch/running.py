@@ -322,11 +322,7 @@ class RunningLaunch:
         )
 
     def _record(self, ending: Ending, kind: type[RankResult | RankSweep]) -> dict[str, Any]:
-        """Return the fields of a ``LaunchRecord`` by their names; ``ranks`` holds results of this ``kind``.
-
-        Raises:
-            RingsideError: see ``Monitor.conclude``.
-        """
+        """Return the fields of a ``LaunchRecord`` by name; ``ranks`` holds results of this ``kind``."""
         where = f"{self.planned.label}, round {self.planned.round}"
         ranks = self.monitor.conclude(where, ending, kind)
         set_by_launch = dict(self.commands[0].environment)

@@ -82,11 +82,7 @@ def not_copied(host: Host, source: DatasetSource) -> HostError:
 def _ask(
     hosts: Sequence[Host], source: DatasetSource, python: str, carrier: Carrier, files: bytes = b""
 ) -> dict[Host, DatasetPlace]:
-    """Return where each host has the data set, after it kept a copy of ``files`` if there are any.
-
-    Raises:
-        HostError: a host cannot be asked, or answers something else.
-    """
+    """Return where each host has the data set, after it kept a copy of ``files`` if there are any."""
     if not hosts:
         return {}
     answers = ask_hosts(hosts, source, python=python, carrier=carrier, files=files)
@@ -140,11 +136,7 @@ def main(dataset: DatasetName, directory: str, key: str, files: bytes = b"") -> 
 
 
 def _keep(folder: Path, files: dict[str, bytes]) -> None:
-    """Make a folder with these files, which appears whole or not at all, and which only its owner can read.
-
-    Raises:
-        OSError: the folder cannot be written, or holds files already.
-    """
+    """Make a folder with these files that appears whole or not at all, and that only its owner can read."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as new:
         for name, content in files.items():

@@ -1,6 +1,6 @@
 """Serve launches on one host, each in a process of its own: ``python -m compare.launch.agent``.
 
-On this machine the agent is a child process. On any other host the carrier starts it, for example with ssh.
+On this machine the agent is a child process. On any other host a ``Carrier`` starts it, for example with ssh.
 
 One pair of pipes carries the jobs of all launches to the host, and progress, results and logs back. Hosts
 need no shared file system, and no process listens on a port. The agent forks for each launch, and passes
@@ -42,7 +42,7 @@ from compare.schema.launch_files import LEASE_SECONDS
 IDLE_SECONDS = 900.0
 """Maximum time without a message from the parent while no launch is alive.
 
-The parent may have to fetch and copy the data set first. Its exit is noticed at once, as the pipe closes.
+The parent may have to fetch and copy the data set first. If it exits, the pipe closes, which shows at once.
 """
 SILENT_SECONDS = 10.0
 """Maximum time without a message from the process of a launch."""
@@ -56,16 +56,16 @@ class HostAgent:
     def __init__(self, pipe: MessagePipe) -> None:
         self._pipe = pipe
         self._launches: dict[str, _LaunchProcess] = {}
-        self._is_lost = False
-        """Whether the parent was silent for so long that a launch ended."""
+        self._parent_is_lost = False
+        """Whether the parent was silent for so long that a launch was ended."""
 
     def serve(self) -> None:
-        """Carry out launches until the parent is gone, then end those that are left."""
+        """Carry out launches until the parent is gone, and then end those that are left."""
         self._pipe.send(describe())
         try:
             while not self._is_abandoned():
-                self._take_orders()
-                self._pass_back()
+                self._handle_messages()
+                self._forward_to_parent()
                 self._pipe.keep_alive()
                 self._wait()
         finally:
@@ -75,11 +75,11 @@ class HostAgent:
                 launch.wait()
 
     def _is_abandoned(self) -> bool:
-        """Return whether the parent has exited, or sends no messages any more."""
+        """Return whether the parent has exited, or no longer sends messages."""
         is_idle = not self._launches and self._pipe.silent_seconds > IDLE_SECONDS
-        return self._pipe.closed or self._is_lost or is_idle
+        return self._pipe.closed or self._parent_is_lost or is_idle
 
-    def _take_orders(self) -> None:
+    def _handle_messages(self) -> None:
         for message in self._pipe.receive():
             match message:
                 case Alive():
@@ -91,11 +91,11 @@ class HostAgent:
                     if name in self._launches:
                         self._launches[name].pipe.send(order)
                     elif isinstance(order, Start):  # otherwise the launch has just ended
-                        others = [launch.pipe for launch in self._launches.values()]
-                        self._launches[name] = _LaunchProcess(order, [self._pipe, *others])
+                        launch_pipes = [launch.pipe for launch in self._launches.values()]
+                        self._launches[name] = _LaunchProcess(order, [self._pipe, *launch_pipes])
 
-    def _pass_back(self) -> None:
-        """Pass on what the launches send, as fast as the parent reads, and remove those that ended."""
+    def _forward_to_parent(self) -> None:
+        """Send the parent what the launches send, as fast as it reads, and remove launches that ended."""
         for name, launch in [*self._launches.items()]:
             if self._pipe.backlog_bytes < BACKLOG_BYTES:
                 for message in launch.receive():
@@ -104,7 +104,7 @@ class HostAgent:
                 del self._launches[name]
                 launch.pipe.close()
                 launch.wait()
-                self._is_lost = self._pipe.silent_seconds > LEASE_SECONDS  # it starts no further launch
+                self._parent_is_lost = self._pipe.silent_seconds > LEASE_SECONDS  # no launch follows
             if launch.problem:
                 clean_up(launch.start, launch.segments, while_waiting=self._pipe.keep_alive)
                 refused = Refused(
@@ -117,18 +117,21 @@ class HostAgent:
                 self._pipe.send(OfLaunch(name, refused))
 
     def _wait(self) -> None:
-        """Wait until a pipe can be read or written, at most half a second."""
+        """Wait at most half a second until a pipe can be read or written."""
         # What launches send is read only while the parent reads as well.
         launches = self._launches.values() if self._pipe.backlog_bytes < BACKLOG_BYTES else ()
         wait_for([self._pipe, *(launch.pipe for launch in launches)], ALIVE_SECONDS)
 
 
 class _LaunchProcess:
-    """The process of one launch, and the pipes to it; there, the ``inherited`` pipes are closed."""
+    """The process of one launch, which the constructor forks, and the pipes to and from it.
+
+    The new process closes the ``inherited`` pipes of the agent.
+    """
 
     def __init__(self, start: Start, inherited: Iterable[MessagePipe]) -> None:
         self.problem = ""
-        """Why the process is lost; empty while it is not."""
+        """Why the process is lost, as a sentence; empty while it is not."""
         self.start = start
         # A clock of files may be some milliseconds behind.
         self.segments = Segments(start.segments, time.time() - 1) if start.segments else None
@@ -167,17 +170,17 @@ class _LaunchProcess:
         return messages
 
     def wait(self) -> None:
-        """Wait until the process has exited; a lost one is killed."""
+        """Wait until the process has exited; if it is lost, kill it first."""
         with suppress(ProcessLookupError, ChildProcessError):
             if self.problem:
                 os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
 
 
-def _own_pipes() -> MessagePipe:
-    """Return a pipe of messages over standard input and output, which are then used for nothing else.
+def _take_over_standard_pipes() -> MessagePipe:
+    """Return a pipe of messages over standard input and output, which nothing else can use afterwards.
 
-    What a library prints goes to standard error.
+    From then on, what a library prints goes to standard error.
     """
     read, write = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -190,4 +193,4 @@ if __name__ == "__main__":
         if signal.getsignal(number) is signal.SIG_DFL:  # under nohup SIGHUP stays ignored
             signal.signal(number, lambda *_: sys.exit(1))  # so that every ``finally`` runs
     adopt_orphans()
-    HostAgent(_own_pipes()).serve()
+    HostAgent(_take_over_standard_pipes()).serve()

@@ -1,7 +1,7 @@
 """Connect to the agent of a host, and mirror the files of its launches.
 
 A connection lasts as long as a run, with any number of launches in it. No method waits for an answer.
-Instead, ``exchange_until`` calls ``tick`` for hosts that sent something, and attributes show what has changed.
+Instead, ``exchange_until`` calls ``tick`` for hosts that sent something, and attributes show the changes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ START_SECONDS = 60.0
 SILENT_SECONDS = 10.0
 """Maximum time without a message from an agent.
 
-The carrier gives up a dead link earlier, and its error says more.
+ssh or srun gives up a dead link earlier, and its error says more.
 """
 
 _CLOSE_SECONDS = 3.0
@@ -69,29 +69,29 @@ class LaunchLink:
 
     def __init__(self, name: str, agent: Connection, ranks: Sequence[int]) -> None:
         self.agent = agent
-        """The connection to its host."""
+        """The connection to the host's agent."""
         self.ranks = ranks
         """The numbers of the ranks on the host."""
         self.order: Start | None = None
-        """The order to start the launch that the host was sent; None before."""
+        """The order to start the launch, once it was sent to the host; None before."""
         self.started = False
         """Whether the host has made the files and folders of the launch."""
         self.exited: Exited | None = None
         """How the launch ended on this host; None before its end."""
         self.arrivals: list[Arrival] = []
-        """The arrivals of all ranks of this host while all of them wait for a turn; otherwise empty."""
+        """What each rank reported when it began to wait for a turn; empty unless all of the host wait."""
         self.memory_left_bytes = 0
-        """Memory that was left on the host when its ranks last arrived."""
+        """Memory that was left on the host when its ranks last began to wait."""
         self.error: RingsideError | None = None
-        """Why the launch could not start or was lost, or None. ``exchange_until`` resets it when it raises it."""
+        """Why the launch could not start or was lost; None if it was not, or after the error was raised."""
         self._name = name
         self._received: ReceivedFiles | None = None
 
     def start(self, order: Start, files: LaunchFiles | None) -> None:
         """Send the order to start the launch on the host.
 
-        The files of its ranks are mirrored into ``files``, which is None if the agent works in the run's own
-        folder. The host's name is added to that of the launcher's log, because every host may send one.
+        What the agent sends of the launch's files is written to ``files``, which is None if the agent works
+        in the run's own folder.
         """
         self._received = ReceivedFiles(self.agent.host, files, self.ranks) if files else None
         self.order = order
@@ -106,13 +106,13 @@ class LaunchLink:
         """Ask the agent to end the launch; ``exited`` is set when it has."""
         self._send(End())
 
-    def take(self, message: LaunchMessage) -> None:
+    def handle(self, message: LaunchMessage) -> None:
         """Update the attributes from a message of the launch, or write the file that it carries.
 
         Raises:
             HostError: the host sends too much.
             OutputError: a file cannot be written.
-            ProtocolError: a launch sends no such message or file.
+            ProtocolError: no agent sends such a message or file.
         """
         match message:
             case FileData() if self._received:
@@ -136,18 +136,22 @@ class LaunchLink:
         """Return the error that a refusal reports.
 
         If the agent does not work in the run's own folder, any error but an ``InterleaveError`` becomes a
-        ``HostError``.
+        ``HostError`` with the host's name.
         """
         kinds = (OutputError, UnavailableError, InterleaveError)
-        own = {kind.__name__: kind for kind in kinds}.get(refused.kind)
-        if own and (self._received is None or own is InterleaveError):
-            return own(refused.what, found=refused.found, remedy=refused.remedy)
+        error_class = {kind.__name__: kind for kind in kinds}.get(refused.kind)
+        if error_class and (self._received is None or error_class is InterleaveError):
+            return error_class(refused.what, found=refused.found, remedy=refused.remedy)
         name = self.agent.host.name
         return HostError(f"Host {name}: {refused.what}", found=refused.found, remedy=refused.remedy)
 
 
 class Connection:
-    """The connection to the agent on one host; making it starts the agent."""
+    """The connection to the agent on one host; the constructor starts the agent.
+
+    ``python`` is the path of the interpreter on that host. ``environment`` is that of the process on this
+    machine which reaches the host; None stands for the environment of this process.
+    """
 
     def __init__(
         self, host: Host, *, python: str, carrier: Carrier, environment: Mapping[str, str] | None = None
@@ -183,13 +187,13 @@ class Connection:
 
     @property
     def clock_ahead_seconds(self) -> float:
-        """Seconds by which the host's clock is ahead, as its fastest message shows; 0 before the first."""
+        """Seconds by which the host's clock is ahead of this one's; 0 before the first keep-alive message."""
         return self._ahead_seconds or 0.0
 
     def launch(self, name: str, ranks: Sequence[int]) -> LaunchLink:
         """Add a launch with these ranks on the host, and return it without starting it.
 
-        ``name`` is the path of its folder.
+        ``name`` is the path of the launch's folder, which is also its name in messages.
         """
         self.launches[name] = LaunchLink(name, self, ranks)
         return self.launches[name]
@@ -200,15 +204,15 @@ class Connection:
         self.pipe.send(FindPort())
 
     def tick(self) -> None:
-        """Process the messages that arrived, and send a keep-alive message if one is due.
+        """Handle the messages that have arrived, and send a keep-alive message if one is due.
 
         Raises:
-            HostError: the host is lost, has another version, or sends what is no message.
+            HostError: the host is lost, has another version, or sends something that is not a message.
             OutputError: a file that the host sent cannot be written.
         """
         try:
             for message in self.pipe.receive():
-                self._take(message)
+                self._handle(message)
         except ProtocolError as error:
             raise HostError(
                 f"Host {self.host.name}: what it sent does not come from Ringside's agent.",
@@ -221,7 +225,7 @@ class Connection:
             self._require_alive()
 
     def hang_up(self) -> None:
-        """Close the pipes; the agent then ends its launches and exits, or is killed if it never answered."""
+        """Close the pipes, so that the agent ends its launches and exits; kill it if it never answered."""
         if self.ready is None:
             self._kill()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -245,7 +249,8 @@ class Connection:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _take(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
+        """Update the attributes from a message, or pass it on to its launch; see ``tick`` for the errors."""
         match message:
             case Ready():
                 self.ready = message
@@ -265,11 +270,12 @@ class Connection:
                 self.port = number
             case OfLaunch(name, of_launch):
                 if name in self.launches:  # otherwise it has been given up
-                    self.launches[name].take(of_launch)
+                    self.launches[name].handle(of_launch)
             case _:
                 raise ProtocolError(f"unexpected: {type(message).__name__}")
 
     def _require_alive(self) -> None:
+        """Raise a ``HostError`` if the connection was closed, or the agent sent nothing for too long."""
         if self.pipe.closed:
             # Its status follows at once, unless the process was stopped.
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -291,7 +297,7 @@ class Connection:
                 del self._stderr[:-_STDERR_BYTES]
 
     def _lost(self, status: int | None) -> HostError:
-        """Return the error of a lost connection, given its process's exit status; None if it still runs."""
+        """Return the error of a lost connection; ``status`` is its process's exit status, None if it runs."""
         self._read_stderr()
         silent = self.pipe.silent_seconds
         answer = Answer(self.host, status, b"", bytes(self._stderr), silent, ran_here=self._is_here)
@@ -306,10 +312,9 @@ class Connection:
 def connected(
     hosts: Sequence[Host], *, python: str, carrier: Carrier, environment: Mapping[str, str] | None = None
 ) -> Iterator[list[Connection]]:
-    """Start an agent on every host, yield the connections in order, and close them after the block.
+    """Start an agent on every host, yield the connections in the order of hosts, and close them at the end.
 
-    The agents need not have answered yet. ``environment`` is that of the processes that this machine starts;
-    None stands for the environment of this process.
+    The agents need not have answered yet when they are yielded. See ``Connection`` for the arguments.
     """
     with enough_files(len(hosts)):
         agents: list[Connection] = []
@@ -333,10 +338,10 @@ def exchange_until(
     *,
     lost: dict[Connection, RingsideError] | None = None,
 ) -> bool:
-    """Exchange messages with agents until a condition holds or time is up; return whether it holds.
+    """Exchange messages with agents until ``until`` returns True; return False if it does not in time.
 
-    The condition is checked after every exchange. If ``lost`` is given, it receives the error of each lost
-    agent, and errors of launches are not raised.
+    The condition is checked after every exchange. If the dictionary ``lost`` is given, it receives the error
+    of each lost agent, and no error is raised, not even that of a launch.
 
     Raises:
         RingsideError: without ``lost``, the error of an agent or a launch; see ``Connection.tick``.
@@ -368,7 +373,7 @@ def exchange_until(
 
 
 def _raise_first_error(agents: Sequence[Connection]) -> None:
-    """Raise the error of the first launch that has one, and reset it."""
+    """Raise the error of the first launch that has one, and set that launch's ``error`` to None."""
     for agent in agents:
         for link in agent.launches.values():
             if link.error:

@@ -1,8 +1,9 @@
 """Carry out one launch on this host, and leave nothing behind.
 
-The agent makes the folders and starts the launcher, if one starts on this host. It renews the lease of
-the ranks while the parent sends messages. In the end it ends every process and removes the folders. When
-the parent is killed, the pipe closes, and the agent cleans up in the same way.
+The agent makes the folders, and starts the launcher if one starts on this host. It renews the lease of the
+ranks, a file whose age tells them that the parent lives, while the parent sends messages. In the end it ends
+every process and removes the folders. When the parent is killed, the pipe closes, and the agent cleans up in
+the same way.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 from compare.system.limits import memory_left_bytes
 
 _PUSH_SECONDS = 0.05
-"""Maximum time to wait for a full pipe between two ticks."""
+"""Maximum time to wait for room in a full pipe before the ranks are looked after again."""
 
 
 def carry_out(start: Start, pipe: MessagePipe, segments: Segments | None) -> Exited | Refused:
     """Carry out a launch to its end, and return the last message for the parent.
 
-    ``Refused`` means that the launch could not start, or that its folder was lost. In any case no process and
-    no scratch folder of the launch is left on this host, and none of its ``segments``.
+    ``Refused`` means that the launch could not start, or that its folder was lost. In any case, no process,
+    no scratch folder and none of the launch's ``segments`` of shared memory is left on this host.
     """
     made: list[Path] = []
     try:
@@ -78,9 +79,9 @@ def carry_out(start: Start, pipe: MessagePipe, segments: Segments | None) -> Exi
 def clean_up(
     start: Start, segments: Segments | None, while_waiting: Callable[[], None] = lambda: None
 ) -> None:
-    """End a launch of this machine whose process is lost, and remove its folders.
+    """End a launch on this machine whose own agent process is lost, and remove its folders and ``segments``.
 
-    ``while_waiting`` is called again and again until all of its processes have exited.
+    ``while_waiting`` is called again and again until all processes of the launch have exited.
     """
     end_all(start.directory, while_waiting=while_waiting, segments=segments)
     for folder in _folders(start):
@@ -88,7 +89,7 @@ def clean_up(
 
 
 class _Launch:
-    """A launch that runs on this host."""
+    """A launch that runs on this host, with its pipe to the parent."""
 
     def __init__(self, start: Start, pipe: MessagePipe) -> None:
         self.files = LaunchFiles(Path(start.directory))
@@ -100,11 +101,11 @@ class _Launch:
         self._gate = TurnGate(Path(start.turns), start.ranks, stops=start.stops) if takes_turns else None
 
     def wakes(self) -> list[int]:
-        """Return the descriptors that call for a tick as soon as they can be read."""
+        """Return the file descriptors that call for ``tick`` as soon as they can be read."""
         return [self._pipe.fileno(), *([self._gate.fileno()] if self._gate else [])]
 
     def tick(self) -> bool:
-        """Exchange messages and renew the lease; return whether the launch may go on."""
+        """Exchange messages with the parent and renew the lease; return whether the launch may go on."""
         ordered_to_end = False
         for message in self._pipe.receive():
             ordered_to_end = ordered_to_end or isinstance(message, End)
@@ -120,14 +121,14 @@ class _Launch:
         return not (ordered_to_end or self.is_abandoned())
 
     def keep_alive(self) -> None:
-        """Discard the messages of the parent, and send a keep-alive message if one is due."""
+        """Discard what the parent sends, and send it a keep-alive message if one is due."""
         with suppress(ProtocolError):  # a wrong message must not break off the clean-up
             for _ in self._pipe.receive():
                 pass
         self._pipe.keep_alive()
 
     def send_the_rest(self) -> None:
-        """Send what is left of all files, unless the parent exits or falls silent."""
+        """Send everything that is left of the launch's files; give up if the parent exits or falls silent."""
         while (self._mirror and not self._mirror.send(self._pipe)) or self._pipe.backlog_bytes:
             for _ in self._pipe.receive():
                 pass
@@ -136,7 +137,7 @@ class _Launch:
             self._pipe.push(_PUSH_SECONDS)
 
     def is_abandoned(self) -> bool:
-        """Return whether the parent has exited, or was silent for longer than the lease lasts."""
+        """Return whether the parent has exited, or sent nothing for longer than the lease lasts."""
         return self._pipe.closed or self._pipe.silent_seconds > LEASE_SECONDS
 
     def _renew_lease(self) -> None:
@@ -147,15 +148,16 @@ class _Launch:
         try:
             os.utime(self.files.lease)
         except OSError as error:
-            again = "Run again with another --output." if self._mirror is None else "Run again."
+            retry = "Run again with another --output." if self._mirror is None else "Run again."
             raise OutputError(
                 f"The launch's folder {self.files.directory} can no longer be written.",
                 found=system_reason(error),
-                remedy=f"Was it removed, or its disk unmounted? {again}",
+                remedy=f"Was it removed, or its disk unmounted? {retry}",
             ) from None
 
 
 def _make_folders(start: Start, made: list[Path]) -> None:
+    """Make the folders and files of a launch, and add each folder to ``made`` as soon as it exists."""
     for folder in _folders(start):
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Not exist_ok: two names of one machine in a hostfile must not pass for two hosts.
@@ -171,7 +173,7 @@ def _make_folders(start: Start, made: list[Path]) -> None:
 
 
 def _folders(start: Start) -> list[Path]:
-    """Return the folders that a launch makes, and removes at its end."""
+    """Return the folders that a launch makes at its start, and removes at its end."""
     return [Path(folder) for folder in (*([] if start.in_place else [start.directory]), *start.folders)]
 
 

@@ -40,30 +40,30 @@ def addresses() -> dict[str, list[str]]:
     return {
         name: [
             str(ipaddress.ip_interface(f"{a.address}/{a.netmask or 32}"))
-            for a in found
+            for a in of_interface
             if a.family is socket.AF_INET
         ]
-        for name, found in psutil.net_if_addrs().items()
+        for name, of_interface in psutil.net_if_addrs().items()
         if name in up
     }
 
 
 def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """Count the NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves visible, without loading torch.
+    """Return the number of NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves visible, without loading torch.
 
-    Loading torch would take a second, and memory of a GPU.
+    Loading torch would take a second, and memory of a GPU. ``driver`` has an entry for each GPU.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    there = len(list(driver.glob("*")))
+    installed = len(list(driver.glob("*")))
     if visible is None:
-        return there
+        return installed
     # CUDA ignores every entry after the first negative number.
-    named = takewhile(lambda name: not name.startswith("-"), map(str.strip, visible.split(",")))
-    return min(there, len(list(filter(None, named))))
+    listed = takewhile(lambda name: not name.startswith("-"), map(str.strip, visible.split(",")))
+    return min(installed, len(list(filter(None, listed))))
 
 
 def missing_for_compile() -> str:
-    """Return what torch.compile lacks on this machine; empty if it can compile."""
+    """Return what torch.compile lacks on this machine, as a clause; empty if it can compile."""
     compiler = os.environ.get("CXX") or "g++"
     if shutil.which(compiler) is None:
         return f"there is no C++ compiler: {compiler} is not on PATH"

@@ -1,7 +1,7 @@
-"""Send the files of a launch to the parent while they grow, and write them there.
+"""Send the files of a launch to the parent while they grow, and write them on the parent's machine.
 
-A host may be hostile, so it can write only the files of its own ranks and the log of its launcher. Each must
-arrive without gaps, and its size is limited.
+A host may be hostile, so it can write only the files of its own ranks and the log of its launcher. Each file
+must arrive without gaps, and its size is limited.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from compare.system.files import write_bytes
 _CHUNK_BYTES = 1 << 16
 _FILE_BYTES = 4 << 30
 """Maximum size of a file that a host sends in chunks."""
-_RECORD = LaunchFiles(Path()).exit(0).suffix
+_EXIT_SUFFIX = LaunchFiles(Path()).exit(0).suffix
 
 
 class Mirror:
-    """Sends what is new in the files of a launch's folder.
+    """Sends what is new in the files of a launch's folder to the parent.
 
     JSON files and exit records are sent whole, other files in chunks. The exit record of a rank comes last,
-    after everything that the rank wrote. Folders below ``directory`` are left out, and so are the ``known``
-    files, which the parent has already.
+    after everything that the rank wrote. Folders below ``directory`` are left out, and so are the files whose
+    names are in ``known``, because the parent has them already.
     """
 
     def __init__(self, directory: Path, known: set[str]) -> None:
         self._directory = directory
         self._known = known
         self._sent: dict[str, tuple[int, int]] = {}
+        """What was sent: the inode and time of each whole file, or 0 and the size of its chunks."""
 
     def send(self, pipe: MessagePipe) -> bool:
-        """Send new content until the pipe's backlog is full; return whether all of it was sent."""
-        # Records are listed before the other files: their ranks write nothing more.
-        records = [path for path in self._files() if path.suffix == _RECORD]
-        others = [path for path in self._files() if path.suffix != _RECORD]
-        for path in (*others, *records):
+        """Send new content until the pipe's backlog is full, and return whether all of it was sent."""
+        # Exit records are listed before the other files: their ranks write nothing more.
+        exit_records = [path for path in self._files() if path.suffix == _EXIT_SUFFIX]
+        other_files = [path for path in self._files() if path.suffix != _EXIT_SUFFIX]
+        for path in (*other_files, *exit_records):
             while pipe.backlog_bytes < BACKLOG_BYTES and self._send_some(path, pipe):
                 pass
             if pipe.backlog_bytes >= BACKLOG_BYTES:
@@ -59,9 +60,9 @@ class Mirror:
 
     def _send_some(self, path: Path, pipe: MessagePipe) -> bool:
         """Send a file if it has changed, or its next chunk; return whether another chunk may follow."""
-        if path.suffix in {".json", _RECORD}:
-            found = path.stat()
-            state = (found.st_ino, found.st_mtime_ns)
+        if path.suffix in {".json", _EXIT_SUFFIX}:
+            status = path.stat()
+            state = (status.st_ino, status.st_mtime_ns)
             if self._sent.get(path.name) != state:
                 pipe.send(FileData(path.name, path.read_bytes()))
                 self._sent[path.name] = state
@@ -77,9 +78,10 @@ class Mirror:
 
 
 class ReceivedFiles:
-    """The files of one launch that one host sends.
+    """Writes the files of one launch that one host sends, into the launch's folder on this machine.
 
-    The host's name is added to that of the launcher's log, because every host may send one.
+    Only files of ``ranks``, which are those of the host, are accepted, and the log of its launcher. The
+    log gets the host's name as a part of its own name, because every host may send one.
     """
 
     def __init__(self, host: Host, files: LaunchFiles, ranks: Collection[int]) -> None:
@@ -89,10 +91,10 @@ class ReceivedFiles:
         self._sizes: dict[str, int] = {}
 
     def write(self, message: FileData) -> None:
-        """Write a file or append its next chunk; ignore files of other ranks.
+        """Write a whole file or append its next chunk; ignore the file of a rank on another host.
 
         Raises:
-            HostError: a file is larger than any log should be.
+            HostError: a file is larger than 4 GiB, as no log should be.
             OutputError: a file cannot be written.
             ProtocolError: a file lies in another folder, or has a gap.
         """
@@ -102,8 +104,8 @@ class ReceivedFiles:
         rank = self._files.rank_of(name)
         if name != log.name and (rank is None or rank not in self._ranks):
             return
-        kept_as = f"{log.stem}-{self._host.name}{log.suffix}" if name == log.name else name
-        path = self._files.directory / kept_as
+        own_name = f"{log.stem}-{self._host.name}{log.suffix}" if name == log.name else name
+        path = self._files.directory / own_name
         if message.offset is None:
             write_bytes(path, message.data)
             return

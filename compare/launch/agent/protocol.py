@@ -19,7 +19,7 @@ from compare.schema.turns import Arrival, Turn
 ALIVE_SECONDS = 0.5
 """Time between two keep-alive messages, which both ends send."""
 BACKLOG_BYTES = 1 << 20
-"""Total size of unsent messages from which on no more is read to be sent, so that memory does not fill up."""
+"""Size of unsent messages at which no further files are read, so that memory does not fill up."""
 
 _PREAMBLE = b"\0RINGSIDE 1\n"
 """The bytes that precede the first message, because a login shell may print something before it."""
@@ -151,10 +151,7 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The launch could not start on this host, or was lost while it ran.
-
-    The message has the three parts of a ``RingsideError``.
-    """
+    """The launch could not start on this host, or was lost while it ran, for the reason of this error."""
 
     kind: str
     """Name of the error's class."""
@@ -205,7 +202,7 @@ class MessagePipe:
         return self._read
 
     def waits_for(self) -> list[tuple[int, int]]:
-        """Return the descriptors to poll, each with the event to poll for; empty if the other end is closed."""
+        """Return the descriptors to poll, each with its event; an empty list if the other end is closed."""
         if self.closed:
             return []
         return [(self._read, select.POLLIN), *([(self._write, select.POLLOUT)] if self._to_send else [])]
@@ -291,6 +288,7 @@ class MessagePipe:
                 self.received_at = time.monotonic()
 
     def _skip_preamble(self) -> bool:
+        """Drop what a login shell printed before the preamble; return whether the preamble has arrived."""
         before, found, after = bytes(self._received).partition(_PREAMBLE)
         if found:
             self._received, self._preamble_seen = bytearray(after), True

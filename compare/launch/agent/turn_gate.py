@@ -1,9 +1,9 @@
 """Hold the ranks of one launch on this host between their turns.
 
-A rank waits on a named pipe that only the agent holds for writing. When the agent is killed, the rank reads
-the end of the file and exits. If threads of a library would run on, the agent stops the process (SIGSTOP). It
-also stops a rank together with its child processes, because a data loader's workers would go on fetching. It
-continues all of them before it writes a turn. So a rank waits only for its pipe, and no wake-up is lost.
+A rank waits on a named pipe that only the agent holds open for writing. When the agent is killed, the rank
+reads the end of the file and exits. If threads of a library would run on, the agent stops the process
+(SIGSTOP). It also stops a rank that has child processes, together with these, because a data loader's workers
+would go on fetching. It continues all of them before it writes a turn, so no wake-up is lost.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _READ_BYTES = 1 << 16
 class TurnGate:
     """Holds the ranks of one launch on this host until they get their turn.
 
-    ``directory`` holds the pipes. With ``stops``, all waiting ranks are stopped, otherwise only those with
-    child processes.
+    ``directory`` is the folder of the pipes, and ``ranks`` the number of ranks on this host. With ``stops``,
+    all waiting ranks are stopped, otherwise only those with child processes.
     """
 
     def __init__(self, directory: Path, ranks: int, *, stops: bool) -> None:
@@ -43,13 +43,13 @@ class TurnGate:
         self._arrivals = os.open(self._files.arrivals, os.O_RDWR | os.O_NONBLOCK)
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable when a rank arrives."""
+        """Return the file descriptor that becomes readable when a rank begins to wait."""
         return self._arrivals
 
     def arrived(self) -> list[Arrival]:
-        """Return the arrivals of all ranks once, when the last rank has arrived; otherwise an empty list.
+        """Return what each rank reported on arrival, once the last rank waits; otherwise an empty list.
 
-        By then, every process that would run on is stopped.
+        An arrival is returned only once. By then, every process that would run on has been stopped.
 
         Raises:
             InterleaveError: a process cannot be stopped.
@@ -62,12 +62,16 @@ class TurnGate:
             self._waiting[arrival.rank] = arrival
         if not lines or len(self._waiting) < self._ranks:
             return []
-        self._stopped = list(self._running_on())
+        self._stopped = list(self._processes_to_stop())
         self._signal(signal.SIGSTOP)
         return list(self._waiting.values())
 
     def go(self, turn: Turn) -> None:
-        """Continue the stopped processes, and send every waiting rank its turn."""
+        """Continue the stopped processes, and send every waiting rank its turn.
+
+        Raises:
+            InterleaveError: a process cannot be continued.
+        """
         self._signal(signal.SIGCONT)
         for rank in self._waiting:
             with suppress(OSError):  # the rank has exited, and its record says how
@@ -89,8 +93,8 @@ class TurnGate:
                     remedy="Run one launch after another: --interleave launches.",
                 ) from None
 
-    def _running_on(self) -> Iterator[int]:
-        """Yield the process ids of ranks that would run on, and of all their descendants."""
+    def _processes_to_stop(self) -> Iterator[int]:
+        """Yield the process ids of waiting ranks that would run on, and of all their descendants."""
         children: dict[int, list[int]] = {}
         for process in psutil.process_iter(["ppid"]):  # once for all ranks: it takes milliseconds
             children.setdefault(process.info["ppid"], []).append(process.pid)

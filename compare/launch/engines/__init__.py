@@ -1,4 +1,4 @@
-"""Reach hosts, with one module for each way to do so.
+"""Find the hosts of a run and reach them, with one module for each way to do so.
 
 An engine is a module with a function ``detect``, which returns the ``Allocation`` of the job that this
 program runs in; ``detect.py`` has the list of engines. An allocation says which hosts a run has, how many
@@ -18,12 +18,13 @@ from compare.schema.hosts import Host, Link, is_local
 from compare.text import printable
 
 STREAM_BYTES = 1 << 20
-"""Maximum size of what one host may send on each stream."""
+"""Maximum size of what a command on a host may print to standard output, and to standard error."""
 REMOTE_SHELL = "ssh"
 """The program that mpirun and horovodrun call to start a process on a host."""
-LOCAL = "use only this machine: --engine local"
-"""Part of a remedy: what a user can do in every job."""
-ELSEWHERE = f"Name the hosts with -H or --hostfile, or {LOCAL}"
+LOCAL_REMEDY = "use only this machine: --engine local"
+"""The part of a remedy that says what a user can do in every job."""
+HOSTS_REMEDY = f"Name the hosts with -H or --hostfile, or {LOCAL_REMEDY}"
+"""The remedy where a job's hosts are not known."""
 
 _LAST_LINES = 3
 _STAND_IN = """\
@@ -42,7 +43,7 @@ done
 
 
 class AbsentHostError(HostError):
-    """A host that cannot be reached now. It may be starting."""
+    """The error of a host that cannot be reached now, perhaps because it is starting."""
 
 
 class Answer(NamedTuple):
@@ -50,33 +51,34 @@ class Answer(NamedTuple):
 
     host: Host
     status: int | None
-    """Exit status of the command, or of the carrier that failed; None if the command was ended."""
+    """Exit status of the command, or of ssh or srun if that failed; None if the command was ended."""
     stdout: bytes
     stderr: bytes
     seconds: float
+    """How long the command ran, or how long a lost agent was silent."""
     started_at: float = 0.0
     """Unix time of this machine at which the command was started."""
     flooded: str = ""
-    """The stream (stdout or stderr) on which the host sent more than ``STREAM_BYTES``, or empty."""
+    """The stream (stdout or stderr) with more than ``STREAM_BYTES``; empty if neither has more."""
     ran_here: bool = False
-    """Whether the command itself was executed on this machine, and no carrier's program.
+    """Whether the command was executed on this machine, without a program such as ssh.
 
-    ``is_local`` cannot tell afterwards, because it changes when the name of a pod begins to resolve.
+    ``is_local`` may say something else later, when the name of a pod begins to resolve.
     """
 
     @property
     def last_lines(self) -> str:
-        """The last three lines of stderr, without blank lines and rules, and safe for a terminal."""
+        """The last three lines of stderr that are not blank and not rules, made safe for a terminal."""
         text = self.stderr.decode(errors="replace")
         lines = [printable(line).strip() for line in text.splitlines() if line.strip("@ \r\n")]
         return "\n".join(lines[-_LAST_LINES:])
 
 
 class Carrier(msgspec.Struct, frozen=True):
-    """A way to start processes on hosts.
+    """A way to start processes on hosts, such as ssh.
 
     This class reaches only this machine, where every process is a child process. A subclass reaches other
-    hosts: it overrides the private methods, which are called for these alone.
+    hosts. It overrides the private methods, which are called only for hosts other than this machine.
     """
 
     def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
@@ -94,14 +96,14 @@ class Carrier(msgspec.Struct, frozen=True):
         return "" if is_local(host) else self._by_hand(host)
 
     def explain(self, answer: Answer) -> HostError | None:
-        """Return the error of a host that was not reached; None if it was, even if its command failed."""
+        """Return the error of a host that was not reached; None if it was, even if the command failed."""
         return explain_signal(answer) if answer.ran_here else self._explain(answer)
 
     def remote_shell(self, hosts: Sequence[Host]) -> str:
-        """Return the program with which mpirun and horovodrun start ranks on hosts.
+        """Return the text of the program with which mpirun and horovodrun start ranks on hosts.
 
-        Both call it by the name ``REMOTE_SHELL``, so the caller puts it first on their PATH. The text is
-        empty if every host is this machine.
+        Both call the program by the name ``REMOTE_SHELL``, so the caller puts it first on their PATH. The
+        text is empty if every host is this machine.
 
         Raises:
             UnavailableError: the program that reaches hosts is not installed.
@@ -136,19 +138,19 @@ class ScheduledJob(Protocol):
         """Unix time after which nothing may be measured; infinite without a time limit."""
 
     def require_share(self, host: Host, cpus: int, gpus: int) -> None:
-        """Require that an agent sees all CPUs and GPUs that the job has on its host.
+        """Require that the agent of a host sees all CPUs and GPUs that the job has there.
 
-        ``cpus`` and ``gpus`` are the numbers that it sees.
+        ``cpus`` and ``gpus`` are the numbers of CPUs and GPUs that the agent sees.
 
         Raises:
-            HostError: it sees fewer, which would slow down every arm.
+            HostError: the agent sees fewer, which would slow down every arm.
         """
 
     def share(self, host: Host, cpus: int) -> int:
-        """Return how many of a host's ``cpus`` ranks may keep busy."""
+        """Return how many of a host's ``cpus`` the job's ranks may keep busy."""
 
     def why_it_ended(self) -> AllocationError | None:
-        """Return the error of a job that the scheduler ended; None if it did not, or if that is unknown."""
+        """Return why the scheduler ended the job, as an error; None if it did not, or if that is unknown."""
 
 
 class Allocation(NamedTuple):
@@ -158,15 +160,15 @@ class Allocation(NamedTuple):
     """The hosts in order, each with as many slots as it has ranks."""
     carrier: Carrier
     source: str = ""
-    """Where the hosts come from, as a phrase for messages."""
+    """Where the hosts come from, as a phrase for messages such as ``Slurm job 17``."""
     job: ScheduledJob | None = None
     """The scheduler's job that the hosts belong to; None if the engine knows of none."""
     rehearsed: Link | None = None
-    """The links of hosts that a rehearsal made; None for real hosts."""
+    """The limits of the links between hosts of ``compare rehearse``; None for real hosts."""
 
 
 def describe_host(host: Host) -> str:
-    """Return a host's name for messages, with its source, such as its line in the hostfile."""
+    """Return ``Host NAME`` for messages, with the host's source if known, such as its line of a hostfile."""
     return f"Host {host.name} ({host.source})" if host.source else f"Host {host.name}"
 
 
@@ -182,8 +184,8 @@ def explain_signal(answer: Answer) -> HostError | None:
 
 
 def ssh_stand_in(start: str) -> str:
-    """Return a program that takes the place of ssh for mpirun and horovodrun.
+    """Return the text of a shell script that takes the place of ssh for mpirun and horovodrun.
 
-    ``start`` is the end of a shell script: it starts the shell command ``"$*"`` on ``"$host"``.
+    ``start`` is the last part of the script: it executes the shell command ``"$*"`` on the host ``"$host"``.
     """
     return f"{_STAND_IN}{start}\n"

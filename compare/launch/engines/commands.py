@@ -1,6 +1,7 @@
 """Run a command on many hosts, turn their answers into errors, and wait for hosts that are starting.
 
-A carrier starts a process on a host, and ``fanout`` executes thousands of such processes at the same time.
+A ``Carrier`` gives the command that starts a process on a host, and ``fanout`` executes thousands of such
+commands at the same time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from compare.schema.hosts import Host
 from compare.text import duration
 
 NOT_FOUND = (126, 127)
-"""Exit statuses of a shell or ``env`` that cannot execute a program."""
+"""Exit statuses with which a shell or ``env`` reports that it cannot execute a program."""
 
 _SHOWN_HOSTS = 8
 _SHOWN_REASONS = 4
@@ -39,9 +40,10 @@ exec(script)
 
 
 def python_command(python: str, *words: str) -> tuple[str, ...]:
-    """Return the argv that starts Python on a host, able to import Ringside.
+    """Return the command line that starts Python on a host so that it can import Ringside.
 
-    Ringside must be at the same path there as on this machine.
+    ``python`` is the interpreter's path, and ``words`` are its arguments. Ringside must be at the same path
+    on the host as on this machine.
     """
     return ("env", f"PYTHONPATH={PACKAGE_ROOT}", "PYTHONSAFEPATH=1", python, *words)
 
@@ -57,8 +59,8 @@ def run_everywhere(
 ) -> list[Answer]:
     """Execute one command on all hosts at the same time, and return the answers in the order of hosts.
 
-    ``timeout_seconds`` counts from the start on each host. Without ``input_ends``, its input stays open until
-    the command exits. A failed command raises no error, but ``host_error`` finds it in its answer.
+    ``timeout_seconds`` counts from the start on each host. The command reads ``stdin``, which stays open
+    until the command exits if ``input_ends`` is False. A failed command raises no error; see ``host_error``.
 
     Raises:
         UnavailableError: the carrier's program is not installed.
@@ -82,9 +84,9 @@ def run_script(
 ) -> list[Answer]:
     """Execute a Python script on all hosts, and return the answers in the order of hosts.
 
-    The script can import Ringside, which must be at the same path on every host. Its standard input stays
-    open until it exits. If this program is killed, that input ends, and so does the script with the process
-    that reaches its host.
+    ``python`` is the path of the interpreter on every host, and ``arguments`` are those of the script. The
+    script can import Ringside, which must be at the same path on every host. If this program is killed, the
+    script ends as well, because its standard input ends.
 
     Raises:
         UnavailableError: the carrier's program is not installed.
@@ -97,9 +99,9 @@ def run_script(
 
 @contextmanager
 def enough_files(processes: int) -> Iterator[int]:
-    """Raise the limit of open files within the block; yield how many processes may run at a time.
+    """Raise the limit of open files within the block, and yield how many processes may run at a time.
 
-    ``processes`` is the number that is wanted. The system's hard limit may allow fewer.
+    ``processes`` is the number that the caller wants. The system's hard limit may allow fewer.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = min(max(soft, _SPARE_FILES + _FILES_PER_PROCESS * processes), hard)
@@ -114,9 +116,10 @@ def enough_files(processes: int) -> Iterator[int]:
 
 
 def join_errors(errors: Sequence[HostError], *, of: int) -> HostError:
-    """Join the errors of some hosts, out of ``of`` hosts in all, into one error.
+    """Join the errors of several hosts into one error; ``of`` is the number of all hosts.
 
-    A single error is returned unchanged. If the scheduler ended the job, only that error is returned.
+    A single error is returned unchanged. If the scheduler ended the job, only the error that says so is
+    returned.
     """
     ended = [error for error in errors if isinstance(error, AllocationError)]
     if ended or len(errors) == 1:
@@ -138,16 +141,16 @@ def host_error(answer: Answer, carrier: Carrier) -> HostError | None:
         return HostError(
             f"{name} sent more than {STREAM_BYTES >> 20} MiB on {answer.flooded}.",
             found=found,
-            remedy="Does a start-up file of its login shell print in a loop?",
+            remedy="Does a start-up file of its login shell print in a loop? Correct it, and try again.",
         )
     if answer.status == 0:
         return None
     if answer.status is None:
-        try_it = f"Does `{by_hand}` work? " if by_hand else ""
+        question = f"Does `{by_hand}` work? " if by_hand else ""
         return AbsentHostError(
             f"{name} did not answer within {answer.seconds:.0f} s.",
             found=found,
-            remedy=f"{try_it}If the host is only slow, try again.",
+            remedy=f"{question}If the host is only slow, try again.",
         )
     if error := carrier.explain(answer):
         return error
@@ -171,10 +174,10 @@ def host_error(answer: Answer, carrier: Carrier) -> HostError | None:
 def wait_for_hosts(
     hosts: Sequence[Host], *, carrier: Carrier, seconds: float, say: Callable[[str], None]
 ) -> None:
-    """Wait until every host executes a command, at most for ``seconds``.
+    """Wait at most ``seconds`` until every host can execute a command.
 
-    Whenever the reasons change, ``say`` gets a line with the number of missing hosts and at most four
-    reasons. A failure that does not go away by waiting, such as a refused login, ends the wait at once.
+    Whenever the reasons change why hosts are missing, ``say`` receives a line with the number of these hosts
+    and at most four reasons. A failure that waiting cannot cure, such as a refused login, ends the wait.
 
     Raises:
         HostError: hosts did not answer in time, or failed in a way that ends the wait.

@@ -1,4 +1,4 @@
-"""Find the job that this program runs in, and refuse a launcher that starts it several times."""
+"""Find the scheduler's job that this program runs in, and refuse a launcher that starts it several times."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ ENGINES: tuple[Callable[[Mapping[str, str]], Allocation | None], ...] = (slurm.d
 """The engines that find a job in environment variables; the first that finds one counts."""
 
 _LATER = "0*[1-9][0-9]*"
-"""Pattern of the number of any process but the first."""
-_COUNTS = ("SIZE", "TASKS", "PROCS", "NRANKS")
-"""Endings of the names of variables that hold a launcher's number of ranks."""
+"""Pattern of a process's number, from 0, that matches any process except the first."""
+_COUNT_ENDINGS = ("SIZE", "TASKS", "PROCS", "NRANKS")
+"""Endings of the names of those variables that hold the number of processes."""
 
 
 class Starter(NamedTuple):
-    """A launcher that starts a program many times."""
+    """A launcher that starts a program many times; ``schedulers.py`` says what a sign is."""
 
     name: str
     signs: tuple[str, ...]
-    """Each of them alone shows that the launcher started several processes."""
+    """Any of these signs alone shows that the launcher started several processes."""
     unless: tuple[str, ...] = ()
-    """Each of them alone shows that it started only one, despite ``signs``."""
+    """Any of these signs alone shows that it started only one process, despite ``signs``."""
     once: str = ""
-    """A command with which it starts a program once, or empty."""
+    """A command with which the launcher starts the program only once; empty if none is known."""
 
 
 STARTERS = (
@@ -67,26 +67,26 @@ STARTERS = (
 
 
 def find_job(environ: Mapping[str, str]) -> Allocation | None:
-    """Return the hosts of the job that this program runs in; None outside any job.
+    """Return the hosts of the scheduler's job that this program runs in; None outside any job.
 
     Raises:
         UnavailableError: the scheduler does not answer.
         UsageError: the hosts are not known, or cannot be read.
     """
-    return next((found for detect in ENGINES if (found := detect(environ))), None)
+    return next((allocation for detect in ENGINES if (allocation := detect(environ))), None)
 
 
 def require_started_once(environ: Mapping[str, str]) -> None:
     """Require that no launcher started this program several times.
 
     Raises:
-        UsageError: a launcher did, and each program would start all ranks.
+        UsageError: a launcher did, so each copy of the program would start all ranks.
     """
     for starter in STARTERS:
         signs = matching_variables(starter.signs, environ)
         if not signs or matching_variables(starter.unless, environ):
             continue
-        count = next((value for name, value in signs.items() if name.endswith(_COUNTS)), "")
+        count = next((value for name, value in signs.items() if name.endswith(_COUNT_ENDINGS)), "")
         once = f", or start it once: {starter.once}" if starter.once else ""
         raise UsageError(
             f"{starter.name} starts compare {f'{int(count)} times' if count else 'many times'}, "

@@ -1,4 +1,4 @@
-"""Execute thousands of processes at the same time.
+"""Execute thousands of commands at the same time, and collect their output.
 
 Each has a time-out, and a limit on its output. An interrupt ends all of them within a second.
 """
@@ -21,15 +21,9 @@ from compare.schema.hosts import Host
 
 _PIECE_BYTES = 1 << 16
 _EXIT_SECONDS = 0.5
-"""Maximum time for killed processes to exit.
-
-Those that take longer are left to the kernel.
-"""
+"""Maximum time to wait until killed processes have exited."""
 _EOF_SECONDS = 0.5
-"""Maximum time from an exit to the end of the output.
-
-A background process may keep the pipes open.
-"""
+"""Maximum time from a process's exit to the end of its output, because a child may keep the pipes open."""
 _STREAMS = {1: "stdout", 2: "stderr"}
 
 
@@ -43,11 +37,11 @@ def execute(
 ) -> list[Answer]:
     """Execute a command for each host, at most ``at_once`` at a time, and return the answers in order.
 
-    Each command reads ``stdin``, and ``timeout_seconds`` counts from its own start. Without ``input_ends``,
-    the input of a process stays open until it exits.
+    Each command reads ``stdin``, which stays open until the command exits if ``input_ends`` is False.
+    ``timeout_seconds`` counts from the start of each command.
 
     Raises:
-        KeyboardInterrupt: an interrupt came; no process is left.
+        KeyboardInterrupt: an interrupt came, and all processes were killed.
     """
     loop = asyncio.new_event_loop()
     if sys.version_info < (3, 12):
@@ -97,7 +91,7 @@ async def _execute(
 
 
 class _Process(asyncio.SubprocessProtocol):
-    """One process: writes its input, keeps its output, and sets ``answer`` when it ends."""
+    """One process, whose input is written and whose output is kept; ``answer`` is set when it ends."""
 
     def __init__(self, host: Host, *, stdin: bytes, timeout_seconds: float, input_ends: bool) -> None:
         self._loop = asyncio.get_running_loop()
@@ -136,7 +130,7 @@ class _Process(asyncio.SubprocessProtocol):
             self._finish()
 
     def process_exited(self) -> None:
-        """Note the time, and wait a moment for the end of the output."""
+        """Note the time of the exit, and wait half a second at most for the end of the output."""
         self.exited.set_result(None)
         if self.answer.done():
             # Not earlier: closing reaps the process, and asyncio would log that it is gone.
@@ -146,16 +140,16 @@ class _Process(asyncio.SubprocessProtocol):
         self._loop.call_later(_EOF_SECONDS, self._finish)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Finish: the process has exited, and its pipes are closed."""
+        """Set the answer, because the process has exited and its pipes are closed."""
         del exc
         self._finish()
 
     def pause_writing(self) -> None:
-        """Stop writing: the pipe is full."""
+        """Stop writing the input, because the pipe is full."""
         self._may_write = False
 
     def resume_writing(self) -> None:
-        """Continue to write."""
+        """Continue to write the input, because there is room in the pipe again."""
         self._may_write = True
         # Not at once: asyncio calls this while it writes, and would close the pipe twice.
         self._loop.call_soon(self._write)

@@ -1,4 +1,4 @@
-"""Make hosts on this machine, joined by a limited network.
+"""Rehearse a run over hosts: make such hosts on this machine, joined by a limited network.
 
 A rehearsed host is a set of Linux namespaces, with its own network, hostname, processes, /tmp and /dev/shm.
 It shares the cores, the memory and all other files with this machine. All hosts are inside a *room*, which is
@@ -28,7 +28,7 @@ from compare.launch.engines import Allocation, Carrier, ssh_stand_in
 from compare.schema.hosts import Host, Link, is_local
 
 MOST_HOSTS = 200
-"""Maximum number of hosts: they share a network of 254 addresses."""
+"""Maximum number of hosts, because they share a network of 254 addresses."""
 
 _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 _PACKAGES |= {"mount": "mount", "hostname": "hostname"}
@@ -36,13 +36,13 @@ _PROGRAM = Path(__file__).with_suffix(".sh")
 _NAMESPACES = ("--net", "--uts", "--mount", "--ipc", "--pid")
 _ENTER = ("-n", "-u", "-m", "-i", "-p")
 _BURST_SECONDS = 0.001
-"""Time at the full rate that a link may catch up on after it was idle.
+"""How long a link that was idle may exceed its rate to catch up, in seconds at the full rate.
 
-With less, a busy machine does not reach the rate. With more, every change of direction is too fast.
+With less, a busy machine does not reach the rate. With more, data is too fast whenever the direction changes.
 """
 _LEAST_BURST_BYTES = 16 * 1024
 _MOST_SEGMENT_BYTES = 64 * 1024
-"""Maximum size of a TCP segment, the same as without a limited rate."""
+"""Maximum size of a TCP segment, which is that of a link without a limited rate."""
 _SEGMENTS_IN_A_BURST = 8
 """Number of TCP segments that fit into a burst.
 
@@ -64,19 +64,19 @@ _REMEDIES = (
         "Only root may make namespaces on this system: use sudo, or a container with --privileged.",
     ),
 )
-_ANY_REMEDY = "Rehearse on Linux with network namespaces, veth and a bridge, as root."
+_DEFAULT_REMEDY = "Rehearse on Linux with network namespaces, veth and a bridge, as root."
 
 
 class Rehearsal(Carrier, frozen=True):
-    """The carrier that starts processes in a room and in its hosts."""
+    """The carrier that starts processes in a rehearsal's room and in its hosts."""
 
     room: int
     """Process id of the room's first process."""
     as_user: bool = False
-    """Whether the room has a user namespace, in which this user is root."""
+    """Whether the room has a user namespace, in which this user is root, because the user is not root."""
 
     def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
-        """Return the command that executes ``argv`` in a host, or in the room if the host is this machine."""
+        """Return the command that executes ``argv`` in a host, or in the room for ``this machine``."""
         user = ("-U", "--preserve-credentials") if self.as_user else ()
         enter = ("nsenter", "-t", str(self.room), *user, *_ENTER, "--")
         return (*enter, *(() if is_local(host) else ("sh", f"/run/rehearsal/{host.name}")), *argv)
@@ -91,10 +91,10 @@ class Rehearsal(Carrier, frozen=True):
 
 @contextmanager
 def open_rehearsal(hosts: int, slots: int, link: Link) -> Iterator[Allocation]:
-    """Make hosts of ``slots`` ranks each, yield their allocation, and remove them after the block.
+    """Make ``hosts`` hosts of ``slots`` ranks each, yield their allocation, and remove them after the block.
 
     Raises:
-        UnavailableError: this machine or this user cannot make them.
+        UnavailableError: this machine cannot make hosts, or this user may not.
     """
     room = subprocess.Popen(
         _room_command(hosts, link),
@@ -132,13 +132,14 @@ def _room_command(hosts: int, link: Link) -> list[str]:
             )
     user = ("--user", "--map-root-user") if os.geteuid() else ()  # only root may do without
     made = ("unshare", *user, *_NAMESPACES, "--fork", "--kill-child", "--mount-proc")
-    return [*made, "sh", str(_PROGRAM), "room", str(hosts), *shape(link), *map(str, _below_tmp())]
+    folders = map(str, _folders_below_tmp())
+    return [*made, "sh", str(_PROGRAM), "room", str(hosts), *link_settings(link), *folders]
 
 
-def shape(link: Link) -> tuple[str, str, str]:
-    """Return the words of tc and ip that set a link's rate, its latency and the size of segments.
+def link_settings(link: Link) -> tuple[str, str, str]:
+    """Return the words that tell tc a link's rate and its latency, and ip the size of its segments.
 
-    Each is empty if the link does not limit it.
+    Each of the three texts is empty if the link has no such limit.
     """
     rate = latency = segment = ""
     if link.bits_per_second is not None:
@@ -151,6 +152,7 @@ def shape(link: Link) -> tuple[str, str, str]:
 
 
 def _require_up(room: subprocess.Popen[str], hosts: int) -> None:
+    """Wait until all hosts of a room are up; raise an ``UnavailableError`` if the room exits before."""
     assert room.stdout is not None  # noqa: S101 -- it is a pipe
     if all(room.stdout.readline() == "up\n" for _ in range(hosts)):
         return
@@ -159,7 +161,7 @@ def _require_up(room: subprocess.Popen[str], hosts: int) -> None:
         "Hosts cannot be rehearsed here.",
         found=printed or f"The first process exited with status {room.returncode}.",
         remedy=next(
-            (remedy for marks, remedy in _REMEDIES if any(mark in printed for mark in marks)), _ANY_REMEDY
+            (remedy for marks, remedy in _REMEDIES if any(mark in printed for mark in marks)), _DEFAULT_REMEDY
         ),
     )
 
@@ -169,7 +171,7 @@ def _path() -> str:
     return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 
-def _below_tmp() -> list[Path]:
+def _folders_below_tmp() -> list[Path]:
     """Return the folders of Ringside and its Python that a private /tmp would hide."""
     folders = [PACKAGE_ROOT, *(Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix))]
     folders += [Path(sys.prefix), Path(sys.base_prefix)]

@@ -1,8 +1,8 @@
-"""Take the hosts of a scheduler's job, which its environment variables name; ssh reaches them.
+"""Take the hosts of a scheduler's job, which its environment variables name, and reach them with ssh.
 
 Each row of ``SCHEDULERS`` describes one scheduler. A sign, ``NAME=PATTERN``, is a variable with a pattern
-that must match its whole value. If a string has several signs, all of them must match. Some variables are no
-signs, because shells outside a job have them as well: ``SGE_ROOT``, ``SLURM_CONF``, ``TACC_SYSTEM``.
+that must match its whole value. If a string has several signs, all of them must match. Some variables cannot
+be signs, because shells outside a job have them as well: ``SGE_ROOT``, ``SLURM_CONF``, ``TACC_SYSTEM``.
 """
 
 from __future__ import annotations
@@ -13,61 +13,61 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compare.errors import UsageError
-from compare.launch.engines import ELSEWHERE, LOCAL, Allocation, Carrier
+from compare.launch.engines import HOSTS_REMEDY, LOCAL_REMEDY, Allocation, Carrier
 from compare.launch.engines.ssh import Ssh
 from compare.schema.hostfile import format_hosts, parse_hostfile, read_hostfile
 from compare.schema.hosts import Host, local_host, shown
 from compare.text import counted
 
 NUMBER, MANY = "[0-9]+", "0*(?:[2-9]|[1-9][0-9]+)"
-"""Patterns of any number, and of one above 1."""
+"""Patterns of any whole number, and of one above 1."""
 
 _ONE_IN_JSON = r'.*"cluster"\s*:\s*\{\s*"[^"]*"\s*:\s*\[\s*"[^"]*"\s*\]\s*\}.*'
 _EVERYWHERE = "The scheduler itself starts this command on every host."
 _OF_MPIJOB = "/etc/mpi/hostfile"
-"""The hostfile of an MPIJob. It counts as a variable if it exists, because no other job has it."""
+"""Path of an MPIJob's hostfile, which counts as a variable if it exists, because no other job has it."""
 _LAUNCH_NODE = re.compile(r"batch|launch|login", re.IGNORECASE)
 
 
 def _names(value: str) -> str:
-    """Return ``n1 n1 n2``, ``n1,n2`` or ``n1;n2`` as a hostfile, where each name is one slot."""
+    """Return a hostfile's text for ``n1 n1 n2``, ``n1,n2`` or ``n1;n2``, where each name is one slot."""
     return "\n".join(re.split(r"[\s,;]+", value.strip()))
 
 
 def _counts(value: str) -> str:
-    """Return ``n1 4 n2 4`` or ``n1:4,n2:4`` as a hostfile, where each name is followed by its slots."""
+    """Return a hostfile's text for ``n1 4 n2 4`` or ``n1:4,n2:4``, where slots follow each name."""
     words = re.split(r"[\s,:]+", value.strip())
     # With ``slots=``, because n1:22 in a hostfile may mean a port.
     return "\n".join(f"{host} slots={slots}" for host, slots in zip(words[::2], words[1::2], strict=True))
 
 
 def _numbered(value: str) -> str:
-    """Return ``2 n1 4 n2 4`` as a hostfile, where the number of hosts comes first."""
+    """Return a hostfile's text for ``2 n1 4 n2 4``, where the number of hosts comes first."""
     return _counts(value.partition(" ")[2])
 
 
 class Scheduler(NamedTuple):
-    """A scheduler, and how a process in one of its jobs knows that."""
+    """A scheduler, and the environment variables that show its jobs and their hosts."""
 
     name: str
     """The scheduler's name; with an article if it names the job itself, as ``the MPIJob``."""
     signs: tuple[str, ...]
-    """Each of them alone shows a job."""
+    """Any of these signs alone shows that a process belongs to a job of this scheduler."""
     files: tuple[str, ...] = ()
     """Variables that hold the path of a hostfile; the first that is set counts."""
     lists: tuple[tuple[str, Callable[[str], str]], ...] = ()
     """Variables that hold the hosts themselves, each with a function that returns a hostfile's text."""
     number: str = ""
-    """Variable with the number of the job."""
+    """The variable that holds the job's number; empty if there is none."""
     one: tuple[str, ...] = ()
-    """Each of them alone shows that this machine is the job's only host."""
+    """Any of these signs alone shows that this machine is the job's only host."""
     hint: str = ""
-    """Where the user finds the hosts, as a sentence."""
+    """Where the user finds the names of the hosts, as a sentence."""
     launch_node: bool = False
-    """Whether the first host may take no ranks."""
+    """Whether the first host of a job may be one that takes no ranks."""
 
-    def job(self, environ: Mapping[str, str]) -> str:
-        """Return the name of the job in messages, as ``Grid Engine job 7``."""
+    def job_name(self, environ: Mapping[str, str]) -> str:
+        """Return the name of this scheduler's job for messages, such as ``Grid Engine job 7``."""
         if number := environ.get(self.number):
             return f"{self.name} job {shown(number)}"
         return self.name if self.name.startswith("the ") else f"a job of {self.name}"
@@ -261,10 +261,11 @@ SCHEDULERS = (
 def detect(environ: Mapping[str, str]) -> Allocation | None:
     """Return the hosts of the scheduler's job that the environment shows; None outside any job.
 
-    If it shows several jobs, one whose hosts are known is preferred. A job of one host takes this machine.
+    If it shows several jobs, one whose hosts are known is preferred. If the only host of the job is this
+    machine, the allocation needs no ssh.
 
     Raises:
-        UsageError: the job's hosts are not known or cannot be read, or the first may take no ranks.
+        UsageError: the job's hosts are not known or cannot be read, or the first may be a launch node.
     """
     if Path(_OF_MPIJOB).exists():
         environ = {**environ, _OF_MPIJOB: _OF_MPIJOB}
@@ -272,26 +273,26 @@ def detect(environ: Mapping[str, str]) -> Allocation | None:
     for scheduler in schedulers:
         for variable, form in (*((file, None) for file in scheduler.files), *scheduler.lists):
             if value := environ.get(variable):
-                job = scheduler.job(environ)
+                job = scheduler.job_name(environ)
                 hosts = _read(value, variable, form, job)
                 if scheduler.launch_node:
                     _require_no_launch_node(hosts, variable, job)
                 return Allocation(hosts, Ssh(), f"{job}, from {variable}")
     if not schedulers:
         return None
-    job, first = schedulers[0].job(environ), schedulers[0]
+    job, first = schedulers[0].job_name(environ), schedulers[0]
     if one := matching_variables(first.one, environ):
         source = f"this machine, the only host of {job} ({format_variables(one)})"
         return Allocation((local_host(1),), Carrier(), source)
     raise UsageError(
         f"Ringside runs in {job}, but does not know its hosts.",
         found=f"{format_variables(matching_variables(first.signs, environ))}. {first.hint}".strip(),
-        remedy=ELSEWHERE,
+        remedy=HOSTS_REMEDY,
     )
 
 
 def matching_variables(signs: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the first sign that matches, with their values; empty if none does."""
+    """Return the variables of the first sign that matches, with their values; empty if no sign matches."""
     for sign in signs:
         parts = [part.partition("=")[::2] for part in re.split(r" (?=[A-Z_]+=)", sign)]
         if all(re.fullmatch(value, environ.get(name, ""), re.DOTALL) for name, value in parts):
@@ -300,31 +301,32 @@ def matching_variables(signs: tuple[str, ...], environ: Mapping[str, str]) -> di
 
 
 def format_variables(signs: Mapping[str, str]) -> str:
-    """Return variables with their values as text for messages."""
+    """Return variables with their values for messages, as ``A=1, B=2``."""
     return ", ".join(f"{name}={shown(value)}" for name, value in signs.items())
 
 
 def _read(value: str, variable: str, form: Callable[[str], str] | None, job: str) -> tuple[Host, ...]:
-    """Return the hosts in the file at the path ``value``, or in ``value`` itself if it has a form."""
+    """Return the hosts in the hostfile at the path ``value``, or those that ``form`` reads from ``value``."""
     try:
         return parse_hostfile(form(value), variable) if form else read_hostfile(value)
     except (UsageError, ValueError) as error:
         found = str(error) if isinstance(error, UsageError) else shown(value)
         what = f"{variable} does not name the hosts of {job} in a form that Ringside knows."
-        raise UsageError(what, found="\n".join(found.split("\n")[:2]), remedy=ELSEWHERE) from None
+        raise UsageError(what, found="\n".join(found.split("\n")[:2]), remedy=HOSTS_REMEDY) from None
 
 
 def _require_no_launch_node(hosts: tuple[Host, ...], variable: str, job: str) -> None:
-    """Require that the first host does not look like a launch node, which takes no ranks.
+    """Raise a ``UsageError`` if the first host looks like a launch node, which takes no ranks.
 
-    It does if its name alone begins with batch, launch or login, or if it alone has a single slot.
+    It looks like one if only its name begins with batch, launch or login, or only it has a single slot.
     """
     first, others = hosts[0], hosts[1:]
-    named = _LAUNCH_NODE.match(first.name) and not any(_LAUNCH_NODE.match(host.name) for host in others)
-    if others and (named or (first.slots == 1 and all(host.slots > 1 for host in others))):
+    only_name = _LAUNCH_NODE.match(first.name) and not any(_LAUNCH_NODE.match(host.name) for host in others)
+    if others and (only_name or (first.slots == 1 and all(host.slots > 1 for host in others))):
         raise UsageError(
             f"The first host of {job}, {first.name}, may be its launch node, which takes no ranks.",
             found=f"{variable} gives it {counted(first.slots, 'slot')}, and {others[0].name} "
             f"{counted(others[0].slots, 'slot')}.",
-            remedy=f"Without it: -H {format_hosts(others)}; with it: -H {format_hosts(hosts)}; or {LOCAL}",
+            remedy=f"Without it: -H {format_hosts(others)}; with it: -H {format_hosts(hosts)}; "
+            f"or {LOCAL_REMEDY}",
         )

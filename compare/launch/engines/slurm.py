@@ -1,12 +1,12 @@
 """Take the nodes of a Slurm job, and reach them with srun, without sshd.
 
-The environment names the job and often the tasks of each node. Slurm's controller knows the rest, and why a
-job ended.
+The environment names the job, and often the number of tasks on each node. Slurm's controller knows the rest,
+and why a job ended.
 
 Each process is a job step of its own, which shares the job's resources with all others (``--overlap``).
-srun would read dozens of variables of the job and of an outer step. So all are removed except the path of its
-configuration, and every option stands on its command line. srun would also pass on its whole environment. So
-it gets a list of the names that a launch may inherit, and no value is an argument.
+srun would read dozens of variables of the job and of an outer step. So all of them are removed except the
+path of Slurm's configuration, and every option stands on the command line. srun would also pass on its whole
+environment. So it gets a list of the names that a launch may inherit, and no value is an argument.
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ from typing import NamedTuple
 import msgspec
 
 from compare.errors import AllocationError, HostError, UnavailableError, UsageError
-from compare.launch.engines import ELSEWHERE, LOCAL, Allocation, Answer, Carrier, describe_host, ssh_stand_in
+from compare.launch.engines import (
+    HOSTS_REMEDY,
+    LOCAL_REMEDY,
+    Allocation,
+    Answer,
+    Carrier,
+    describe_host,
+    ssh_stand_in,
+)
 from compare.schema.environment import inherited
 from compare.schema.hostfile import parse_hosts
 from compare.schema.hosts import Host, shown
@@ -63,14 +71,15 @@ _TROUBLES = (
     (("not found in", "Invalid node name"), "is not a node of {job}", "Name only nodes of the job."),
     (("CANCELLED AT",), "lost its step in {job}", "Was it cancelled by hand, as with scancel JOB.STEP?"),
 )
-_OWN_LINES = ("srun:", "slurmstepd")
-_OF_THE_COMMAND = "task "
+_SLURM_PREFIXES = ("srun:", "slurmstepd")
+"""Beginnings of the lines that Slurm itself prints."""
+_COMMAND_ENDED = "task "
 """Part of those errors of srun that only report how the command ended."""
 _COMPLETING_SECONDS = 5.0
 """Maximum time to wait until a job that is completing has ended on its nodes."""
 _POLL_SECONDS = 0.3
 _LINES = 1000
-_NUMBERS = ("SLURM_JOB_ID", "SLURM_JOBID")
+_NUMBER_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOBID")
 _USER = re.compile(r"(.*)\((\d+)\)")
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _NODES = re.compile(r"Nodes=(\S+) CPU_IDs=(\S+) Mem=\S+ GRES=(\S*)")
@@ -85,9 +94,9 @@ class _Ending(NamedTuple):
     """A phrase that follows the job's name."""
     remedy: str
     states: tuple[str, ...] = ()
-    """The controller's states of such a job, and its reasons while the job is completing."""
+    """The controller's states of such a job, and the reasons that it gives while the job is completing."""
     printed: str = ""
-    """What Slurm prints on the job's nodes, and into its output."""
+    """What Slurm then prints on the job's nodes, and into the job's output; empty if that is unknown."""
 
     def error(self, job: str, found: str = "") -> AllocationError:
         """Return the error of a job that ended in this way."""
@@ -121,14 +130,14 @@ _ENDED = _Ending(
 def detect(environ: Mapping[str, str]) -> Allocation | None:
     """Return the nodes of the Slurm job that the environment names; None without a job's number.
 
-    The slots of a node are its tasks, or else its GPUs, or 1.
+    A node has as many slots as tasks, or else as GPUs, or else one.
 
     Raises:
         UnavailableError: Slurm's controller does not answer, or the job's tasks cannot be read.
-        UsageError: it is not a running job of this user. Or it is a part of an array, or has several
-            components, or it is unknown how many tasks each node has.
+        UsageError: the job does not run, belongs to another user, is a part of an array, or has several
+            components. Or it is unknown how many tasks each node has.
     """
-    name = next((name for name in _NUMBERS if name in environ), None)
+    name = next((name for name in _NUMBER_VARIABLES if name in environ), None)
     if name is None:
         return None
     number = environ[name]
@@ -136,10 +145,10 @@ def detect(environ: Mapping[str, str]) -> Allocation | None:
         raise UsageError(
             f"{name} is '{shown(number)}', which is not a job number.",
             found="Slurm sets this variable within a job.",
-            remedy=f"Unset it. {ELSEWHERE}",
+            remedy=f"Unset it. {HOSTS_REMEDY}",
         )
     _require_simple(number, environ)
-    described = show_job(number, otherwise=ELSEWHERE)
+    described = show_job(number, otherwise=HOSTS_REMEDY)
     fields = fields_of(described)
     _require_own(number, fields)
     cpus, gpus = {}, {}
@@ -154,7 +163,7 @@ def detect(environ: Mapping[str, str]) -> Allocation | None:
         raise UnavailableError(
             f"The tasks of Slurm job {number} cannot be read.",
             found=f"{type(error).__name__}: {error}",
-            remedy=f"Unset SLURM_ variables that your shell sets itself. {ELSEWHERE}",
+            remedy=f"Unset the SLURM_ variables that your shell sets itself. {HOSTS_REMEDY}",
         ) from None
     job = SlurmJob(number, cpus, gpus, unix_time() + _seconds_left(fields) - _KEPT_BACK_SECONDS)
     hosts = tuple(Host(node, count, source=job.name) for node, count in zip(nodes, slots, strict=True))
@@ -164,12 +173,12 @@ def detect(environ: Mapping[str, str]) -> Allocation | None:
 
 
 class Slurm(Carrier, frozen=True, kw_only=True):
-    """The carrier that starts job steps.
+    """The carrier that starts each process as a step of a Slurm job.
 
     Attributes:
         job: number of the job.
-        names: names of the variables that a step receives.
-        config: path of Slurm's configuration, or empty.
+        names: names of the environment variables that a step receives.
+        config: path of Slurm's configuration; empty for the default.
     """
 
     job: str
@@ -185,8 +194,8 @@ class Slurm(Carrier, frozen=True, kw_only=True):
     def _explain(self, answer: Answer) -> HostError | None:
         # The command's own output may hold any words.
         lines = answer.stderr.decode(errors="replace").splitlines()
-        own = [line for line in lines if line.startswith(_OWN_LINES)]
-        printed, job = "\n".join(own), f"Slurm job {self.job}"
+        slurm_lines = [line for line in lines if line.startswith(_SLURM_PREFIXES)]
+        printed, job = "\n".join(slurm_lines), f"Slurm job {self.job}"
         for ending in (_TIME_OVER, _PREEMPTED):
             if ending.printed in printed:
                 return ending.error(job, answer.last_lines)
@@ -195,7 +204,7 @@ class Slurm(Carrier, frozen=True, kw_only=True):
             if any(mark in printed for mark in marks):
                 what = f"{name} {trouble.format(job=job)}."
                 return HostError(what, found=answer.last_lines, remedy=remedy.format(by_hand=by_hand))
-        if any("error:" in line and _OF_THE_COMMAND not in line for line in own):
+        if any("error:" in line and _COMMAND_ENDED not in line for line in slurm_lines):
             return HostError(f"{name}: srun failed.", found=answer.last_lines, remedy=f"Try `{by_hand}`.")
         return None
 
@@ -204,12 +213,13 @@ class Slurm(Carrier, frozen=True, kw_only=True):
         return ssh_stand_in(f'exec {shlex.join(self._srun())} --nodelist="$host" -- sh -c "$*"')
 
     def _srun(self) -> tuple[str, ...]:
+        """Return the srun command that starts a step, without the step's node and its command."""
         program = shutil.which("srun")
         if program is None:
             raise UnavailableError(
                 "srun is not installed, but Ringside needs it to reach the nodes of a Slurm job.",
                 found=f"This process belongs to Slurm job {self.job}.",
-                remedy=f"Add Slurm's programs to PATH. {ELSEWHERE}",
+                remedy=f"Add Slurm's programs to PATH. {HOSTS_REMEDY}",
             )
         dropped = (f"-u{name}" for name in sorted(os.environ) if name.startswith(("SLURM_", "SRUN_")))
         config = (f"SLURM_CONF={self.config}",) if self.config else ()
@@ -218,7 +228,7 @@ class Slurm(Carrier, frozen=True, kw_only=True):
 
 
 class SlurmJob(msgspec.Struct, frozen=True):
-    """A running job that this process belongs to."""
+    """The Slurm job that this process belongs to; see ``ScheduledJob``."""
 
     number: str
     cpus: dict[str, int]
@@ -226,6 +236,7 @@ class SlurmJob(msgspec.Struct, frozen=True):
     gpus: dict[str, int]
     """Number of GPUs that the job has on each node, by the node's name."""
     ends_at: float = math.inf
+    """Unix time after which nothing may be measured: one minute before the job's end."""
 
     @property
     def name(self) -> str:
@@ -251,9 +262,9 @@ class SlurmJob(msgspec.Struct, frozen=True):
         return min(cpus, self.cpus.get(host.name, cpus))
 
     def why_it_ended(self) -> AllocationError | None:
-        """Return the error of a job that Slurm ended; None if it did not, or if that is unknown.
+        """Return why Slurm ended the job, as an error; None if it did not, or if that is unknown.
 
-        It waits up to 5 s for a job that is completing, because the reason may come late.
+        While the job is completing, this waits up to 5 s, because the reason may come late.
         """
         deadline = time.monotonic() + _COMPLETING_SECONDS
         while True:
@@ -271,28 +282,24 @@ class SlurmJob(msgspec.Struct, frozen=True):
 
 
 def _require_own(number: str, fields: Mapping[str, str]) -> None:
-    """Require that a job is this user's, and runs.
-
-    Raises:
-        UsageError: it is another user's, or does not run now.
-    """
+    """Raise a ``UsageError`` if a job belongs to another user, or does not run now."""
     owner = _USER.fullmatch(fields.get("UserId", ""))
     if owner and int(owner[2]) != os.getuid() and not _is_renumbered():
         raise UsageError(
             f"Slurm job {number} is not yours.",
             found=f"It belongs to {shown(owner[1])}, and SLURM_JOB_ID names it.",
-            remedy=f"Unset SLURM_JOB_ID. {ELSEWHERE}",
+            remedy=f"Unset SLURM_JOB_ID. {HOSTS_REMEDY}",
         )
     if (state := fields.get("JobState", "RUNNING")) != "RUNNING":
         raise UsageError(
             f"Slurm job {number} is not running.",
             found=f"Its state is {shown(state)}. SLURM_JOB_ID names this job.",
-            remedy=f"Start another job, or {UNSET}. {ELSEWHERE}",
+            remedy=f"Start another job, or {UNSET}. {HOSTS_REMEDY}",
         )
 
 
 def _is_renumbered() -> bool:
-    """Return whether users have other numbers outside this process's container."""
+    """Return whether the ids of users may differ inside and outside this process's container."""
     try:
         return Path("/proc/self/uid_map").read_text().split()[:2] != ["0", "0"]
     except OSError:
@@ -300,18 +307,19 @@ def _is_renumbered() -> bool:
 
 
 def _require_simple(number: str, environ: Mapping[str, str]) -> None:
+    """Raise a ``UsageError`` if a job is a part of an array, or has several components."""
     if "SLURM_ARRAY_TASK_ID" in environ:
         raise UsageError(
             f"Slurm job {number} is a part of a job array.",
             found="All parts of an array may run and measure at the same time.",
-            remedy=f"Submit it without --array, or {LOCAL}",
+            remedy=f"Submit it without --array, or {LOCAL_REMEDY}",
         )
     components = environ.get("SLURM_HET_SIZE", "1")
     if components != "1":
         raise UsageError(
             f"Slurm job {number} is heterogeneous.",
             found=f"It has {components} components, and srun reaches only one of them.",
-            remedy=f"Ask for all nodes in one component. {ELSEWHERE}",
+            remedy=f"Ask for all nodes in one component. {HOSTS_REMEDY}",
         )
 
 
@@ -322,7 +330,11 @@ def _slots(
     cpus: Mapping[str, int],
     gpus: Mapping[str, int],
 ) -> list[int]:
-    """Return the slots of every node, in order: its tasks, or else its GPUs, or 1."""
+    """Return the slots of every node, in order: as many as it has tasks, or else GPUs, or else one.
+
+    A missing variable raises a KeyError, and one without a number a ValueError. A ``UsageError`` says that it
+    is unknown how many tasks each node has.
+    """
     in_a_step = "SLURM_STEP_ID" in environ
     if not in_a_step and not {"SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"}.isdisjoint(environ):
         counts = _expand(environ["SLURM_TASKS_PER_NODE"], len(nodes) + 1)
@@ -341,29 +353,30 @@ def _slots(
         raise UsageError(
             "It is not known how many tasks of the Slurm job each node has.",
             found=f"The job has {tasks} tasks on {len(nodes)} nodes, and no variable shows their places.",
-            remedy=f"Give the number for each node: --engine slurm -H {form}; or {LOCAL}",
+            remedy=f"Give the number for each node: --engine slurm -H {form}; or {LOCAL_REMEDY}",
         )
     return [gpus.get(name, 0) or 1 for name in nodes]
 
 
 def _expand(counts: str, most: int) -> list[int]:
-    """Expand ``2(x2),1`` to ``[2, 2, 1]``, but to no more than ``most`` numbers."""
-    written = _REPEATED.findall(counts)
-    return list(islice((int(count) for count, times in written for _ in range(int(times or 1))), most))
+    """Expand Slurm's form ``2(x2),1`` to ``[2, 2, 1]``, but to no more than ``most`` numbers."""
+    pairs = _REPEATED.findall(counts)
+    return list(islice((int(count) for count, times in pairs for _ in range(int(times or 1))), most))
 
 
 def _seconds_left(fields: Mapping[str, str]) -> float:
+    """Return the time until a job reaches its limit; infinity if it has none."""
     limit, used = (_DURATION.fullmatch(fields.get(name, "")) for name in ("TimeLimit", "RunTime"))
-    return _seconds(limit) - (_seconds(used) if used else 0.0) if limit else math.inf
+    return _in_seconds(limit) - (_in_seconds(used) if used else 0.0) if limit else math.inf
 
 
-def _seconds(duration: re.Match[str]) -> float:
+def _in_seconds(duration: re.Match[str]) -> float:
     days, hours, minutes, seconds = (int(part or 0) for part in duration.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _ending_of(number: str, fields: Mapping[str, str]) -> _Ending | None:
-    """Return how Slurm ended a job; None if it did not, or if that is unknown."""
+    """Return in which way Slurm ended a job; None if it did not, or if that is unknown."""
     state, endings = fields.get("JobState", ""), (_TIME_OVER, _PREEMPTED, _CANCELLED)
     if state == "RUNNING":
         # The controller ends it some seconds later, and starts no further step before.

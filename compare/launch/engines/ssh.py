@@ -20,14 +20,11 @@ from compare.launch.engines import AbsentHostError, Answer, Carrier, describe_ho
 from compare.schema.hosts import Host
 
 _FAILED = 255
-"""The status of an ssh that failed itself.
-
-Any other status is the command's.
-"""
+"""The exit status of ssh if ssh itself failed; any other status is that of the command."""
 _KEEPALIVE_SECONDS = 3
-"""Maximum time without a packet before ssh asks for one.
+"""Maximum time without a packet before ssh asks the host for one.
 
-After two requests without an answer ssh gives up the host, because a dead link closes no connection.
+After two requests without an answer ssh gives up the host, because a dead link does not close a connection.
 """
 
 # Which error is raised, what ssh prints, what that means, what to do. The first that fits counts.
@@ -72,14 +69,14 @@ _TROUBLES = (
 
 
 class Ssh(Carrier, frozen=True, kw_only=True):
-    """The carrier that logs in to hosts.
+    """The carrier that logs in to hosts with ssh.
 
-    Where an attribute is empty, the user's ssh configuration decides.
+    Where an attribute is empty or None, the user's ssh configuration decides.
 
     Attributes:
-        user: login name for hosts that have none of their own, or empty.
-        port: port of sshd, or None.
-        identity: path of the private key, or empty.
+        user: login name for hosts that name none themselves.
+        port: port of sshd on every host.
+        identity: path of the private key.
         connect_timeout_seconds: maximum time for a host to accept a connection.
     """
 
@@ -89,13 +86,13 @@ class Ssh(Carrier, frozen=True, kw_only=True):
     connect_timeout_seconds: int = 10
 
     def _argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
-        _program()
+        _find_ssh()
         flags = self._flags(host.user or self.user)
         # ssh joins the words and a shell on the host splits them again, so they are quoted once.
         return ("ssh", *self._options(), *flags, "--", host.name, shlex.join(argv))
 
     def _by_hand(self, host: Host) -> str:
-        """Return an ssh command with the user's own flags only."""
+        """Return an ssh command with only those flags that the user gave."""
         return shlex.join(["ssh", *self._flags("" if host.user else self.user), host.destination])
 
     def _explain(self, answer: Answer) -> HostError | None:
@@ -109,30 +106,33 @@ class Ssh(Carrier, frozen=True, kw_only=True):
         return HostError(f"{name}: ssh failed.", found=found, remedy=f"Try {by_hand}.")
 
     def _remote_shell(self, hosts: Sequence[Host]) -> str:
-        """Return a program that logs in as ``_argv`` does.
+        """Return the text of a program that logs in with the same options as ``_argv``.
 
-        Launchers cannot pass on users and time-outs, and each spells ports and keys in its own way. One of
-        them turns host key checking off.
+        It is needed because launchers cannot pass on users and time-outs, and each passes on ports and keys
+        in its own way. One of them turns host key checking off.
         """
         users = "".join(f"  {host.name}) user=-l{host.user} ;;\n" for host in hosts if host.user)
         default = shlex.quote(f"-l{self.user}") if self.user else ""
-        command = shlex.join([_program(), *self._options(), *self._flags("")])
+        command = shlex.join([_find_ssh(), *self._options(), *self._flags("")])
         choose = f"case $host in\n{users}  *) user={default} ;;\nesac"
         return ssh_stand_in(f'{choose}\nexec {command} ${{user:+"$user"}} -- "$host" "$*"')
 
     def _options(self) -> list[str]:
+        """Return the options that Ringside gives to every ssh."""
         never = ("BatchMode=yes", "ForwardAgent=no", "ForwardX11=no", "EscapeChar=none")
         alive = (f"ServerAliveInterval={_KEEPALIVE_SECONDS}", "ServerAliveCountMax=2")
         settings = (*never, f"ConnectTimeout={self.connect_timeout_seconds}", *alive)
         return ["-T", *(f"-o{setting}" for setting in settings)]
 
     def _flags(self, user: str) -> list[str]:
+        """Return the flags for the user's own settings, with a login name unless ``user`` is empty."""
         flags = [f"-p{self.port}"] if self.port else []
         flags += [f"-i{self.identity}"] if self.identity else []
         return flags + ([f"-l{user}"] if user else [])
 
 
-def _program() -> str:
+def _find_ssh() -> str:
+    """Return the path of the ssh client; raise an ``UnavailableError`` if it is not installed."""
     ssh = shutil.which("ssh")
     if ssh is None:
         raise UnavailableError(

@@ -7,7 +7,7 @@ import pytest
 
 from compare.errors import UnavailableError
 from compare.launch.engines import rehearsal
-from compare.launch.engines.rehearsal import Rehearsal, open_rehearsal, shape
+from compare.launch.engines.rehearsal import Rehearsal, link_settings, open_rehearsal
 from compare.schema.hosts import Host, Link, local_host, parse_link
 
 ENTER = ("nsenter", "-t", "7", "-n", "-u", "-m", "-i", "-p", "--")
@@ -26,7 +26,7 @@ REFUSED = "echo '{found}' >&2; exit 1"
     ],
 )
 def test_link_is_shaped_by_tbf_and_netem(link, rate, latency, segment):
-    assert shape(link) == (rate and f"tbf rate {rate} latency 50ms", latency, segment)
+    assert link_settings(link) == (rate and f"tbf rate {rate} latency 50ms", latency, segment)
 
 
 def test_rehearsal_enters_the_room_and_then_a_host():

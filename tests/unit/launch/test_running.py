@@ -124,7 +124,7 @@ def test_programs_for_hosts_lie_where_they_can_be_executed(prepare, tmp_path, mo
     here = AnAgent(host=local_host(1), status=0)
     launch = prepare(of([AnAgent(host=Host("n1", 1), status=0)], here, carrier=Ssh()), MPIRUN)
     monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_flag=flags.get(Path(path), 0)))
-    monkeypatch.setattr("compare.launch.engines.ssh._program", lambda: "/usr/bin/ssh")
+    monkeypatch.setattr("compare.launch.engines.ssh._find_ssh", lambda: "/usr/bin/ssh")
     order = launch._order(here, MPIRUN)
     (program,) = map(Path, order.programs)
     assert program.name == "ssh"
