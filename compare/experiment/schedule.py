@@ -49,7 +49,7 @@ TURNS = 4
 MOST_TURNS = 10
 """Maximum number of an arm's turns in a cohort; more gain little, because the spread of launches remains."""
 TURN_SECONDS = 0.7
-"""Mean length of a turn, without the time in which it measures its reference, a rank that trains alone."""
+"""Mean length of a turn, without the blocks of its reference, which trains without communication."""
 SHORT_SECONDS = 0.35
 """Length of the turns of arms without an open comparison: the control, and settled arms."""
 LEAD_SECONDS = 0.1

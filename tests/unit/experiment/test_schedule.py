@@ -126,7 +126,9 @@ def test_every_round_is_whole_and_in_its_order_with_any_noise(config, noisy, mos
     rounds = [planned.round for planned in history[::width]]
     assert sorted(set(rounds)) == list(range(1, config.rounds + 1))
     assert rounds == sorted(rounds)
-    assert [(p.round, p.arm) for p in history] == [(r, arm) for r in rounds for arm in launch_order(config, r)]
+    assert [(p.round, p.arm) for p in history] == [
+        (r, arm) for r in rounds for arm in launch_order(config, r)
+    ]
     assert len(run.launches) == config.total_launches == config.rounds * width
     assert [la.round for la in run.launches[::width]] == list(range(1, config.rounds + 1))
     labels = sorted(arm.label for arm in config.arms)

@@ -21,7 +21,7 @@ from compare.launch.agent.connection import connected
 from compare.launch.agent.launch import _Launch
 from compare.launch.agent.protocol import ProtocolError, Start
 from compare.launch.engines import Carrier
-from compare.launch.processes import launch_processes, end_all
+from compare.launch.processes import end_all, launch_processes
 from compare.schema.hosts import Host
 from compare.schema.job import read_progress
 from compare.schema.launch_files import LaunchFiles

@@ -89,7 +89,9 @@ def launch(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_GRACE_SECONDS", 1.0)
     launch = Launch(tmp_path)
     yield launch
-    left = [pid for pid in {*launch.pids(), *(p.pid for p in module.launch_processes(launch.name))} if alive(pid)]
+    left = [
+        pid for pid in {*launch.pids(), *(p.pid for p in module.launch_processes(launch.name))} if alive(pid)
+    ]
     for pid in left:
         psutil.Process(pid).kill()
     assert not left
