@@ -53,7 +53,7 @@ START_SECONDS = 60.0
 SILENT_SECONDS = 10.0
 """Maximum time without a message from an agent.
 
-ssh or srun gives up a dead link earlier, and its error says more.
+The program that reaches the host gives up a dead link earlier, and its error says more.
 """
 
 _CLOSE_SECONDS = 3.0
