@@ -309,7 +309,7 @@ def test_agent_of_a_host_writes_in_its_folder_or_is_refused(shared_file, message
     link._received = ReceivedFiles(connection.host, LaunchFiles(folder), [0])
     before = set(shared_file.parent.iterdir())
     with contextlib.suppress(ProtocolError, RingsideError):
-        link.take(message)
+        link.handle(message)
         assert isinstance(link.error, RingsideError | None)
     assert set(shared_file.parent.iterdir()) == before
     for path in folder.iterdir():
