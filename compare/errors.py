@@ -125,11 +125,14 @@ class TooNoisyError(RingsideError):
 
 
 class UnprovenError(RingsideError):
-    """No gate failed, but one proves nothing: a wrong step would pass, or one process takes no such step."""
+    """No check of an arm's training failed, but one of them proves nothing.
+
+    Either a wrong step would pass it as well, or no single process takes steps like the arm's.
+    """
 
     exit_code = 16
 
 
 def system_reason(error: OSError) -> str:
-    """Return the system's reason without error number and path, or the text of an error that has none."""
+    """Return the system's reason for an error, such as ``No space left on device``, or else its own text."""
     return error.strerror or str(error) or type(error).__name__

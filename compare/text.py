@@ -1,4 +1,4 @@
-"""Write numbers as people read them, and text as terminals show it."""
+"""Write counts, sizes, times and lists as people read them, and make other programs' text printable."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _TIME = re.compile(r"(.+?) ?(s|m|min|h|)")
 
 
 def counted(number: float, noun: str) -> str:
-    """Write a number with its noun: ``1 round``, ``2 rounds``, ``1.5 cores``."""
+    """Return a number with its noun, in the plural unless it is 1: ``1 round``, ``1.5 cores``."""
     shown = f"{number}" if isinstance(number, int) else f"{number:g}"  # a count has no exponent
     return f"{shown} {noun}" if number == 1 else f"{shown} {noun}s"
 
 
 def binary_size(size_bytes: int) -> str:
-    """Write a size in its binary unit: ``64 GiB``, ``1.5 MiB``, ``8 B``."""
+    """Return a size in the largest binary unit that it fills: ``64 GiB``, ``1.5 MiB``, ``8 B``."""
     power = min(max(size_bytes.bit_length() - 1, 0) // 10, len(_BINARY) - 1)
     size = size_bytes / (1 << 10 * power)
     return f"{size:.3g} {_BINARY[power]}" if size < _WITH_AN_EXPONENT else f"{size:.0f} {_BINARY[power]}"
 
 
 def duration(seconds: float) -> str:
-    """Write a time in its two largest units: ``45 s``, ``2 min 10 s``, ``5 min``."""
+    """Return a time in its largest unit and the next smaller one: ``45 s``, ``2 min 10 s``, ``5 min``."""
     whole = round(seconds)
     parts = [(whole // 3600, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
     first = next((place for place, (number, _) in enumerate(parts) if number), 2)
@@ -36,25 +36,25 @@ def duration(seconds: float) -> str:
     return " ".join(shown) or "0 s"
 
 
-def seconds_of(written: str) -> float:
-    """Return the seconds of a time that is written without a unit or with one: 90, 90s, 5m, 1h.
+def seconds_of(text: str) -> float:
+    """Return the seconds of a time such as ``90s``, ``5m``, ``1h`` or ``90``, which has no unit.
 
     Raises:
         ValueError: the text is not a length of time; the message states the right forms.
     """
-    match = _TIME.fullmatch(written)
+    match = _TIME.fullmatch(text)
     try:
         number, unit = match.groups() if match else ("", "")
         return float(number) * _UNITS[unit]
     except ValueError:
         raise ValueError(
-            f"{written[:80]!r} is not a length of time. Give a number of seconds, or a number with a unit: "
+            f"{text[:80]!r} is not a length of time. Give a number of seconds, or a number with a unit: "
             "90s, 5m, 1h."
         ) from None
 
 
 def numbered(noun: str, numbers: Iterable[int]) -> str:
-    """Write a noun with ascending numbers, consecutive ones as a range: ``round 3``, ``rounds 1–3, 7``."""
+    """Return a noun with ascending numbers, and ranges for runs of them: ``round 3``, ``rounds 1–3, 7``."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
     spans = [f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
     one = len(runs) == 1 and len(runs[0]) == 1
@@ -69,14 +69,14 @@ def listed(names: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape every character that is not printable, so that none controls a terminal; newlines stay."""
+    """Escape all characters but printable ones and newlines, so that none controls a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def cut(text: str) -> str:
-    """Return the first five non-blank lines of another program's text, and "…" if there are more.
+    """Return the first five non-blank lines of another program's text, each cut after 300 characters.
 
-    Each line is cut after 300 characters.
+    A line with "…" follows if there are more.
     """
     lines = [line[:_MOST_CHARACTERS].rstrip() for line in text.splitlines() if line.strip()]
     return "\n".join(lines[:_MOST_LINES] + ["…"] * (len(lines) > _MOST_LINES))

@@ -60,31 +60,31 @@ class Workload:
     collate: Callable[[list[Any]], Any] | None = None
     """Make a batch of a list of samples; by default torch's ``default_collate``."""
     test_data: Sequence[Any] | torch.utils.data.Dataset[Any] | None = None
-    """Samples of the test; by default, the first 1000 training samples."""
+    """Samples on which the trained model is tested; by default, the first 1000 training samples."""
     metric: Callable[[Callable[..., Any], Any], float | torch.Tensor] | None = None
-    """Map the model and a batch of the test to a mean over its samples, such as the accuracy."""
+    """Map the model and a batch of ``test_data`` to a mean over its samples, such as the accuracy."""
     before_step: Callable[[list[nn.Parameter]], object] | None = None
     """Change the averaged gradients in place before the optimizer's step: clip them, for example.
 
-    It gets the parameters that have a gradient.
+    The function gets the list of parameters that have a gradient.
     """
     schedule: Callable[[int], float] | None = None
     """Map the number of finished steps to a factor for the optimizer's initial learning rates."""
     loader: Callable[[int, int, int], Iterable[Any]] | None = None
-    """Make your own loader of a shard, from the rank, the number of ranks and the batch size.
+    """Return a loader of one rank's batches, given the rank, the number of ranks and the batch size.
 
     Each iteration over the loader yields the batches of one epoch, and a smaller last batch is skipped. The
-    proof compares the ranks' samples in its steps, and the length of an epoch.
+    proof compares which samples the ranks get, and how many samples an epoch has.
     """
     own_step: Callable[[nn.Module, Callable[..., torch.optim.Optimizer]], Callable[[Any], object]] | None = (
         None
     )
-    """Make your own distributed step, for ``own_torch``, ``own_horovod`` or ``own_mpi``.
+    """Make your own distributed step, for the arms ``own_torch``, ``own_horovod`` and ``own_mpi``.
 
-    It gets the model on its device, and a function ``make_optimizer(parameters)``. Wrap the model, and return
-    ``step(batch)``: forward, backward, synchronisation, clipping, schedule and optimizer. The library has
-    joined its group already. ``loss``, ``before_step`` and ``schedule`` define what one process trains, with
-    which the proof compares your step.
+    The function gets the model on its device, and a function ``make_optimizer(parameters)``. Wrap the model,
+    and return ``step(batch)``: forward, backward, synchronisation, clipping, schedule and optimizer. The
+    library has joined its group already. ``loss``, ``before_step`` and ``schedule`` define what one process
+    trains, with which the proof compares your step.
     """
     reference_step: (
         Callable[[nn.Module, Callable[..., torch.optim.Optimizer]], Callable[[list[Any]], object]] | None
