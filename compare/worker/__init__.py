@@ -1,1 +1,1 @@
-"""Do what one rank does. This package is started, never imported."""
+"""Do the work of one rank, in a process of its own; no other package imports this one."""

@@ -12,16 +12,16 @@ from compare.worker.witness import fork_witness
 
 
 def main(launcher: str, job_file: str) -> None:
-    """Fork, and do the rank's part of the job in the child; the parent becomes its witness.
+    """Fork a child that does the rank's part of the job, and record in this process how the child exits.
 
-    Neither process returns.
+    ``launcher`` is the launcher's name, and ``job_file`` the path of the job. Neither process returns.
     """
     files = LaunchFiles(Path(job_file).parent)
     placement = read_placement(launcher, os.environ)
     fork_witness(files, placement.rank)
-    from compare.worker.outcome import leave_outcome  # only the rank loads libraries
+    from compare.worker.outcome import do_job  # only the rank loads libraries
 
-    leave_outcome(files, placement)
+    do_job(files, placement)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Attest what a rank runs, by facts that are read back from libraries and the kernel."""
+"""Attest what a rank really runs, by facts that are read back from libraries and the kernel."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ from compare.schema.job import Job, LaunchJob
 from compare.system.limits import core_quota
 from compare.worker.messages import noted_warnings
 from compare.worker.task import Batches
-from compare.worker.user_file import set_dtype
+from compare.worker.user_file import default_dtype_of_user
 
 _GPU_FIGURES = {
     "clocks.sm": "clock_mhz",
     "clocks.max.sm": "clock_limit_mhz",
     "power.limit": "power_limit_watts",
 }
-_GPU_SECONDS = 10.0
+"""Names of facts about a GPU, by the name that ``nvidia-smi`` has for each."""
+_NVIDIA_SMI_SECONDS = 10.0
 
 
 def attest_group(group: Group, job: LaunchJob) -> Facts:
-    """Return the facts that need no training, such as device, CPUs, versions and settings. Collective."""
+    """Return the facts that need no training, such as device, CPUs, versions and settings.
+
+    All ranks must call this at the same point, because some groups measure facts by a collective.
+    """
     device = group.device
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -54,13 +58,13 @@ def attest_group(group: Group, job: LaunchJob) -> Facts:
 def attest(
     group: Group, replica: Replica, batches: Batches, job: Job, gradient_bytes: int, *, was_reset: bool
 ) -> Facts:
-    """Return the facts of ``attest_group``, and those of the training. Collective.
+    """Return the facts of ``attest_group``, and those of the training; all ranks must call this together.
 
-    ``gradient_bytes`` were counted within a step, because between two steps no gradients are held.
-    ``was_reset`` is whether the kernel reset the peak of memory after the proof.
+    ``gradient_bytes`` is the size of the gradients that the rank holds within a step; between two steps it
+    holds none. ``was_reset`` is whether the kernel reset the peak of memory after the proof.
     """
     return attest_group(group, job) | {
-        "default_dtype": set_dtype(),
+        "default_dtype": default_dtype_of_user(),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "batch": batches.attest(),
         "parameter_dtypes": sorted({str(p.dtype) for p in replica.model.parameters()}),
@@ -80,7 +84,7 @@ def attest(
 def _attest_gpu(device: torch.device) -> Facts:
     """Return a GPU's memory in bytes, driver version, clocks in MHz and power limit in watts.
 
-    All but the memory come from ``nvidia-smi``, and what it does not report is None.
+    All but the memory come from ``nvidia-smi``. A fact that it does not report is None.
     """
     properties = torch.cuda.get_device_properties(device)
     command = [
@@ -93,34 +97,35 @@ def _attest_gpu(device: torch.device) -> Facts:
             [*command, "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
-            timeout=_GPU_SECONDS,
+            timeout=_NVIDIA_SMI_SECONDS,
             check=True,
         )
         driver, *figures = map(str.strip, done.stdout.split(","))
     except (OSError, subprocess.SubprocessError):
         driver, figures = None, []
-    told = zip_longest(_GPU_FIGURES.values(), map(_number, figures))
-    return {"memory_bytes": properties.total_memory, "driver": driver or None} | dict(told)
+    reported = zip_longest(_GPU_FIGURES.values(), map(_number_or_none, figures))
+    return {"memory_bytes": properties.total_memory, "driver": driver or None} | dict(reported)
 
 
-def _number(text: str) -> float | None:
+def _number_or_none(text: str) -> float | None:
     with suppress(ValueError):  # such as [N/A]
         return float(text)
     return None
 
 
 def _attest_optimizer(optimizer: torch.optim.Optimizer, *, scheduled: bool = False) -> Facts:
-    """Return the optimizer's class, and the numbers, flags and tuples among the settings of each group.
+    """Return the optimizer's class, and the numbers, flags and tuples in each of its parameter groups.
 
-    A learning rate that may be ``scheduled`` is left out, because it depends on how long the last turn was.
+    If the learning rates may be ``scheduled``, they are left out: a schedule changes them from step to step,
+    and the number of steps depends on how long the last turn was.
     """
     left_out = {"lr", "initial_lr"} if scheduled else set()
     groups = [
         {
             name: value
-            for name, value in held.items()
+            for name, value in group.items()
             if isinstance(value, (bool, int, float, tuple)) and name not in left_out
         }
-        for held in optimizer.param_groups
+        for group in optimizer.param_groups
     ]
     return {"class": type(optimizer).__name__, "groups": groups}

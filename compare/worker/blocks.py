@@ -1,4 +1,4 @@
-"""Train and time blocks of the arm and its reference."""
+"""Train an arm and its reference, which does not synchronise, in blocks of steps, and time each block."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from compare.worker.watchdog import Watchdog
 BLOCK_STEPS = 30
 """Usual number of steps in a block."""
 REFERENCE_BLOCKS = 14
-"""Maximum number of reference blocks; they cancel drift."""
-FIRST_STEPS = 10
-"""Maximum number of steps that a reference takes before it is timed."""
-_REFERENCES_OF_A_TURN = 4
+"""Maximum number of reference blocks in a training; they are spread over it, to cancel drift."""
+REFERENCE_WARM_UP_STEPS = 10
+"""Maximum number of steps that a reference takes before its first block."""
+_REFERENCE_BLOCKS_OF_A_TURN = 4
 """Maximum number of reference blocks in a turn."""
 
 
@@ -37,10 +37,11 @@ class BlockPlan(NamedTuple):
     """A block that is still to be trained."""
 
     mode: Literal["training", "reference"]
+    """Whether the arm trains in this block, or its reference."""
     steps: int
-    """All steps of the block, including the first ones, which are not timed."""
+    """Number of all steps of the block, including the first ones, which are not timed."""
     phased: bool
-    """Whether its phases are timed one by one, which excludes the block from the step time."""
+    """Whether the phases of a step are timed one by one; the step time then leaves out this block."""
 
 
 def plan_blocks(
@@ -49,23 +50,30 @@ def plan_blocks(
     *,
     reference: bool,
     cycle: int = 1,
-    references: int = REFERENCE_BLOCKS,
+    most_references: int = REFERENCE_BLOCKS,
     phased: bool = True,
 ) -> list[BlockPlan]:
-    """Split steps into training blocks, and add blocks of the reference.
+    """Return the blocks of a training in their order, some of them paired with a block of the reference.
 
     A reference block stands directly before or after a training block of the same length, so drift affects
-    both equally. With ``phased``, the middle training block and its reference block are timed phase by phase.
-    ``steps`` is a multiple of ``cycle``, and so is every block. ``order`` decides which of a pair is first,
-    with the same seed on every rank. ``references`` is the maximum number of reference blocks.
+    both equally.
+
+    Args:
+        steps: training steps of all blocks together, a multiple of ``cycle``.
+        order: decides which block of a pair is first; its seed is the same on every rank.
+        reference: whether there are reference blocks.
+        cycle: a number of steps; every block is a multiple of it.
+        most_references: the maximum number of reference blocks.
+        phased: whether the middle training block and its reference block are timed phase by phase.
     """
     sizes = split_into_blocks(steps, cycle=cycle, fewest=2 if phased else 1)
     middle = len(sizes) // 2 if phased and len(sizes) > 1 else None
-    referred = _spread(len(sizes), references - (middle is not None)) | {middle} if reference else set()
+    most_spread = most_references - (middle is not None)
+    paired = _spread_indices(len(sizes), most_spread) | {middle} if reference else set()
     plans = []
     for index, size in enumerate(sizes):
         pair = [BlockPlan("training", size, phased=index == middle)]
-        if index in referred:
+        if index in paired:
             pair.append(BlockPlan("reference", size, phased=index == middle))
             order.shuffle(pair)
         plans += pair
@@ -73,10 +81,10 @@ def plan_blocks(
 
 
 def split_into_blocks(steps: int, *, cycle: int = 1, fewest: int = 2) -> list[int]:
-    """Return the steps of each block: about ``BLOCK_STEPS`` of them, in ``fewest`` or more blocks.
+    """Return the number of steps in each block, which is about ``BLOCK_STEPS``.
 
-    ``steps`` is a multiple of ``cycle``, and so is each block. There are fewer blocks only if the cycles do
-    not suffice. Blocks differ by one cycle at most, because a short last block would be the noisiest.
+    ``steps`` is a multiple of ``cycle``, and so is each block. There are ``fewest`` blocks or more, but at
+    most one for each cycle. Blocks differ by one cycle at most: a short last block would be the noisiest.
     """
     cycles = steps // cycle
     count = max(min(fewest, cycles), min(cycles, round(steps / BLOCK_STEPS)))
@@ -84,33 +92,33 @@ def split_into_blocks(steps: int, *, cycle: int = 1, fewest: int = 2) -> list[in
     return [cycle * (size + (i < longer)) for i in range(count)]
 
 
-def _spread(count: int, most: int) -> set[int | None]:
-    """Choose at most ``most`` of the indices below ``count``, evenly spread."""
+def _spread_indices(count: int, most: int) -> set[int | None]:
+    """Return up to ``most`` of the indices below ``count``, evenly spread."""
     return set(range(count)) if count <= most else {i * (count - 1) // (most - 1) for i in range(most)}
 
 
 def untimed_steps(config: RunConfig, cycle: int) -> int:
-    """Return how many steps train before the clock starts.
+    """Return how many training steps are taken before the first block.
 
-    The steps that are left are whole cycles.
+    These are the warm-up steps, and a few more if the others would not be a multiple of ``cycle``.
 
     Raises:
-        BackendError: no whole cycle is left.
+        BackendError: the others are fewer than a cycle.
     """
-    left = config.total_steps - config.untimed_steps
-    if left < cycle:
+    timed = config.total_steps - config.untimed_steps
+    if timed < cycle:
         raise BackendError(
-            f"This arm repeats itself in a cycle of {cycle} steps, but only {left} steps are timed. "
+            f"This arm's communication repeats every {cycle} steps, but only {timed} steps are timed. "
             f"Use at least --steps {config.untimed_steps + cycle}."
         )
-    return config.untimed_steps + left % cycle
+    return config.untimed_steps + timed % cycle
 
 
 def settling_steps(steps: int, cycle: int) -> int:
-    """Return how many first steps of a block are not timed.
+    """Return how many steps at the beginning of a block are not timed.
 
-    They are the first cycle, unless that is the whole block. The caches still hold data of the other side, so
-    the first step takes 15 to 20 % longer. Training that is not measured has only one side, and no such cost.
+    They are the first cycle, unless that is the whole block. The caches still hold the data of the other
+    side, so the first step takes 15 to 20 % longer. A training without a reference has no such cost.
     """
     return cycle if steps > cycle else 0
 
@@ -119,7 +127,7 @@ def settling_steps(steps: int, cycle: int) -> int:
 
 
 class Side(NamedTuple):
-    """One of the two sides that are measured alternately: the arm or its reference."""
+    """One of the two trainings that are timed alternately: the arm, or its reference."""
 
     replica: Replica
     batches: Iterator[Batch]
@@ -127,7 +135,7 @@ class Side(NamedTuple):
     before_step: BeforeStep | None = None
 
     def train(self, steps: int, on_phase: Callable[[str], None] = lambda _: None) -> None:
-        """Take ``steps`` training steps; ``on_phase`` is called at the end of each phase."""
+        """Take ``steps`` training steps, and call ``on_phase`` with the name of each phase that ended."""
         train(self.replica, self.batches, self.loss, steps, on_phase, before_step=self.before_step)
 
 
@@ -135,7 +143,7 @@ Sides: TypeAlias = dict[Mode, Side]
 
 
 def make_side(replica: Replica, task: Task, batches: Iterator[Batch]) -> Side:
-    """Return a side: a replica with its batches and with the loss and ``before_step`` of a task.
+    """Return a side that trains a replica on ``batches`` with the loss and ``before_step`` of a task.
 
     A step of the user's own gets no ``before_step``, because it clips and schedules by itself.
     """
@@ -145,10 +153,10 @@ def make_side(replica: Replica, task: Task, batches: Iterator[Batch]) -> Side:
 def make_reference(
     make_replica: type[Replica], task: Task, batches: Iterator[Batch], group: Group, steps: int
 ) -> Side:
-    """Return a side that trains without synchronisation, and that has taken ``steps`` steps already.
+    """Return a new reference, which trains without synchronisation, after it has taken ``steps`` steps.
 
-    It is in the arm's process, so background work of the arm's library slows it down as well. It leaves the
-    random generators as they were.
+    ``make_replica`` is the control's class. The reference trains in the arm's process, so background work of
+    the arm's library slows it down as well. The random generators are left as they were.
     """
     with same_randomness(group.device):
         replica = make_replica(task.build_model(), task.make_optimizer, group, {})
@@ -163,9 +171,9 @@ def make_reference(
 
 
 class BlockTrainer:
-    """A trainer of the blocks of one launch, one after another or in turns.
+    """The timed part of a rank's training, in blocks one after another or in turns with other arms.
 
-    ``trained`` is called once, directly after the last step of the training. Turns may continue to train
+    ``on_trained`` is called once, directly after the last step of the training. Turns may continue to train
     after that, for timing only.
     """
 
@@ -177,37 +185,37 @@ class BlockTrainer:
         watchdog: Watchdog,
         *,
         step_seconds: float,
-        trained: Callable[[], None],
+        on_trained: Callable[[], None],
     ) -> None:
         self._job = job
         self._sides = sides
         self._group = group
         self._watchdog = watchdog
         self.step_seconds = step_seconds
-        """Time of a step, as it was last measured."""
-        self._trained = trained
+        """Seconds of a training step, as last measured."""
+        self._on_trained = on_trained
         self._cycle = sides["training"].replica.cycle
         self.steps_done = untimed_steps(job.config, self._cycle)
-        """Training steps so far, including the warm-up."""
+        """Number of training steps so far, including the warm-up."""
         self._order = random.Random(f"{job.config.seed}/{job.number}")
         self._references = "reference" in sides
 
-    def blocks(self) -> Iterator[Block]:
-        """Train to the end of the training, and yield each block as soon as it is timed."""
+    def train_blocks(self) -> Iterator[Block]:
+        """Train all blocks to the end of the training, and yield each as soon as it is timed."""
         self.begin()
         yield from self._timed_blocks(
-            plan_blocks(self._left, self._order, reference=self._references, cycle=self._cycle)
+            plan_blocks(self._remaining_steps, self._order, reference=self._references, cycle=self._cycle)
         )
 
     def begin(self) -> None:
-        """Wait for all ranks, unless their latest steps have synchronised them."""
+        """Wait for all ranks before the first block, unless their latest steps have synchronised them."""
         if self._references or not self._job.arm.traits.synchronises:
             self._wait_for_ranks(self.steps_done)
 
-    def turn(self, turn: Turn) -> Iterator[Block]:
-        """Train one turn, and yield each of its timed blocks.
+    def train_turn(self, turn: Turn) -> Iterator[Block]:
+        """Train one turn, and yield each of its timed blocks, with the turn's number.
 
-        Its first steps are not timed. The first turn has a pair of blocks that is timed phase by phase.
+        The turn begins with untimed steps. In the first turn, one pair of blocks is timed phase by phase.
         """
         self._train_untimed(self._whole_cycles(turn.untimed_steps))
         if not self._job.arm.traits.synchronises:
@@ -219,34 +227,36 @@ class BlockTrainer:
             self._order,
             reference=self._references,
             cycle=self._cycle,
-            references=_REFERENCES_OF_A_TURN,
+            most_references=_REFERENCE_BLOCKS_OF_A_TURN,
             phased=phased,
         )
         for block in self._timed_blocks(plans):
             yield msgspec.structs.replace(block, turn=turn.number)
 
     def finish(self) -> None:
-        """Train the remaining steps of the training, without timing them."""
-        self._train_untimed(max(0, self._left))
+        """Train to the end of the training, without timing these steps."""
+        self._train_untimed(max(0, self._remaining_steps))
         if not self._job.arm.traits.synchronises:
             self._wait_for_ranks(1)
 
     @property
-    def _left(self) -> int:
-        """Steps to the end of the training; negative after it."""
+    def _remaining_steps(self) -> int:
+        """Return the number of steps to the end of the training, which is negative after the end."""
         return self._job.config.total_steps - self.steps_done
 
     def _whole_cycles(self, steps: int) -> int:
+        """Return a number of steps, rounded up to a multiple of the cycle."""
         return -(-steps // self._cycle) * self._cycle
 
     def _timed_blocks(self, plans: list[BlockPlan]) -> Iterator[Block]:
+        """Train the planned blocks in their order, and yield each as soon as it is timed."""
         for plan in plans:
             if plan.mode == "training":
-                if 0 < self._left < plan.steps:
+                if 0 < self._remaining_steps < plan.steps:
                     # The training would end inside this block, so its last steps come before, untimed.
-                    self._train_untimed(self._left)
+                    self._train_untimed(self._remaining_steps)
                 yield self.timed_block(plan)
-                self._count(plan.steps)
+                self._count_steps(plan.steps)
             else:
                 with same_randomness(self._group.device):
                     yield self.timed_block(plan)
@@ -254,24 +264,24 @@ class BlockTrainer:
                 self._wait_for_ranks(plan.steps)
 
     def _train_untimed(self, steps: int) -> None:
-        """Train steps without timing them, and record progress in between."""
+        """Train so many steps without timing them, and record progress in between."""
         while steps > 0:
             piece = min(steps, self._watchdog.steps_at_once(self.step_seconds))
-            if self._left > 0:
-                piece = min(piece, self._left)
+            if self._remaining_steps > 0:
+                piece = min(piece, self._remaining_steps)
             self._note(piece)
             self._sides["training"].train(piece)
             read_clock(self._group.device)
-            self._count(piece)
+            self._count_steps(piece)
             steps -= piece
 
-    def _count(self, steps: int) -> None:
+    def _count_steps(self, steps: int) -> None:
         self.steps_done += steps
-        if self._left == 0:
-            self._trained()
+        if self._remaining_steps == 0:
+            self._on_trained()
 
     def _wait_for_ranks(self, steps: int) -> None:
-        """Wait for all ranks after steps without synchronisation.
+        """Wait for all ranks after so many steps without synchronisation.
 
         The fastest rank may wait for the slowest as long as these steps take. Steps that synchronise need no
         barrier, and over Gloo a barrier would take one percent of a small model's training.
@@ -280,7 +290,7 @@ class BlockTrainer:
         self._group.barrier()
 
     def timed_block(self, plan: BlockPlan) -> Block:
-        """Train one block, and return the times of all but its first steps."""
+        """Train one block, and return the times of all its steps but the first ``settling_steps``."""
         side, device = self._sides[plan.mode], self._group.device
         settling = settling_steps(plan.steps, self._cycle)
         steps = plan.steps - settling
@@ -303,7 +313,7 @@ class BlockTrainer:
         )
 
     def _train(self, side: Side, steps: int, clock: PhaseClock | None) -> None:
-        """Train steps; record progress in between if they take long."""
+        """Train so many steps; record progress in between if they take long."""
         if clock:
             clock("begin")
         at_once = self._watchdog.steps_at_once(self.step_seconds)

@@ -1,4 +1,4 @@
-"""Time collectives without training: those of a step, and a group's over sizes, whose results are checked.
+"""Time collectives without training: those of a training step, or any of a group at several sizes.
 
 Several calls in a row follow one barrier, as in nccl-tests, because most collectives keep the ranks together.
 With a barrier before every call, the times could err in both directions.
@@ -28,24 +28,24 @@ from compare.worker.patterns import Pattern
 from compare.worker.watchdog import Watchdog
 
 _STEP_SAMPLES = 6
-_CALLS_OF_STEP, _BYTES_AT_ONCE = 10, 100_000_000
-"""Most calls in one sample of a step's collectives, and most bytes of several calls together."""
+_STEP_CALLS, _BYTES_AT_ONCE = 10, 100_000_000
+"""Most runs of a step's collectives in one sample, and most bytes that several runs send together."""
 
 _SWEPT_BYTES = (1 << 10, 32 << 10, 1 << 20)
 _LARGEST_SWEPT = 8 << 20
 _SWEEP_SAMPLES, _SWEEP_CALLS = 3, 3
-"""Samples of each size, and calls in a sample: few, so that a sweep takes less than 0.3 s."""
+"""Samples of each size, and calls in a sample; they are few, so a sweep takes less than 0.3 s."""
 
 _ITERATION_SECONDS = 0.005
-"""Least time of an iteration, far above that of a barrier."""
+"""Least time of an iteration, far longer than a barrier takes."""
 _FIRST_BYTES = 1 << 20
-"""Size that is timed, but not reported, before a first size that is larger."""
+"""Size that is timed first, without a report, if the first size of a job is larger than this."""
 _MOST_CALLS = 1 << 14
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")
 _THREAD_SECONDS = 0.1
-"""Usual time until a library's thread releases a refused call."""
+"""Usual time until a thread of a library releases the buffers of a refused call."""
 _RELEASE_SECONDS = 5.0
-"""Maximum time until a library releases a refused call; half of the stall time if that is shorter."""
+"""Maximum time until a library releases these buffers; half of the stall time if that is shorter."""
 _REFUSALS = (base.BackendError, RuntimeError, TypeError, ValueError, LookupError)
 """Exceptions that libraries raise for a dtype or an operation that they refuse."""
 
@@ -59,10 +59,10 @@ def time_repeated(
     calls: int,
     warmup: int,
 ) -> list[int]:
-    """Return for each sample the mean nanoseconds of a call, over ``calls`` in a row.
+    """Return for each sample the mean nanoseconds of a call of ``work``, over ``calls`` in a row.
 
-    ``warmup`` untimed calls come first, and a barrier before each sample. A collective waits for all ranks,
-    so it keeps the ranks closer together than a barrier could.
+    ``warmup`` untimed calls come first, and a barrier before each sample. There is none between the calls of
+    a sample, because a collective keeps the ranks closer together than a barrier could.
     """
 
     def in_a_row() -> None:
@@ -84,19 +84,19 @@ def time_repeated(
 def time_collectives(
     collectives: Collectives | None, group: Group, note: Callable[[int], None]
 ) -> tuple[list[int], list[int]]:
-    """Time a step's collectives without training.
+    """Time all collectives of a training step together, without training.
 
-    A sample runs all of them several times, less often if a step sends many bytes. ``note`` is called before
+    A sample runs them several times, but less often if a step sends many bytes. ``note`` is called before
     the warm-up and before each sample, with the number of runs that follow.
 
     Returns:
-        The bytes of each collective, and for each sample the mean nanoseconds of one run of all of them. Both
-        lists are empty if a step has none, or if `Replica.collectives` offers none.
+        The bytes of each collective, and for each sample the mean nanoseconds of one run of all collectives.
+        Both lists are empty if a step has no collectives, or if ``collectives`` is None.
     """
     if collectives is None or not collectives.message_bytes:
         return [], []
     sizes = list(collectives.message_bytes)
-    calls = max(1, min(_CALLS_OF_STEP, _BYTES_AT_ONCE // max(1, sum(sizes))))
+    calls = max(1, min(_STEP_CALLS, _BYTES_AT_ONCE // max(1, sum(sizes))))
 
     def barrier() -> None:
         note(calls)
@@ -112,44 +112,44 @@ def time_collectives(
 def sweep(
     message_bytes: list[int], replica: Replica, group: Group, note: Callable[[int], None]
 ) -> list[Sweep]:
-    """Time the group's all-reduce at some sizes, smallest first, in nanoseconds per call.
+    """Time the group's all-reduce at several sizes, and return the results with the smallest size first.
 
-    Three sizes are the same for every arm. The step's largest message and the sum of its messages are added,
-    unless they are too large. Measured times have no influence, because every rank must run the same
-    collectives. The list is empty if a step has no messages, or if the strategy has a transport of its own,
-    because it bypasses its group. ``note`` is called before each size, with the number of calls.
+    Three sizes are the same for every arm. The largest of ``message_bytes``, which are those of a step, and
+    their sum are added, unless they are too large. Measured times do not change the sizes, because every rank
+    must run the same collectives. ``note`` is called before each size, with the number of calls. The list is
+    empty if a step has no messages, or if the strategy has its own transport and so bypasses the group.
     """
     if not message_bytes or "transport" in replica.attest():
         return []
     dtype = next(replica.model.parameters()).dtype
-    found = []
-    own = [size for size in (max(message_bytes), sum(message_bytes)) if size <= _LARGEST_SWEPT]
-    for size in sorted({*_SWEPT_BYTES, *own}):
+    sweeps = []
+    step_sizes = [size for size in (max(message_bytes), sum(message_bytes)) if size <= _LARGEST_SWEPT]
+    for size in sorted({*_SWEPT_BYTES, *step_sizes}):
         note(1 + _SWEEP_SAMPLES * _SWEEP_CALLS)
         tensor = torch.zeros(size // dtype.itemsize, dtype=dtype, device=group.device)
         reduce = partial(group.all_reduce_, tensor)
         times = time_repeated(
             reduce, group.barrier, group.device, samples=_SWEEP_SAMPLES, calls=_SWEEP_CALLS, warmup=1
         )
-        found.append(Sweep(message_bytes=tensor.numel() * dtype.itemsize, ns=times))
-    return found
+        sweeps.append(Sweep(message_bytes=tensor.numel() * dtype.itemsize, ns=times))
+    return sweeps
 
 
 # ---- in a launch of their own ----
 
 
 def time_sizes(group: Group, job: SweepJob, watchdog: Watchdog) -> list[SizeTiming]:
-    """Time every exchange at every size, and check the result of each.
+    """Time every collective of the job at each of its sizes, and check each result.
 
-    The watchdog allows a call more than the stall time if the previous size predicts that. So a small size
-    comes before a first size that is large.
+    The watchdog allows a call more than the stall time if the time of the previous size predicts a longer
+    one. So a job that begins with a large size gets a small one before it.
     """
-    known: SizeTiming | None = None
+    latest: SizeTiming | None = None
     timings = []
     first = msgspec.structs.replace(job, config=msgspec.structs.replace(job.config, iterations=1))
 
     def expected_seconds(nbytes: int) -> float:
-        return max(known.ns) / 1e9 * max(1.0, nbytes / known.message_bytes) if known else 0.0
+        return max(latest.ns) / 1e9 * max(1.0, nbytes / latest.message_bytes) if latest else 0.0
 
     for number, (exchange, nbytes) in enumerate(job.config.measurements):
 
@@ -157,70 +157,71 @@ def time_sizes(group: Group, job: SweepJob, watchdog: Watchdog) -> list[SizeTimi
             watchdog.note("collectives", number, expected_seconds=calls * expected_seconds(nbytes))
 
         quantum = exchange.quantum(group.world_size) if nbytes else 1
-        if nbytes > _FIRST_BYTES and not known:
+        if nbytes > _FIRST_BYTES and not latest:
             timed = time_size(group, exchange, _FIRST_BYTES // quantum * quantum, first, note)
-            known = timed if timed.ns else None
+            latest = timed if timed.ns else None
         timings.append(time_size(group, exchange, nbytes, job, note))
         if timings[-1].ns and nbytes:  # a barrier carries no bytes
-            known = timings[-1]
+            latest = timings[-1]
     return timings
 
 
 def time_size(
     group: Group, exchange: Exchange, nbytes: int, job: SweepJob, note: Callable[[int], None]
 ) -> SizeTiming:
-    """Time one exchange at one size, and check the result of one further call.
+    """Time one collective whose larger buffer has ``nbytes``, and check the result of one further call.
 
-    ``note`` is called before calls, with their number. If the library refuses the exchange, the result has
-    only the library's reason. The first rank of a host adds bytes and packets per call, if they are counted.
+    ``note`` is called before calls, with their number. If the library refuses the collective, the result has
+    only the library's reason. On the first rank of a host, the result has the bytes and packets of a call if
+    the job names a network interface.
     """
     config = job.config
-    of_all: dict[str, Any] = msgspec.structs.asdict(exchange) | {"message_bytes": nbytes}
+    fields: dict[str, Any] = msgspec.structs.asdict(exchange) | {"message_bytes": nbytes}
     note(1)
-    ready = _prepare(group, exchange, nbytes, min(_RELEASE_SECONDS, config.stall_seconds / 2))
-    if isinstance(ready, str):
-        return SizeTiming(**of_all, refused=ready)
-    buffers, call = ready
+    prepared = _prepare(group, exchange, nbytes, min(_RELEASE_SECONDS, config.stall_seconds / 2))
+    if isinstance(prepared, str):
+        return SizeTiming(**fields, refused=prepared)
+    buffers, call = prepared
     calls = _agree_on_calls(group, call, max(0, config.warmup_iterations - 1), note)
 
     def barrier() -> None:
         note(calls)
         group.barrier()
 
-    counts = job.interface and group.placement.local_rank == 0
+    is_counting = job.interface and group.placement.local_rank == 0
     barrier()  # so that no byte of an earlier call is still on its way
-    before = _read_counters(job.interface) if counts else {}
+    before = _read_counters(job.interface) if is_counting else {}
     ns = time_repeated(call, barrier, group.device, samples=config.iterations, calls=calls, warmup=0)
     barrier()  # so that no byte is still on its way
     if before:
-        after, of_calls = _read_counters(job.interface), calls * config.iterations
-        of_all |= {name: (after[name] - then) / of_calls for name, then in before.items()}
+        after, timed_calls = _read_counters(job.interface), calls * config.iterations
+        fields |= {name: (after[name] - count) / timed_calls for name, count in before.items()}
     note(1)
-    return SizeTiming(**of_all, calls=calls, ns=ns, wrong=_count_wrong(group, exchange, buffers, call))
+    return SizeTiming(**fields, calls=calls, ns=ns, wrong=_count_wrong(group, exchange, buffers, call))
 
 
 def _read_counters(interface: str) -> dict[str, int]:
-    """Return the bytes and packets on an interface since it came up, named as in ``SizeTiming``."""
+    """Return the bytes and packets of a network interface since it came up, named as in ``SizeTiming``."""
     # The kernel's own counters may start anew; psutil would add up what it saw before.
-    found = psutil.net_io_counters(pernic=True, nowrap=False)[interface]
+    counters = psutil.net_io_counters(pernic=True, nowrap=False)[interface]
     return {
-        "sent_bytes": found.bytes_sent,
-        "received_bytes": found.bytes_recv,
-        "sent_packets": found.packets_sent,
-        "received_packets": found.packets_recv,
+        "sent_bytes": counters.bytes_sent,
+        "received_bytes": counters.bytes_recv,
+        "sent_packets": counters.packets_sent,
+        "received_packets": counters.packets_recv,
     }
 
 
 def _prepare(
     group: Group, exchange: Exchange, nbytes: int, release_seconds: float
 ) -> tuple[base.Buffers, Callable[[], torch.Tensor]] | str:
-    """Allocate the buffers of an exchange, and call it once.
+    """Allocate the buffers of a collective, and call it once.
 
     Returns:
-        The buffers and the call, or the library's reason to refuse it.
+        The buffers and a function that repeats the call; the library's reason alone if it refuses the call.
 
     Raises:
-        BackendError: the library holds a refused call for longer than ``release_seconds``.
+        BackendError: the library holds the buffers of a refused call longer than ``release_seconds``.
     """
     buffers = make_buffers(exchange, nbytes, group)
     storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in (buffers.source, buffers.target)]
@@ -238,15 +239,15 @@ def _prepare(
         gc.collect()  # the library's objects may hold each other
         if not _is_released(storages, release_seconds):
             raise base.BackendError(
-                f"a refused {exchange.collective} of {exchange.dtype} is still held after "
-                f"{release_seconds:g} s. The library refused it: {refused}. Leave it out of --collective, "
-                "--dtype or --op."
+                f"The library refused {exchange.collective} of {exchange.dtype}: {refused}. It still holds "
+                f"the buffers after {release_seconds:g} s, so no other collective can be timed. Leave this "
+                "one out of --collective, --dtype or --op."
             )
     return refused
 
 
 def _is_released(storages: list[StorageWeakRef], seconds: float) -> bool:
-    """Return whether the library releases the buffers of a refused call in so many seconds.
+    """Wait up to so many seconds, and return whether the library has released the buffers of a refused call.
 
     Until then, Gloo's barrier would raise the refusal once more.
     """
@@ -259,7 +260,7 @@ def _is_released(storages: list[StorageWeakRef], seconds: float) -> bool:
 
 
 def make_buffers(exchange: Exchange, nbytes: int, group: Group) -> base.Buffers:
-    """Return this rank's buffers for an exchange, filled with zeros; the larger one has ``nbytes``."""
+    """Return this rank's buffers for a collective, filled with zeros; the larger one has ``nbytes``."""
 
     def zeros(size: int) -> torch.Tensor:
         dtype = torch.uint8 if exchange.traits.empty else getattr(torch, exchange.dtype)
@@ -275,9 +276,9 @@ def make_buffers(exchange: Exchange, nbytes: int, group: Group) -> base.Buffers:
 def _agree_on_calls(
     group: Group, call: Callable[[], object], warmup: int, note: Callable[[int], None]
 ) -> int:
-    """Return how many calls make an iteration that lasts ``_ITERATION_SECONDS`` on rank 0. Collective.
+    """Return how many calls in a row take ``_ITERATION_SECONDS`` on rank 0; the same on every rank.
 
-    The number doubles until they do, up to ``_MOST_CALLS``. ``warmup`` untimed calls come first.
+    The number is doubled until they take so long, up to ``_MOST_CALLS``. ``warmup`` untimed calls come first.
     """
     calls = 1
     while calls < _MOST_CALLS:
@@ -296,13 +297,16 @@ def _agree_on_calls(
 def _count_wrong(
     group: Group, exchange: Exchange, buffers: base.Buffers, call: Callable[[], torch.Tensor]
 ) -> int:
-    """Exchange data whose result is known, and return how many elements of this rank's are wrong."""
+    """Call the collective on data whose right result is known, and count the wrong elements on this rank.
+
+    The count is 0 where there is no result: for a barrier, and on all ranks but rank 0 of a ``reduce``.
+    """
     if exchange.traits.empty:
         call()
         return 0
     pattern = Pattern(exchange, group.world_size)
-    buffers.source.view(torch.uint8).copy_(pattern.given(group.rank, buffers.source).view(torch.uint8))
-    found = call()
+    buffers.source.view(torch.uint8).copy_(pattern.data_of(group.rank, buffers.source).view(torch.uint8))
+    result = call()
     if exchange.collective == "reduce" and group.rank:
         return 0  # only the root has a result
-    return pattern.count_wrong(found, group.rank)
+    return pattern.count_wrong(result, group.rank)

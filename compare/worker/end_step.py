@@ -1,9 +1,9 @@
 """Take one more step after the training, and compare it with a single process.
 
-A proof compares the first steps of a copy. This step is taken by the run's own replica, so it shows what
-begins or changes late: a hook, a schedule, a clip. The gradients that the optimizer is given are compared
-with the mean gradient of a single process, and its learning rate with the schedule's. The training is over,
-so its result does not change.
+A proof compares the first steps of a copy of the model. This step is taken by the replica that was trained,
+so it shows what begins or changes late: a hook, a schedule, a clip. The gradients that the optimizer gets are
+compared with the mean gradient of a single process, and its learning rate with the schedule's. The training
+is over, so its result does not change.
 
 Rounding depends on the state in which the training ended, so the limit is derived from a measurement: how far
 a single process in the run's precision is from the same process in float64.
@@ -28,55 +28,59 @@ from compare.worker.observed import buffers_of, unmoved
 from compare.worker.randomness import same_randomness
 from compare.worker.reference import Reference
 from compare.worker.shards import Gradients, Shard, copy_tensors, seed_step
-from compare.worker.steps import are_equal, copies, furthest_ratio, largest, recorded_step
+from compare.worker.steps import are_equal, furthest_ratio, largest, local_copies, recorded_step
 from compare.worker.task import Task
-from compare.worker.watchdog import Pace
+from compare.worker.watchdog import PassTimer
 
 _NOISE = 30.0
-"""Factor by which an error may exceed the measured rounding, since kernels round differently."""
+"""Factor by which an error may exceed the measured rounding, because other kernels round differently."""
 _LEAST_LIMIT = 1e-5
+"""Error that is always allowed, relative to the size of the gradient."""
 _MOVES = 1e-4
 """Relative size of an update that is too large to be rounded away in float32."""
 _LEAST_SIZE = 1e-4
 """Least norm by which a gradient's error is divided, relative to the model's largest gradient."""
 
 
-def take_end_step(arm: Arm, own: Side, task: Task, group: Group, pace: Pace, *, steps: int) -> EndStep | None:
-    """Take one more step after ``steps`` steps, and compare it with a single process. Collective.
+def take_end_step(
+    arm: Arm, side: Side, task: Task, group: Group, timer: PassTimer, *, steps: int
+) -> EndStep | None:
+    """Take one more step after ``steps`` steps, and compare it with a single process.
 
-    Only rank 0 compares, but every rank does if the step is the user's own. If nothing was compared, the
-    result has the reason in ``why_not``. None for the control, which has no proof.
+    All ranks must call this together. Only rank 0 compares, but every rank does if the step is the user's
+    own. If nothing was compared, ``why_not`` has the reason. The result is None for the control.
     """
     if not arm.traits.synchronises:
         return None
-    bend = _unseen_bend(task, steps) if own.replica.takes_whole_step else 0
-    if why_not := _why_no_end_step(arm, task, own.replica):
+    bend = _unseen_bend(task, steps) if side.replica.takes_whole_step else 0
+    if why_not := _why_no_end_step(arm, task, side.replica):
         return EndStep(step=steps, why_not=why_not, unseen_bend=bend)
     with same_randomness(group.device):
-        end = _EndStep(own, task, steps, pace, group=group).take()
+        end = _EndStep(side, task, steps, timer, group=group).take()
         # Without this wait, other ranks would measure while rank 0 may still look for the cause.
-        pace.meet()
+        timer.wait_for_ranks()
     return msgspec.structs.replace(end, unseen_bend=bend)
 
 
 def _why_no_end_step(arm: Arm, task: Task, replica: Replica) -> str:
-    """Return why an arm takes no comparable step after its training; empty if it does."""
+    """Return why a step of this arm after its training cannot be compared; empty if it can."""
     own_reference = arm.traits.own_step and task.workload.reference_step
     reasons = {
-        "its gradients are rounded or compressed by option": not arm.exact,
+        "an option rounds or compresses its gradients": not arm.exact,
         "its steps are not those of one process": not arm.same_training,
         "it averages parameters": not replica.averages_gradients,
         "its ranks hold different layers": arm.traits.in_layers,
         "its calls are compiled": task.config.compile,
         "its reference is a step of the user's own": own_reference,
     }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    return next((reason for reason, applies in reasons.items() if applies), "")
 
 
 def _unseen_bend(task: Task, steps: int) -> int:
-    """Return the first step whose factor in the schedule no compared step has; 0 if there is none.
+    """Return the first step at which the schedule bends, if no compared step shows the bend; otherwise 0.
 
-    Also 0 if the compared steps themselves have several factors.
+    The schedule bends where its factor differs from that of all compared steps: those of the proof, and the
+    one after the training. If these have different factors, they show a bend.
     """
     seen = {task.factor_at(step) for step in (*range(STEPS), steps)}
     if len(seen) > 1:
@@ -85,102 +89,106 @@ def _unseen_bend(task: Task, steps: int) -> int:
 
 
 class _Given(NamedTuple):
-    """The gradients and learning rates that the optimizers of one step were given, by parameter name."""
+    """What the optimizers of one step got: gradients and learning rates, by the parameter's name."""
 
     gradients: dict[str, torch.Tensor]
-    """Averaged gradients; those of a step of the user's own are taken after its clip."""
+    """Averaged gradients, before a clip; in a step of the user's own, after its clip."""
     rates: dict[str, float]
     optimizer_steps: int
-    """Steps of the busiest optimizer; 0 if no parameter moved."""
+    """Number of steps of the optimizer that stepped most often; 0 if no parameter moved."""
     changes_outside: bool = False
     """Whether trainable parameters changed outside of an optimizer's step."""
 
 
 class _Gradients(NamedTuple):
-    """The gradients of one parameter, each in the form of ``_plain``."""
+    """Four gradients of one parameter, each as ``_plain`` returns it."""
 
-    found: torch.Tensor
-    """The one that the optimizer was given."""
-    right: torch.Tensor
-    """The mean of one process, in float64."""
-    near: torch.Tensor
-    """The mean of one process, in the run's precision."""
+    given: torch.Tensor
+    """The gradient that the optimizer got."""
+    exact: torch.Tensor
+    """The mean gradient of a single process, computed in float64."""
+    rounded: torch.Tensor
+    """The mean gradient of a single process, computed in the run's precision."""
     alone: torch.Tensor
-    """That of this rank's shard, in the run's precision."""
+    """The gradient of this rank's shard, computed in the run's precision."""
 
 
 class _EndStep:
-    def __init__(self, own: Side, task: Task, steps: int, pace: Pace, *, group: Group) -> None:
-        self._own, self._live, self._steps, self._pace, self._group = own, task, steps, pace, group
-        self._replica: Replica = own.replica
+    """The step of one rank after ``steps`` steps of training, and its comparison with a single process."""
+
+    def __init__(self, side: Side, task: Task, steps: int, timer: PassTimer, *, group: Group) -> None:
+        self._side, self._trained_task, self._steps = side, task, steps
+        self._timer, self._group = timer, group
+        self._replica: Replica = side.replica
         self._task = task.for_proof("as run")
-        self._leads = group.rank == 0 or own.replica.takes_whole_step
+        self._compares = group.rank == 0 or side.replica.takes_whole_step
 
     def take(self) -> EndStep:
+        """Take the step, and return how it compares; all ranks must call this together."""
         whole = self._replica.whole()
-        buffers = self._buffers(whole)
+        buffers = self._buffers_of_shards(whole)
         start = [parameter.detach().clone() for parameter in whole.parameters()]
-        expected = self._expected(whole, buffers) if self._leads else []
-        never_moved = unmoved(whole, self._live.anew().build_model()) if self._leads else []
-        self._pace.meet()
-        self._pace.note()
+        expected = self._mean_gradients(whole, buffers) if self._compares else []
+        never_moved = unmoved(whole, self._trained_task.anew().build_model()) if self._compares else []
+        self._timer.wait_for_ranks()
+        self._timer.begin_passes()
         given = self._step()
-        if given.optimizer_steps and self._stands(given, start):
+        if given.optimizer_steps and self._stands_still(given, start):
             given = given._replace(optimizer_steps=0)
-        if not self._leads:
+        if not self._compares:
             return self._not_compared("rank 0 compares it")
         if any(gradients is None for gradients in expected):
-            return self._not_compared("before_step remembers what it did before")
+            return self._not_compared("before_step remembers earlier calls")
         exact, rounded = (gradients or [] for gradients in expected)
         if any(g is not None and not torch.isfinite(g).all() for g in [*exact, *rounded]):
             return self._not_compared("the training diverged")
         names = [name for name, _ in whole.named_parameters()]
         gradients = {
-            name: _Gradients(*map(_plain, (given.gradients.get(name), *its)))
-            for name, *its in zip(names, exact, rounded, self._alone, strict=True)
+            name: _Gradients(*map(_plain, (given.gradients.get(name), *others)))
+            for name, *others in zip(names, exact, rounded, self._alone, strict=True)
         }
-        # A parameter that has moved trained once, so it must be given a gradient even now.
+        # A parameter that has moved was trained, so it must get a gradient even now.
         trained = {name for name in names if name in given.rates or name not in never_moved}
-        compared = [name for name, right in zip(names, exact, strict=True) if right is not None]
+        compared = [name for name, mean in zip(names, exact, strict=True) if mean is not None]
         end = self._compare(given, gradients, [name for name in compared if name in trained])
         if end.error is not None and end.error <= end.limit:
             return end
-        held = [name for name in names if name in given.gradients]
-        if self._replica.takes_whole_step and _is_alone([gradients[name] for name in held]):
+        updated = [gradients[name] for name in names if name in given.gradients]
+        if self._replica.takes_whole_step and _are_of_one_rank(updated):
             # The hashes of the ranks show later whether the parameters are averaged.
             return self._not_compared("each rank steps by its own gradients")
-        why_not = self._why_no_measure(start, buffers) if self._live.is_own else ""
+        why_not = self._why_no_reference(start, buffers) if self._trained_task.is_own else ""
         return self._not_compared(why_not) if why_not else end
 
     def _not_compared(self, why_not: str) -> EndStep:
         return EndStep(step=self._steps, why_not=why_not)
 
-    def _buffers(self, whole: nn.Module) -> list[list[torch.Tensor]]:
-        """Return for each shard the buffers of its model. Collective."""
+    def _buffers_of_shards(self, whole: nn.Module) -> list[list[torch.Tensor]]:
+        """Return for each shard copies of its model's buffers; all ranks must call this together."""
         if self._replica.shard[1] == 1:
             return [[buffer.detach().clone() for buffer in whole.buffers()]]
         return [buffers_of(whole, self._group, rank) for rank in range(self._group.world_size)]
 
-    def _expected(self, whole: nn.Module, buffers: list[list[torch.Tensor]]) -> list[Gradients | None]:
-        """Return the mean gradients of one process, in float64 and in the run's precision.
+    def _mean_gradients(self, whole: nn.Module, buffers: list[list[torch.Tensor]]) -> list[Gradients | None]:
+        """Return the mean gradients of a single process twice: in float64, and in the run's precision.
 
-        They are None if ``before_step`` keeps a state, because a new ``before_step`` does not have it.
-        ``_alone`` becomes the gradients of this rank's shard.
+        Both are None in a step of the user's own if ``before_step`` keeps a state, which a new one does not
+        have. The gradients of this rank's shard are kept in ``_alone``.
         """
-        found: list[Gradients | None] = []
-        for task in (self._live.for_proof("float64").for_proof_of(self._replica), self._task):
-            reference = Reference(task, self._replica, whole, self._pace, drifts=False)
-            reference.anchor(whole)
-            reference.give_buffers(buffers)
+        means: list[Gradients | None] = []
+        for task in (self._trained_task.for_proof("float64").for_proof_of(self._replica), self._task):
+            reference = Reference(task, self._replica, whole, self._timer, drifts=False)
+            reference.start_from(whole)
+            reference.set_buffers(buffers)
             mean = reference.mean_gradients(self._steps)
             self._alone = reference.alone
-            found.append(reference.changed(mean) if self._replica.takes_whole_step else mean)
-        return found
+            means.append(reference.clip_without_state(mean) if self._replica.takes_whole_step else mean)
+        return means
 
     def _step(self) -> _Given:
-        """Take the step as the training does, and return what its optimizers are given."""
+        """Take the step as in the training, and return what its optimizers got."""
         seed_step(self._task.config, self._steps, self._replica.shard[0])
-        side = self._own._replace(batches=iter(self._task.batches(self._replica.shard)))
+        side = self._side._replace(batches=iter(self._task.batches(self._replica.shard)))
         given = self._step_of_user(side) if self._replica.takes_whole_step else self._step_of_arm(side)
         whole = {
             name: gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
@@ -189,10 +197,10 @@ class _EndStep:
         return given._replace(gradients=whole)
 
     def _step_of_user(self, side: Side) -> _Given:
-        """Take a step of the user's own; torch's hooks show what its optimizers are given."""
+        """Take a step of the user's own, and return what its optimizers got, as torch's hooks show."""
         names = {id(parameter): name for name, parameter in self._replica.model.named_parameters()}
         parameters = list(self._replica.model.parameters())
-        start = copies(parameters)
+        start = local_copies(parameters)
         with recorded_step(parameters, keeps_gradients=True) as record:
             side.train(1)
         gradients = {names[one]: g for one, g in record.gradients.items() if one in names and g is not None}
@@ -200,7 +208,7 @@ class _EndStep:
         return _Given(gradients, rates, record.optimizer_steps, record.changes_outside(start))
 
     def _step_of_arm(self, side: Side) -> _Given:
-        """Take a step of Ringside's own loop, and note the averaged gradients before the user's clip."""
+        """Take a step of Ringside's loop, and return the averaged gradients before the user's clip."""
         given = _Given({}, {}, 1)
 
         def keep(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -211,38 +219,38 @@ class _EndStep:
             if side.before_step:
                 side.before_step(model, optimizers)
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-                held = (names[id(p)] for p in group["params"] if id(p) in names)
-                given.rates.update(dict.fromkeys(held, float(group["lr"])))
+                names_of_group = (names[id(p)] for p in group["params"] if id(p) in names)
+                given.rates.update(dict.fromkeys(names_of_group, float(group["lr"])))
 
         side._replace(before_step=keep).train(1)
         return given
 
-    def _stands(self, given: _Given, start: list[torch.Tensor]) -> bool:
-        """Return whether no parameter moved, although some should have moved beyond rounding. Collective."""
-        whole, far = self._replica.whole(), False
+    def _stands_still(self, given: _Given, start: list[torch.Tensor]) -> bool:
+        """Return whether no parameter moved, although one should have; all ranks must call this together."""
+        whole, must_move = self._replica.whole(), False
         for (name, parameter), before in zip(whole.named_parameters(), start, strict=True):
             if not torch.equal(parameter, before):
                 return False
             if name in given.gradients:
                 size = given.rates.get(name, 0.0) * largest(given.gradients[name])
-                far = far or size > _MOVES * largest(before)
-        return far
+                must_move = must_move or size > _MOVES * largest(before)
+        return must_move
 
     def _compare(self, given: _Given, gradients: dict[str, _Gradients], names: list[str]) -> EndStep:
-        """Compare the gradients of some parameters, and the learning rates of all."""
-        largest_norm = max((_norm(gradients[name].right) for name in names), default=0.0)
+        """Compare the gradients of the named parameters, and the learning rates of all."""
+        largest_norm = max((_norm(gradients[name].exact) for name in names), default=0.0)
         worst, error, limit, furthest, whole, along = 0.0, 0.0, _LEAST_LIMIT, 0.0, 0.0, 0.0
-        for found, right, near, alone in map(gradients.__getitem__, names):
-            size = max(_norm(right), _LEAST_SIZE * largest_norm) or 1.0
-            allowed = _LEAST_LIMIT + _NOISE * _norm(near - right) / size
-            apart = _norm(found - right) / size
+        for gradient, exact, rounded, alone in map(gradients.__getitem__, names):
+            size = max(_norm(exact), _LEAST_SIZE * largest_norm) or 1.0
+            allowed = _LEAST_LIMIT + _NOISE * _norm(rounded - exact) / size
+            apart = _norm(gradient - exact) / size
             excess = math.inf if math.isnan(apart) else apart / allowed
             if excess > worst:
                 worst, error, limit = excess, apart, allowed
-            furthest = max(furthest, _norm(alone - right) / size / allowed)
-            whole, along = whole + float(right.square().sum()), along + float((found * right).sum())
+            furthest = max(furthest, _norm(alone - exact) / size / allowed)
+            whole, along = whole + float(exact.square().sum()), along + float((gradient * exact).sum())
         share = along / whole if whole else 1.0
-        task = self._live.anew()
+        task = self._trained_task.anew()
         rates = task.rates_at(task.build_model(), self._steps)
         return EndStep(
             step=self._steps,
@@ -255,37 +263,38 @@ class _EndStep:
             changes_outside=given.changes_outside,
         )
 
-    def _why_no_measure(self, start: list[torch.Tensor], buffers: list[list[torch.Tensor]]) -> str:
-        """Return why a new model and loss are no reference for those of the training; empty if they are.
+    def _why_no_reference(self, start: list[torch.Tensor], buffers: list[list[torch.Tensor]]) -> str:
+        """Return why a new model and loss are no reference for the trained ones; empty if they are.
 
-        Both compute the gradients of this rank's shard from the same parameters and buffers, and the
+        Both pairs compute the gradients of this rank's shard from the same parameters and buffers, and these
         gradients must be equal.
         """
         index, count = self._replica.shard
-        self._pace.note()
+        self._timer.begin_passes()
         try:
-            live = copy.deepcopy(self._replica.model)
+            trained = copy.deepcopy(self._replica.model)
         except Exception:  # noqa: BLE001 -- each model refuses in its own way; FSDP's by an assertion
-            return "its model cannot be copied, so what it remembers is not known"
-        shard = Shard(self._task, index, count, live, None)
+            return "its model cannot be copied, so what the model remembers is not known"
+        shard = Shard(self._task, index, count, trained, None)
         shard.fetch(self._steps, self._replica.parts)
         gradients = []
-        for model, loss in ((shard.model, shard.task.loss), (live, self._own.loss)):
+        for model, loss in ((shard.model, shard.task.loss), (trained, self._side.loss)):
             copy_tensors(start, model.parameters())
             copy_tensors(buffers[index], model.buffers())
             shard.model, shard.loss = model, loss
-            self._pace.note()
+            self._timer.begin_passes()
             for parameter in model.parameters():
                 parameter.grad = None
             seed_step(self._task.config, self._steps, index)
             gradients.append(shard.gradients())
-        return "" if are_equal(*gradients) else "the workload remembers what a new call of it does not know"
+        why_not = "the workload remembers something that a new call of its function does not know"
+        return "" if are_equal(*gradients) else why_not
 
 
-def _is_alone(gradients: list[_Gradients]) -> bool:
-    """Return whether a step applies this rank's own gradients, as averaging parameters does."""
-    apart = sum(float((one.found - one.alone).square().sum()) for one in gradients)
-    whole = sum(float(one.alone.square().sum()) for one in gradients)
+def _are_of_one_rank(gradients: list[_Gradients]) -> bool:
+    """Return whether the optimizer got this rank's own gradients, as in a step that averages parameters."""
+    apart = sum(float((of_one.given - of_one.alone).square().sum()) for of_one in gradients)
+    whole = sum(float(of_one.alone.square().sum()) for of_one in gradients)
     return math.sqrt(apart) <= _NOISE * _LEAST_LIMIT * math.sqrt(whole)
 
 
@@ -294,7 +303,7 @@ def _norm(tensor: torch.Tensor) -> float:
 
 
 def _plain(gradient: torch.Tensor | None) -> torch.Tensor:
-    """Return a gradient as a dense, real float64 tensor on the CPU; a single zero for None."""
+    """Return a gradient as a dense, real float64 tensor on the CPU, and None as a single zero."""
     if gradient is None:
         return torch.zeros(1, dtype=torch.float64)
     dense = gradient.to_dense() if gradient.is_sparse else gradient

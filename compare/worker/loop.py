@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from backends.base import Batch, Loss, Replica
 
 BeforeStep: TypeAlias = Callable[[nn.Module, list[torch.optim.Optimizer]], None]
-"""Function that changes the averaged gradients of a model, or settings of its optimizers."""
+"""A function that changes the averaged gradients of a model, or settings of its optimizers."""
 
 
 def train(
@@ -25,11 +25,11 @@ def train(
     *,
     before_step: BeforeStep | None = None,
 ) -> None:
-    """Take ``steps`` training steps.
+    """Take ``steps`` training steps of a replica, each on the next batch or batches.
 
     The loop itself does not print, allocate, or copy to the host. ``on_phase`` is called with the name of
-    each phase that has ended; ``forward`` includes fetching the batch. ``before_step`` is called between the
-    average and the optimizer's step.
+    each phase that has ended; ``forward`` includes fetching the batch. ``before_step`` is called after the
+    gradients are averaged and before the optimizer's step.
     """
     passes = replica.passes_per_step
     for _ in range(steps):

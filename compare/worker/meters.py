@@ -1,4 +1,4 @@
-"""Measure time, the load of CPUs as the kernel counts it, and the memory of host and GPU.
+"""Measure a rank's time, the load of its CPUs, and its memory on the host and the GPU.
 
 The clock is read only when the device is idle, or by the device itself. A workload may replace functions of
 ``time``, so every module that measures a training imports them before the user's file.
@@ -20,24 +20,24 @@ from compare.schema.results import MachineUse, Moments
 from compare.schema.turns import Memory
 
 Mark: TypeAlias = "int | torch.cuda.Event"
-"""A moment: nanoseconds of ``perf_counter_ns``, or an event that a GPU records."""
+"""A moment: nanoseconds of ``perf_counter_ns`` on a CPU, or an event that a GPU records."""
 
 
 # ---- time ----
 
 
 def read_clock(device: torch.device) -> int:
-    """Wait until the device is idle, and return the nanoseconds of a monotonic clock."""
+    """Wait until the device is idle, and return the time of a monotonic clock in nanoseconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return perf_counter_ns()
 
 
 def time_work(work: Callable[[], None], device: torch.device) -> tuple[int, int]:
-    """Time work from an idle device until the device is idle again.
+    """Call ``work`` on an idle device, and time it until the device is idle again.
 
     Returns:
-        The nanoseconds of the clock, and of this process's CPU time, in all its threads together.
+        The nanoseconds that passed, and those of CPU time that all threads of this process took together.
     """
     began, began_cpu = read_clock(device), process_time_ns()
     work()
@@ -45,7 +45,7 @@ def time_work(work: Callable[[], None], device: torch.device) -> tuple[int, int]
 
 
 class PhaseClock:
-    """A clock that ``train`` calls at the end of each phase of a step.
+    """A clock to pass to ``train`` as ``on_phase``, which times each phase of every step.
 
     On CUDA the device records each moment itself, so the host does not wait for the device.
     """
@@ -55,13 +55,13 @@ class PhaseClock:
         self._marks: list[tuple[str, Mark]] = []
 
     def __call__(self, phase: str) -> None:
-        """Record the end of a phase; the first call only starts the clock."""
+        """Record that the phase of this name ends; the first call only starts the clock."""
         self._marks.append((phase, mark_time(self._device)))
 
     def read(self) -> dict[str, list[int]]:
         """Return for each phase, by name, a list with its nanoseconds in every step.
 
-        A phase that occurs several times in a step is summed. Empty before a step has ended.
+        A phase that occurs several times in a step is summed. The result is empty before a step has ended.
         """
         read_clock(self._device)
         steps: list[dict[str, int]] = []
@@ -75,7 +75,7 @@ class PhaseClock:
 
 
 def mark_time(device: torch.device) -> Mark:
-    """Return this moment; on CUDA, the moment at which the device has done the work queued so far."""
+    """Return this moment on a CPU; on CUDA, the moment when the device has done all work queued so far."""
     if device.type != "cuda":
         return perf_counter_ns()
     event = torch.cuda.Event(enable_timing=True)
@@ -84,14 +84,17 @@ def mark_time(device: torch.device) -> Mark:
 
 
 def nanoseconds_between(before: Mark, after: Mark) -> int:
-    """Return the nanoseconds between two moments that the device has passed."""
+    """Return the nanoseconds between two moments, which the device must have passed."""
     if isinstance(before, int):
         return cast("int", after) - before
     return round(before.elapsed_time(cast("torch.cuda.Event", after)) * 1e6)
 
 
 class StartUp:
-    """The seconds from the start of a launch to each stage of a rank, up to its first step."""
+    """The seconds from the start of a launch until a rank reaches each stage, up to its first step.
+
+    ``launched_at`` is the Unix time at which the parent started the launcher.
+    """
 
     def __init__(self, launched_at: float) -> None:
         # The clocks of two processes are compared only here, because a clock may be set at any time.
@@ -99,19 +102,19 @@ class StartUp:
         self._seconds: dict[str, float] = {}
         self.mark("started")
 
-    def mark(self, moment: str) -> None:
-        """Record the time of a moment, which is the name of a field of ``Moments``."""
-        self._seconds[moment] = monotonic() - self._origin
+    def mark(self, stage: str) -> None:
+        """Record that the rank reaches a stage now, which is the name of a field of ``Moments``."""
+        self._seconds[stage] = monotonic() - self._origin
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Subtract the time of this block from all later moments."""
+        """Subtract the time that the block takes from all stages that are marked later."""
         begun = monotonic()
         yield
         self._origin += monotonic() - begun
 
     def read(self) -> Moments:
-        """Return all moments; each must have been recorded."""
+        """Return the seconds until each stage; all stages must have been marked."""
         return Moments(**self._seconds)
 
 
@@ -119,7 +122,7 @@ class StartUp:
 
 
 class CPUMeter:
-    """A meter of the load, since its creation, on the CPUs that this process may use.
+    """A meter of the load on the CPUs that this process may use, since the meter was made.
 
     Busy time is all time that is not idle, because the kernel times idle spans, but only samples at its ticks
     what a busy CPU does. Processes that wake and sleep in step with the ticks are sampled too seldom. When
@@ -129,30 +132,30 @@ class CPUMeter:
     def __init__(self) -> None:
         self._cpus = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
         self._left_out = _Counts()
-        self._begun = self._now()
+        self._begun = self._read_counts()
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Leave the time and the load of this block out of all readings after it."""
-        begun = self._now()
+        """Leave the time and the load of the block out of all readings after it."""
+        begun = self._read_counts()
         yield
-        self._left_out = _Counts(*map(add, self._left_out, map(sub, self._now(), begun)))
+        self._left_out = _Counts(*map(add, self._left_out, map(sub, self._read_counts(), begun)))
 
     def read(self) -> tuple[MachineUse, int]:
-        """Return the load of the CPUs, and the CPU nanoseconds of this process, both since creation."""
-        found = _Counts(*map(sub, map(sub, self._now(), self._begun), self._left_out))
+        """Return the load of the CPUs, and this process's CPU nanoseconds, since the meter was made."""
+        counts = _Counts(*map(sub, map(sub, self._read_counts(), self._begun), self._left_out))
         cpus = len(self._cpus)
         use = MachineUse(
-            wall_ns=found.wall,
+            wall_ns=counts.wall,
             cpus=cpus,
             # The counts of a CPU that goes offline are lost, so these may be negative.
-            busy_ns=max(0, found.busy_of(cpus)),
-            stolen_ns=max(0, found.stolen),
+            busy_ns=max(0, counts.busy_of(cpus)),
+            stolen_ns=max(0, counts.stolen),
             boot_id=boot_id(),
         )
-        return use, found.own
+        return use, counts.own
 
-    def _now(self) -> _Counts:
+    def _read_counts(self) -> _Counts:
         tick = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
         idle = sampled = stolen = 0
         for line in Path("/proc/stat").read_text().splitlines():
@@ -166,19 +169,21 @@ class CPUMeter:
 
 
 class _Counts(NamedTuple):
-    """Nanoseconds of the clock, of the metered CPUs together, and of this process's CPU time."""
+    """Nanoseconds since some fixed time; those of the CPUs are sums over all metered CPUs."""
 
     wall: int = 0
     idle: int = 0
     sampled: int = 0
-    """Busy time as the kernel samples it at its ticks."""
+    """Busy time of the CPUs, as the kernel samples it at its ticks."""
     stolen: int = 0
+    """Time that a hypervisor gave to other machines."""
     own: int = 0
+    """CPU time of this process."""
 
     def busy_of(self, cpus: int) -> int:
-        """Return the busy nanoseconds of so many CPUs: all time that is not idle.
+        """Return the busy nanoseconds of so many CPUs together: all time that is not idle.
 
-        Where the kernel accounts for less than half of the time, the sampled busy time is returned.
+        If the kernel accounts for less than half of the time, the busy time is that of its samples.
         """
         counted = self.idle + self.sampled
         return cpus * self.wall - self.idle if 2 * counted > cpus * self.wall else self.sampled
@@ -195,20 +200,20 @@ def boot_id() -> str:
 
 
 def read_memory(device: torch.device, earlier: Memory | None = None) -> Memory:
-    """Return the peaks of memory so far, and what is free on the GPU.
+    """Return the peaks of memory so far, and the free memory of the GPU, in bytes.
 
-    The peaks are at least those of ``earlier``, because both may have been reset after that reading.
+    A peak is at least that of ``earlier``, because the peaks may have been reset after that reading.
     """
-    host, on_gpu, left = peak_memory_bytes(), 0, None
+    host, on_gpu, free = peak_memory_bytes(), 0, None
     if device.type == "cuda":
-        on_gpu, left = torch.cuda.max_memory_reserved(device), torch.cuda.mem_get_info(device)[0]
+        on_gpu, free = torch.cuda.max_memory_reserved(device), torch.cuda.mem_get_info(device)[0]
     if earlier:
         host, on_gpu = max(host, earlier.peak_bytes), max(on_gpu, earlier.gpu_peak_bytes)
-    return Memory(peak_bytes=host, gpu_peak_bytes=on_gpu, gpu_left_bytes=left)
+    return Memory(peak_bytes=host, gpu_peak_bytes=on_gpu, gpu_left_bytes=free)
 
 
 def peak_memory_bytes() -> int:
-    """Return the largest resident set of this process since its start or the last reset.
+    """Return the largest resident set of this process in bytes, since its start or the last reset.
 
     It is read from VmHWM, because ``ru_maxrss`` is inherited from the launcher that forked this process.
     """
@@ -223,10 +228,9 @@ def peak_device_memory_bytes(device: torch.device) -> int | None:
 
 
 def reset_peak_memory(device: torch.device) -> bool:
-    """Reset the memory peaks of this process, on the host and the GPU.
+    """Reset the memory peaks of this process, and return whether that of the host could be reset.
 
-    Return whether the host's peak could be reset. The kernel resets that peak through
-    ``/proc/self/clear_refs`` (see proc(5)), which some sandboxes do not offer.
+    The kernel resets it through ``/proc/self/clear_refs`` (see proc(5)), which some sandboxes do not offer.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from compare.schema.config import RunConfig
 
 EVALUATION_BATCH = 1000
+"""Number of samples in a batch of the test."""
 loss_function = nn.functional.cross_entropy
 # Mean and standard deviation of MNIST's training pixels, as in every tutorial.
 MEAN, DEVIATION = 0.1307, 0.3081
 _SCALE, _SHIFT = 1 / (255 * DEVIATION), torch.tensor(-MEAN / DEVIATION)
 
 _BYTES_FETCHED_AT_ONCE = 400_000
-"""Bytes of pixels that one call fetches, which may be several small batches.
+"""Bytes of pixels that are fetched by one call, which may be several small batches.
 
-A call for each batch would slow down the fastest arms with the MLP.
+One call for each batch would slow down the fastest arms with the MLP.
 """
 
 
@@ -46,11 +47,11 @@ def classify(model: Callable[..., torch.Tensor], batch: tuple[torch.Tensor, torc
 
 
 def build_model(name: str) -> nn.Module:
-    """Build a model that maps (batch, 784) pixels to (batch, 10) logits.
+    """Return a new model that maps (batch, 784) pixels to (batch, 10) logits.
 
     Args:
-        name: ``mlp`` (784-256-10), ``wide`` (784-4096-4096-10) or ``mlp:`` with widths of your own.
-            ``convnet`` is the network of pytorch/examples' mnist.
+        name: ``mlp`` (784-256-10), ``wide`` (784-4096-4096-10), ``mlp:`` with widths of your own, or
+            ``convnet``, the network of pytorch/examples' mnist.
 
     Raises:
         ValueError: no model has this name.
@@ -71,7 +72,7 @@ def build_model(name: str) -> nn.Module:
 
 
 def optimizer_maker(config: RunConfig) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """Return a function that makes the run's optimizer of given parameters, without hooks."""
+    """Return a function that makes the run's optimizer for given parameters; it calls no step hooks."""
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     make: Callable[..., torch.optim.Optimizer] = without_hooks(kinds[config.optimizer])
     return lambda parameters: make(parameters, lr=config.learning_rate)
@@ -79,11 +80,11 @@ def optimizer_maker(config: RunConfig) -> Callable[[Iterable[nn.Parameter]], tor
 
 @cache
 def without_hooks(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Return a subclass of an optimizer, with torch's own ``step`` but without the wrapper around it.
+    """Return a subclass of an optimizer class whose ``step`` calls no hooks.
 
     torch wraps the ``step`` of an optimizer class for hooks and for a profiler's label. The wrapper takes
     nearly as long as the MLP's update. Registering a step hook raises ``BackendError``. Horovod derives a
-    class from this one, and torch wraps the ``step`` of that class.
+    class from this one, and torch wraps the ``step`` of that class again.
     """
     step = inspect.unwrap(kind.step, stop=lambda function: not hasattr(function, "hooked"))
 
@@ -93,7 +94,7 @@ def without_hooks(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimiz
     def refuse(_: torch.optim.Optimizer, hook: object) -> None:
         raise BackendError(
             f"Optimizers of a run call no hooks, so {getattr(hook, '__name__', hook)} would never be called. "
-            "Call it in the replica's step() instead."
+            "Call it in step() of the arm's Replica instead."
         )
 
     plain_step.hooked = True  # type: ignore[attr-defined]  # so that torch does not wrap it
@@ -107,7 +108,7 @@ def without_hooks(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimiz
 def as_tensors(
     images: np.ndarray, labels: np.ndarray, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return uint8 images, shape (n, 784), and int64 labels, shape (n,), on the device.
+    """Return images as a uint8 tensor, shape (n, 784), and labels as int64, shape (n,), on the device.
 
     Tensors that stay in memory make the loop fast, while the published example decodes and normalises each
     image in every epoch. Bytes take a quarter of the memory and the bandwidth of float32.
@@ -117,7 +118,7 @@ def as_tensors(
 
 
 def normalise(pixels: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return pixels as float32, scaled so that MNIST has mean 0 and deviation 1; in ``out`` if given."""
+    """Return pixels as float32, for which MNIST has mean 0 and deviation 1; in ``out`` if it is given."""
     out = torch.empty_like(pixels, dtype=torch.float32) if out is None else out
     # One pass converts and one computes, because a pass that does both takes longer. A pixel must have the
     # same bits at every place of a batch; a test checks it.
@@ -128,8 +129,8 @@ class PixelBatches:
     """Endless batches of one shard of the training set: pixels (batch size, 784) and labels.
 
     On a CPU, uint8 pixels are fetched for several batches at once, and normalised batch by batch. Images of
-    another dtype are not normalised. The next batch overwrites the pixels of this one, because a persistent
-    buffer needs no allocation. ``dtype`` None is float32; only a proof asks for another, which takes a copy.
+    another dtype are not normalised. Each batch overwrites the pixels of the one before, because a persistent
+    buffer needs no allocation. Only a proof gives a ``dtype``, for which each batch is copied.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class PixelBatches:
         self._inputs = torch.empty_like(self._fetched[0], dtype=torch.float32) if raw else self._fetched[0]
 
     def attest(self) -> dict[str, object]:
-        """Return samples, dtype and shard of a batch, and the number of training samples."""
+        """Return the facts that ``ShardOrder.attest`` lists."""
         return self._order.attest([self._inputs])
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -158,10 +159,10 @@ class PixelBatches:
         fetched = self._fetched.unbind()
         raw = self._fetched.dtype == torch.uint8
         while True:
-            parts = self._order.of_epoch(epoch).to(self._images.device)
+            indices_of_epoch = self._order.indices_of(epoch).to(self._images.device)
             # The labels of a whole epoch fit in memory in their order.
-            targets = iter(self._labels[parts])
-            for indices in self._cut(parts):
+            targets = iter(self._labels[indices_of_epoch])
+            for indices in self._split(indices_of_epoch):
                 fetch(indices)
                 for images, labels in zip(fetched, targets, strict=False):  # the last fetch may be shorter
                     if raw:
@@ -170,7 +171,7 @@ class PixelBatches:
             epoch += 1
 
     def _fetcher(self) -> Callable[[Any], object]:
-        """Return a function that copies the images of one item of ``_cut`` into the buffer."""
+        """Return a function that copies the images of some indices, an item of ``_split``, to the buffer."""
         if self._images.device.type != "cpu":
             return partial(torch.index_select, self._images, 0, out=self._fetched[0])
         # NumPy's take is faster than torch's index_select. No index is out of range, but without "clip" it
@@ -178,11 +179,11 @@ class PixelBatches:
         take, fetched = self._images.numpy().take, self._fetched.numpy()
         return lambda indices: take(indices, 0, fetched[: len(indices)], "clip")
 
-    def _cut(self, parts: torch.Tensor) -> Iterator[Any]:
+    def _split(self, indices_of_epoch: torch.Tensor) -> Iterator[Any]:
         """Return the indices of each fetch: those of several batches on a CPU, of one batch on a GPU."""
-        if parts.device.type != "cpu":
-            return iter(parts)
-        indices, at_once = parts.numpy(), len(self._fetched)
+        if indices_of_epoch.device.type != "cpu":
+            return iter(indices_of_epoch)
+        indices, at_once = indices_of_epoch.numpy(), len(self._fetched)
         return (indices[begin : begin + at_once] for begin in range(0, len(indices), at_once))
 
 
@@ -190,7 +191,7 @@ class PixelBatches:
 
 
 class MnistTask(Task):
-    """A built-in model on MNIST, or on scikit-learn's digits in the same form."""
+    """The task of a built-in model, which trains on MNIST or on scikit-learn's digits in the same form."""
 
     def __init__(
         self, config: RunConfig, dataset: DatasetSource, images: torch.Tensor, labels: torch.Tensor
@@ -205,7 +206,7 @@ class MnistTask(Task):
 
     @classmethod
     def load(cls, config: RunConfig, dataset: DatasetSource, device: torch.device) -> MnistTask:
-        """Load the training set onto the device, and return its task.
+        """Load the training set onto the device, and return the task that trains on it.
 
         Raises:
             DataError: the data set is damaged.

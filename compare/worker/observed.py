@@ -1,4 +1,4 @@
-"""Observe a training: its first step, when each gradient is ready, its test, and what it has changed."""
+"""Observe a training: its first step, when each gradient is ready, and its final model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from compare.worker.shards import copy_tensors, hash_tensors
 from compare.worker.task import Task
 
 _GRADIENT_STEPS = 6
-"""Steps in which gradients are timed; the first one is not timed."""
-_SKETCHED = 256
-"""Numbers in a sketch.
+"""Number of training steps that ``time_gradients`` takes; the first of them is not timed."""
+_SKETCH_SIZE = 256
+"""Number of elements in a sketch.
 
 The squared distance of two sketches has a relative standard error of 9 %, the square root of 2 / 256.
 """
@@ -34,18 +34,18 @@ _PIECE = 1 << 20
 
 
 class FirstStep(NamedTuple):
-    """What the first step of a training showed."""
+    """The figures of the first step of a training."""
 
     seconds: float
-    """Time of the step, with the time to compile."""
+    """Time of the step, including the time to compile."""
     gradient_bytes: int
     """Bytes of gradients that the rank held before the optimizer's step."""
     attested: Facts
-    """``activation_dtypes``, ``compiled_graphs`` and ``graph_breaks``."""
+    """The facts ``activation_dtypes``, ``compiled_graphs`` and ``graph_breaks``."""
 
 
-def take_first_step(own: Side, config: RunConfig, device: torch.device) -> FirstStep:
-    """Train one step, and note the dtypes of activations, compiled graphs and bytes of gradients."""
+def take_first_step(side: Side, config: RunConfig, device: torch.device) -> FirstStep:
+    """Train one step, and return how long it took and what it computed."""
     dtypes: set[str] = set()
     attested: Facts = {}
     gradient_bytes = 0
@@ -53,37 +53,37 @@ def take_first_step(own: Side, config: RunConfig, device: torch.device) -> First
     def count(phase: str) -> None:
         nonlocal gradient_bytes
         if phase == "sync":
-            gradient_bytes = own.replica.held_bytes()["gradient_bytes"]
+            gradient_bytes = side.replica.held_bytes()["gradient_bytes"]
 
     def loss(model: Callable[..., Any], batch: Batch) -> torch.Tensor:
-        found = own.loss(model, batch)
-        dtypes.update(_activation_dtypes(found))
-        return found
+        result = side.loss(model, batch)
+        dtypes.update(_activation_dtypes(result))
+        return result
 
     begun = monotonic()
     with counting_graphs(config, attested):
-        own._replace(loss=loss).train(1, count)
+        side._replace(loss=loss).train(1, count)
     read_clock(device)
     attested["activation_dtypes"] = sorted(dtypes)
     return FirstStep(monotonic() - begun, gradient_bytes, attested)
 
 
 def _activation_dtypes(loss: torch.Tensor) -> set[str]:
-    """Return the dtypes, by name, of all results of operations in the forward pass of a loss."""
-    found: set[str] = set()
+    """Return the names of the dtypes that the operations of a loss's forward pass returned."""
+    dtypes: set[str] = set()
     for node in graph_nodes([loss]):
         if hasattr(node, "variable"):
             continue  # a parameter is no result
-        found.update(str(result.dtype) for result in node._input_metadata)  # noqa: SLF001 -- no public name
+        dtypes.update(str(result.dtype) for result in node._input_metadata)  # noqa: SLF001 -- no public name
         # A compiled graph is one operation, so its saved tensors are read. Those of other operations are not,
         # because checkpointing would compute them anew.
         if node.name().startswith("CompiledFunction"):
-            found.update(str(kept.dtype) for kept in node.saved_tensors if kept.is_floating_point())
-    return found
+            dtypes.update(str(kept.dtype) for kept in node.saved_tensors if kept.is_floating_point())
+    return dtypes
 
 
 def graph_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """Yield each node of the autograd graphs of tensors once; that of a parameter has its ``variable``."""
+    """Yield each node of tensors' autograd graphs once; a parameter's node has it as ``variable``."""
     ahead, seen = [tensor.grad_fn for tensor in tensors], set[Any]()
     while ahead:
         node = ahead.pop()
@@ -94,14 +94,14 @@ def graph_nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
 
 
 def time_gradients(side: Side, device: torch.device, note: Callable[[int], None]) -> list[GradientTimes]:
-    """Train a few steps of the reference, and return when each gradient is ready in each step.
+    """Train a few steps of the reference, and return when the gradient of each parameter is ready.
 
-    Times are nanoseconds after the last forward pass. The list is in the order of the model's parameters, and
-    leaves out those that lack a gradient in any step. ``note`` is called once, with the number of steps.
+    The times are nanoseconds after a step's last forward pass. The list is in the order of the parameters,
+    without those that lack a gradient in a step. ``note`` is called once, with the number of steps.
     """
     note(_GRADIENT_STEPS)
     with same_randomness(device):
-        steps = _hooked_steps(side, device)[1:]
+        steps = _gradient_moments(side, device)[1:]
     read_clock(device)
     return [
         GradientTimes(
@@ -113,10 +113,11 @@ def time_gradients(side: Side, device: torch.device, note: Callable[[int], None]
     ]
 
 
-def _hooked_steps(side: Side, device: torch.device) -> list[dict[int | str, Mark]]:
-    """Return for each step the mark of every gradient, by the parameter's index, and that of ``forward``.
+def _gradient_moments(side: Side, device: torch.device) -> list[dict[int | str, Mark]]:
+    """Train a few steps, and return for each step the moment when every gradient is ready.
 
-    If a step has several passes, the last pass overwrites the marks of the earlier ones.
+    The moments are those of the step's last pass. A key is the index of a parameter, or ``forward`` for the
+    end of the forward pass.
     """
     steps: list[dict[int | str, Mark]] = []
     marks: dict[int | str, Mark] = {}
@@ -148,13 +149,13 @@ def _hooked_steps(side: Side, device: torch.device) -> list[dict[int | str, Mark
 
 
 class Trained(NamedTuple):
-    """The result of the test, and facts about the final model; fields as in ``RankResult``."""
+    """The result of the test, and facts about the final model; the fields are those of ``RankResult``."""
 
     final_hash: str
     buffer_hash: str
     evaluation: Evaluation
     gradient_bytes: int
-    """Bytes of one gradient for every parameter of the whole model."""
+    """Bytes of one gradient for every trainable parameter of the whole model."""
     gradient_tensors: int
     unmoved: list[str]
     sketch: list[float]
@@ -163,21 +164,21 @@ class Trained(NamedTuple):
 def test_model(
     task: Task, replica: Replica, group: Group, note: Callable[[], None], *, communicates: bool
 ) -> Trained:
-    """Test the whole model on this rank's share of the test set, in the run's precision. Collective.
+    """Test the whole model on this rank's part of the test set, in the run's precision.
 
-    Where the arm ``communicates``, every rank tests with the buffers of rank 0, so all shares are tested on
-    one model. ``note`` is called before every batch.
+    All ranks must call this together. If the arm ``communicates``, every rank tests with the buffers of
+    rank 0, so that all ranks test the same model. ``note`` is called before every batch.
     """
     whole = replica.whole()
     buffers = list(whole.buffers())
     buffer_hash = hash_tensors(buffers) if buffers else ""
-    own = [buffer.detach().clone() for buffer in buffers]
+    saved = [buffer.detach().clone() for buffer in buffers]
     if communicates:
         copy_tensors(buffers_of(whole, group, 0), buffers)
     # Not compiled: another graph for one pass would take longer than it saves.
     with task.in_precision(), not_compiled(task.config):
         evaluation = task.test(whole, (group.rank, group.world_size), note)
-    copy_tensors(own, whole.buffers())
+    copy_tensors(saved, whole.buffers())
     changes: dict[str, list[Any]] = {"unmoved": [], "sketch": []}
     if group.rank == 0:
         with same_randomness(task.device):
@@ -195,7 +196,7 @@ def test_model(
 
 
 def buffers_of(model: nn.Module, group: Group, rank: int) -> list[torch.Tensor]:
-    """Return copies of the buffers of a rank's model, which has the form of this rank's. Collective."""
+    """Return copies of the buffers of ``rank``'s model on every rank; all ranks must call this together."""
     copies = [buffer.detach().clone(memory_format=torch.contiguous_format) for buffer in model.buffers()]
     # As bytes, because not every library carries every dtype, and in one call, because there may be hundreds.
     pieces = [copy.view(-1).view(torch.uint8) for copy in copies if copy.numel()]
@@ -207,26 +208,26 @@ def buffers_of(model: nn.Module, group: Group, rank: int) -> list[torch.Tensor]:
 
 
 def unmoved(trained: nn.Module, start: nn.Module) -> list[str]:
-    """Return the names of the trainable parameters that equal those of the start, bit for bit."""
+    """Return the names of the trainable parameters that a training left as in ``start``, bit for bit."""
     pairs = zip(trained.named_parameters(), start.parameters(), strict=True)
-    return [name for (name, one), other in pairs if one.requires_grad and torch.equal(one, other)]
+    return [name for (name, last), first in pairs if last.requires_grad and torch.equal(last, first)]
 
 
 @torch.no_grad()
 def sketch(trained: nn.Module, start: nn.Module) -> list[float]:
-    """Return a random projection of the change of all parameters: a count sketch.
+    """Return a count sketch of how a training changed all parameters: ``_SKETCH_SIZE`` numbers.
 
-    Each number of the change is added to one of ``_SKETCHED`` numbers, or subtracted from it. Which one, and
-    with which sign, is random but the same in every call. So the distance of two sketches is about that of
-    the parameters (Charikar, Chen and Farach-Colton, 2002). Empty if a change is not finite.
+    Each number of the change is added to one of them, or subtracted from it. Which one, and with which sign,
+    is random but the same in every call. So the distance of two sketches is about that of the parameters
+    (Charikar, Chen and Farach-Colton, 2002). The list is empty if a change is not finite.
     """
     chance = torch.Generator().manual_seed(0)
-    found = torch.zeros(_SKETCHED, dtype=torch.float64)
-    for one, other in zip(trained.parameters(), start.parameters(), strict=True):
-        change = (one.detach() - other.detach()).flatten().cpu()
+    totals = torch.zeros(_SKETCH_SIZE, dtype=torch.float64)
+    for last, first in zip(trained.parameters(), start.parameters(), strict=True):
+        change = (last.detach() - first.detach()).flatten().cpu()
         real = torch.view_as_real(change).flatten() if change.is_complex() else change
         for piece in real.double().split(_PIECE):
-            places = torch.randint(_SKETCHED, (len(piece),), generator=chance)
+            indices = torch.randint(_SKETCH_SIZE, (len(piece),), generator=chance)
             signs = torch.randint(2, (len(piece),), generator=chance) * 2 - 1
-            found.index_add_(0, places, piece * signs)
-    return found.tolist() if bool(torch.isfinite(found).all()) else []
+            totals.index_add_(0, indices, piece * signs)
+    return totals.tolist() if bool(torch.isfinite(totals).all()) else []

@@ -1,4 +1,4 @@
-"""Do a rank's job, and write its result or its failure to a file."""
+"""Do a rank's job, and write its result or its failure into a file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from compare.schema.environment import EXPORTED
 from compare.schema.job import Job, RankFailure, SweepJob, read_job
 from compare.schema.launch_files import LaunchFiles
 from compare.system.files import read_json, write_json
-from compare.worker.messages import note_warnings, place_of, text_of
+from compare.worker.messages import describe_error, note_warnings, user_line_of
 from compare.worker.watchdog import Watchdog
 from compare.workload import WorkloadError
 
 
-def leave_outcome(files: LaunchFiles, placement: Placement) -> NoReturn:
-    """Do the job, write its result or failure, and exit with status 0 or 1.
+def do_job(files: LaunchFiles, placement: Placement) -> NoReturn:
+    """Do a rank's job, write its result or failure, and exit with status 0 for a result, otherwise 1.
 
     A library that does not load is recorded as a failure like any other.
     """
@@ -46,8 +46,8 @@ def leave_outcome(files: LaunchFiles, placement: Placement) -> NoReturn:
         status = 0
     except BaseException as error:  # noqa: BLE001 -- an exit is an outcome too
         status = 1
-        own = job.dataset.directory if isinstance(job, Job) and job.dataset.name == "own" else None
-        failure = _describe(error, placement, own)
+        folder = job.dataset.directory if isinstance(job, Job) and job.dataset.name == "own" else None
+        failure = _describe(error, placement, folder)
         with suppress(OSError, ValueError):  # a workload may have closed the log
             traceback.print_exc()
         with suppress(OutputError):  # the parent finds the full disk by itself
@@ -66,13 +66,13 @@ def _redirect_output(log: Path) -> None:
     os.close(handle)
 
 
-def _describe(error: BaseException, placement: Placement, own: str | None) -> RankFailure:
-    """Return the record of an error, with its message, place and traceback.
+def _describe(error: BaseException, placement: Placement, folder: str | None) -> RankFailure:
+    """Return the record of an error, with its message, line and traceback.
 
-    The place is the user's innermost line in the folder ``own``; if there is none, the line that raised.
+    The line is the innermost one in the user's ``folder``, or without one the line that raised the error.
     """
-    where = getattr(error, "where", "") or (place_of(error, own) if own else "")
-    ours = isinstance(error, (BackendError, WorkloadError))
+    where = getattr(error, "where", "") or (user_line_of(error, folder) if folder else "")
+    is_explained = isinstance(error, (BackendError, WorkloadError))
     if not where and not isinstance(error, WorkloadError):
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.filename}:{last.lineno}"
@@ -80,7 +80,7 @@ def _describe(error: BaseException, placement: Placement, own: str | None) -> Ra
         rank=placement.rank,
         host=placement.host,
         at=time.time(),
-        message=str(error) if ours else text_of(error),
+        message=str(error) if is_explained else describe_error(error),
         where=where,
         traceback=traceback.format_exc(),
     )

@@ -1,4 +1,4 @@
-"""Train a workload of the user's own: its task, the batches of a shard, and batches of any structure."""
+"""Define the task of a workload of the user's own, with batches of any structure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     from backends.base import Batch, Facts
     from compare.schema.config import RunConfig
 
-_TESTED = 1000
-"""Training samples that are tested where there is no test set."""
+_MOST_TESTED = 1000
+"""Number of training samples on which a workload without test data is tested."""
 _CPU = torch.device("cpu")
-KNOWN = (
+BATCH_FORMS = (
     "tensors in tuples, lists, dictionaries, data classes, other objects with attributes, or packed sequences"
 )
-"""What a batch may consist of, for messages."""
+"""The structures that a batch may have, as a phrase for messages."""
 _Leaf: TypeAlias = torch.Tensor | PackedSequence
+"""A part of a batch that is moved to the device as one."""
 
 
 class OwnTask(Task):
@@ -37,17 +38,17 @@ class OwnTask(Task):
 
     is_own = True
     test_needs_gradients: bool = False
-    """Whether the loss takes gradients itself, as a gradient penalty does."""
+    """Whether the loss computes gradients itself, as a gradient penalty does, so that a test enables them."""
 
     def __init__(self, config: RunConfig, make: MakeWorkload, device: torch.device) -> None:
-        """Call a factory with the run's seed.
+        """Call the user's factory ``make`` with the run's seed, and check the data that it returns.
 
         Raises:
-            WorkloadError: the data is no map-style data set, or has fewer samples than a global batch.
+            WorkloadError: the data has no length or no index, or fewer samples than a global batch.
         """
-        self._make = Factory(make, config, device)
-        super().__init__(config, device, self._make.first)
-        samples, needed = len(sized(self.workload.data)), config.global_batch_size
+        self._factory = Factory(make, config, device)
+        super().__init__(config, device, self._factory.first)
+        samples, needed = len(require_sized(self.workload.data)), config.global_batch_size
         if samples < needed:
             raise WorkloadError(
                 f"the workload has {samples} training samples, but a step of all ranks takes {needed}. "
@@ -55,11 +56,11 @@ class OwnTask(Task):
             )
 
     def attest(self) -> Facts:
-        return {"function_called_once": self._make.is_slow}
+        return {"function_called_once": self._factory.is_slow}
 
     def anew(self) -> Self:
         task = super().anew()
-        task.workload = self._make()
+        task.workload = self._factory()
         return task
 
     def build_model(self) -> nn.Module:
@@ -76,11 +77,11 @@ class OwnTask(Task):
     def test_batches(self, shard: tuple[int, int]) -> Iterator[tuple[int, Batch]]:
         # Without test data, the first training samples are tested.
         workload, (index, count) = self.workload, shard
-        held = workload.data if workload.test_data is None else workload.test_data
-        total = len(sized(held))
-        chosen = range(index, total if workload.test_data is not None else min(_TESTED, total), count)
+        samples = workload.data if workload.test_data is None else workload.test_data
+        total = len(require_sized(samples))
+        chosen = range(index, total if workload.test_data is not None else min(_MOST_TESTED, total), count)
         size = self.config.batch_size_per_rank
-        loader = DataLoader(Subset(held, chosen), size, collate_fn=workload.collate or default_collate)  # type: ignore[arg-type]
+        loader = DataLoader(Subset(samples, chosen), size, collate_fn=workload.collate or default_collate)  # type: ignore[arg-type]
         for number, batch in enumerate(loader):
             yield min(size, len(chosen) - number * size), move(batch, self.device, self.gate_dtype)
 
@@ -106,10 +107,10 @@ class SampleBatches:
         self._task = task
         self._data = task.workload.data
         self._collate = task.workload.collate or default_collate
-        self._order = ShardOrder(shard, task.config, len(sized(self._data)))
+        self._order = ShardOrder(shard, task.config, len(require_sized(self._data)))
 
     def attest(self) -> Facts:
-        """Return samples, dtypes and shard of a batch, and the number of training samples."""
+        """Return the facts that ``ShardOrder.attest`` lists."""
         with same_randomness(_CPU):
             batch = self._collate([self._data[0]])
         return self._order.attest(tensors_of(batch))
@@ -117,7 +118,7 @@ class SampleBatches:
     def __iter__(self) -> Iterator[Batch]:
         loader = DataLoader(
             self._data,  # type: ignore[arg-type]  # it needs only len() and an index
-            batch_sampler=chain.from_iterable(self._order.of_epoch(epoch).tolist() for epoch in count()),
+            batch_sampler=chain.from_iterable(self._order.indices_of(epoch).tolist() for epoch in count()),
             collate_fn=self._collate,
             generator=torch.Generator(),
         )  # type: ignore[arg-type]
@@ -126,7 +127,7 @@ class SampleBatches:
 
 
 class LoaderBatches:
-    """Endless batches of one shard, from the user's own loader.
+    """Endless batches of one shard, from the loader that the workload makes.
 
     Batches of another size than the loader was asked for, such as a smaller last one, are left out.
     """
@@ -134,38 +135,40 @@ class LoaderBatches:
     def __init__(self, task: Task, shard: tuple[int, int]) -> None:
         assert task.workload.loader  # noqa: S101 -- the task chose this class by it
         self._task = task
-        self._order = ShardOrder(shard, task.config, len(sized(task.workload.data)))
+        self._order = ShardOrder(shard, task.config, len(require_sized(task.workload.data)))
         with same_randomness(_CPU, task.config.seed):
             self._loader = task.workload.loader(*shard, self._order.size)
-        self._place: tuple[int, int] | None = None
+        self._dimension: tuple[int, int] | None = None
+        """The tensor and its dimension that count the samples, as in ``dimension_of_samples``."""
 
     def attest(self) -> Facts:
-        """Return the facts of a batch, the samples of an epoch, and the loader's number of workers.
+        """Return the facts of ``ShardOrder.attest``, and two facts about the loader.
 
-        The samples of an epoch are None if the loader has no length.
+        ``samples_of_an_epoch`` is None if the loader has no length. ``loader_workers`` is the number of its
+        processes.
         """
-        batch = self._first(0)[0]
+        batch = self._begin_epoch(0)[0]
         try:
-            whole = len(self._loader) * self._order.size  # type: ignore[arg-type]
+            samples = len(self._loader) * self._order.size  # type: ignore[arg-type]
         except TypeError:  # a stream has no length, and its DataLoader raises
-            whole = None
+            samples = None
         return self._order.attest(tensors_of(batch)) | {
-            "samples_of_an_epoch": whole,
+            "samples_of_an_epoch": samples,
             "loader_workers": getattr(self._loader, "num_workers", 0),
         }
 
     def __iter__(self) -> Iterator[Batch]:
         for epoch in count():
-            first, rest = self._first(epoch)
+            first, rest = self._begin_epoch(epoch)
             for batch in chain([first], rest):
                 if self._is_whole(batch):
                     yield move(batch, self._task.device, self._task.gate_dtype)
 
-    def _first(self, epoch: int) -> tuple[Batch, Iterator[Batch]]:
-        """Seed and begin an epoch, and return its first batch and an iterator over the others.
+    def _begin_epoch(self, epoch: int) -> tuple[Batch, Iterator[Batch]]:
+        """Begin an epoch with its own seed, and return its first batch and an iterator over the others.
 
         Raises:
-            WorkloadError: the loader does not begin with a batch of the size that it was asked for.
+            WorkloadError: the first batch does not have the size that the loader was asked for.
         """
         sampler = getattr(self._loader, "sampler", None)
         if sampler is not None and hasattr(sampler, "set_epoch"):
@@ -175,37 +178,37 @@ class LoaderBatches:
             first = next(batches, None)
         if first is None or not self._is_whole(first):
             raise WorkloadError(
-                f"the loader of shard {self._order.shard} does not begin with {self._order.size} samples. "
-                "Yield batches of that size, its third argument, and begin each epoch anew."
+                f"an epoch of the loader does not begin with a batch of {self._order.size} samples. Yield "
+                "batches of the size that loader(rank, ranks, batch_size) gets, and begin each epoch anew."
             )
         return first, batches
 
     def _is_whole(self, batch: Batch) -> bool:
         """Return whether a batch has as many samples as the loader was asked for.
 
-        A batch without tensors counts as whole.
+        A batch without any tensor that has a dimension counts as whole.
         """
         shapes = shapes_of(batch)
-        self._place = self._place or place_of_samples(shapes, self._order.size)
-        if not shapes or self._place is None:
+        self._dimension = self._dimension or dimension_of_samples(shapes, self._order.size)
+        if not shapes or self._dimension is None:
             return not shapes
-        index, dimension = self._place
+        index, dimension = self._dimension
         return index < len(shapes) and shapes[index][dimension : dimension + 1] == (self._order.size,)
 
 
-def sized(data: Any) -> Sized:
-    """Return ``data`` unchanged, after checking that it has a length and an index.
+def require_sized(data: Any) -> Sized:
+    """Return a workload's data unchanged, after checking that it has ``len()`` and an index.
 
     Raises:
-        WorkloadError: it lacks one of them, or it is a stream.
+        WorkloadError: the data lacks one of them, or is a stream.
     """
     if isinstance(data, IterableDataset):  # it inherits an index, and may have a length
         raise WorkloadError(
             f"the workload's data is a stream ({type(data).__name__}), so ranks cannot take shards of it.\n"
-            "Let data be a map-style data set. A stream may come from loader in addition."
+            "Let data be a map-style data set, with len() and an index. A stream may come from loader."
         )
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        raise WorkloadError("the workload's data has no len() or no index. Let it be a map-style data set.")
+        raise WorkloadError("the workload's data has no len() or no index. Use a data set that has both.")
     return data  # type: ignore[no-any-return]
 
 
@@ -222,7 +225,7 @@ def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
 
 
 def in_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """Return a tensor in a precision; tensors of whole numbers stay as they are.
+    """Return a tensor with its floating-point numbers in ``dtype``; whole numbers stay as they are.
 
     Complex numbers get that precision in both parts. None as ``dtype`` changes nothing.
     """
@@ -232,22 +235,22 @@ def in_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def move(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """Return a batch of the same structure on a device, with its floating-point numbers in ``dtype``.
+    """Return a copy of a batch on a device, with its floating-point numbers in ``dtype``.
 
     Complex numbers get that precision in both parts. None as ``dtype`` keeps all dtypes.
     """
 
     def moved(leaf: _Leaf) -> Any:
         if isinstance(leaf, PackedSequence):  # its batch sizes stay on the CPU
-            there = leaf.to(device=device)  # type: ignore[call-arg]  # torch hints at fewer forms
-            return there._replace(data=moved(leaf.data))
+            on_device = leaf.to(device=device)  # type: ignore[call-arg]  # torch hints at fewer forms
+            return on_device._replace(data=moved(leaf.data))
         return in_dtype(leaf.to(device), dtype)
 
     return _changed(batch, moved, {})
 
 
 def shapes_of(batch: Batch) -> list[tuple[int, ...]]:
-    """Return the shapes of a batch's tensors, except scalars.
+    """Return the shapes of a batch's tensors in their order, except scalars.
 
     A packed sequence has the shape (number of sequences,).
     """
@@ -258,10 +261,11 @@ def shapes_of(batch: Batch) -> list[tuple[int, ...]]:
     return [shape for shape in shapes if shape]
 
 
-def place_of_samples(shapes: list[tuple[int, ...]], size: int) -> tuple[int, int] | None:
-    """Return the index of a tensor, and of its dimension, that counts the samples; None if none does.
+def dimension_of_samples(shapes: list[tuple[int, ...]], size: int) -> tuple[int, int] | None:
+    """Return which dimension of a batch counts its samples: a tensor's index, and the dimension's index.
 
-    It is the first dimension of a tensor. If time comes first in all tensors, it is the second dimension.
+    The first dimension of the first tensor counts that has ``size`` there. If no tensor has, the second
+    dimension counts if all tensors have ``size`` there, as where time comes first. The result may be None.
     """
     for index, shape in enumerate(shapes):
         if shape[0] == size:
@@ -271,20 +275,21 @@ def place_of_samples(shapes: list[tuple[int, ...]], size: int) -> tuple[int, int
 
 
 def _leaves(batch: Batch) -> list[_Leaf]:
-    found: list[_Leaf] = []
+    """Return the tensors and packed sequences of a batch, in their order."""
+    leaves: list[_Leaf] = []
 
-    def take(leaf: _Leaf) -> _Leaf:
-        found.append(leaf)
+    def collect(leaf: _Leaf) -> _Leaf:
+        leaves.append(leaf)
         return leaf
 
-    _changed(batch, take, {})
-    return found
+    _changed(batch, collect, {})
+    return leaves
 
 
 def _changed(batch: Any, change: Callable[[_Leaf], Any], holders: Mapping[int, Any]) -> Any:
-    """Return a batch with its leaves changed.
+    """Return a copy of a batch, or of a part of it, in which ``change`` has replaced every leaf.
 
-    ``holders`` maps the id of each object around the batch to its copy, because an object may hold itself.
+    ``holders`` maps the id of each object that holds this part to its copy: an object may hold itself.
     """
     if id(batch) in holders:
         return holders[id(batch)]
@@ -299,7 +304,7 @@ def _changed(batch: Any, change: Callable[[_Leaf], Any], holders: Mapping[int, A
 
 
 def _copied(batch: Any, change: Callable[[_Leaf], Any], holders: Mapping[int, Any]) -> Any:
-    """Return a copy of a dictionary or an object with its content changed; any other value as it is."""
+    """Return a changed copy of a dictionary or of an object with attributes; any other value as it is."""
     attributes = [*getattr(batch, "__dataclass_fields__", ()), *getattr(batch, "__dict__", ())]
     is_mapping = isinstance(batch, MutableMapping)
     if not is_mapping and (not attributes or isinstance(batch, type) or callable(batch)):

@@ -6,17 +6,18 @@ random numbers, buffers and state, and then averages the gradients. Before each 
 parameters, but keeps the state of its own optimizer. So rounding does not grow from step to step, and the
 model may have dropout and BatchNorm.
 
-The pass ``as run`` is no gate. It shows how far the arm drifts from one process that trains on the combined
-batch and takes over the arm's parameters only at its start. Rounding, dropout and BatchNorm all add to this
-drift.
+A proof has one or more passes. ``float64`` and ``float32`` are gates, named by their dtype, which an arm must
+pass. The pass ``as run`` is not a gate. It shows how far the arm drifts from one process that trains on the
+combined batch and takes over the arm's parameters only at its start. Rounding, dropout and BatchNorm all add
+to this drift.
 
 The gates train by plain SGD, which applies gradients as they are. Adam divides each gradient by its own size,
 so one that is zero except for rounding moves its parameter as far as any other. The learning rate is not the
 run's either, because with a tiny one every strategy would pass, and with a huge one none.
 
 A clip may act in none of these steps, or in all of them. So a workload that changes gradients takes four more
-steps, each from the parameters at the end of the last one. All gradients are scaled down in two of them, and
-only those of the first shard are scaled up in the other two.
+steps, which all start from the parameters after the last one. All gradients are scaled down in two of them,
+and only those of the first shard are scaled up in the other two.
 
 The random generators and the memory are restored, so the training after a proof is not changed.
 
@@ -46,18 +47,18 @@ from compare.worker.reference import Reference, StepReference
 from compare.worker.shards import copy_tensors, hash_tensors, scale_of, seed_layers, seed_step
 from compare.worker.steps import StepRecord, differences, furthest_ratio, recorded_step
 from compare.worker.task import Task
-from compare.worker.watchdog import Pace, Watchdog
+from compare.worker.watchdog import PassTimer, Watchdog
 from compare.workload import WorkloadError
 
-_LARGE = 4_000_000
-"""Number of parameters above which a model is large.
+_LARGE_PARAMETERS = 4_000_000
+"""Number of parameters above which a brief proof takes fewer steps.
 
 Twenty steps of 20 million parameters take about 10 s, and 40 s over a slow network.
 """
 _LEAST_STEPS = 3
-"""Steps that are always compared; after them, a divergence of the reference ends the comparison."""
+"""Number of steps that are always compared; after them, the comparison ends if the reference diverges."""
 _FEW_STEPS = 5
-"""Steps of a brief pass with a large model.
+"""Number of steps in a brief pass with a large model.
 
 All known faults show by the third step. DDP rebuilds its buckets after the first step, and Horovod reads
 names from its cache from the second step on.
@@ -66,9 +67,12 @@ _SCALES = (2.0**-14, 2.0**-27, 2.0**14, 2.0**27)
 """Factors of the gradients in the steps that show a clip; powers of two, to avoid rounding."""
 
 
-def repeats_proven(job: Job, found: Fingerprint, group: Group) -> bool:
-    """Return whether every rank's start and end equal those of the arm's proven launches. Collective."""
-    differing = torch.tensor([float(found != job.proven[group.rank])], device=group.device)
+def repeats_proven(job: Job, fingerprint: Fingerprint, group: Group) -> bool:
+    """Return whether every rank's training equals that of the arm's proven launches, bit for bit.
+
+    ``fingerprint`` has the hashes of this rank's training. All ranks must call this together.
+    """
+    differing = torch.tensor([float(fingerprint != job.proven[group.rank])], device=group.device)
     group.all_reduce_(differing)
     return not differing.item()
 
@@ -76,10 +80,10 @@ def repeats_proven(job: Job, found: Fingerprint, group: Group) -> bool:
 def prove_steps(
     job: Job, make_replica: Callable[..., Replica], task: Task, group: Group, watchdog: Watchdog
 ) -> list[ParityPass]:
-    """Return the passes of the job's proof, which compare a copy's steps with a single process's. Collective.
+    """Compare the steps of a copy of the model with those of a single process, pass by pass.
 
-    Empty for the control, which has no proof. A pass is short, so options that act late get other values,
-    which the registry has (``while_proven``).
+    All ranks must call this together. The list is empty for the control, which has no proof. A pass is short,
+    so options that act late get other values, which the registry has (``while_proven``).
     """
     if not job.arm.traits.synchronises:
         return []
@@ -88,13 +92,13 @@ def prove_steps(
     def make(model: nn.Module, make_optimizer: MakeOptimizer) -> Replica:
         return make_replica(model, make_optimizer, group, options)
 
-    pace = Pace(watchdog, group, first_seconds=job.config.compile_limit_seconds)
+    timer = PassTimer(watchdog, group, first_seconds=job.config.compile_limit_seconds)
     passes = []
     with compiled_for_proof(job.config):
         for kind in PASSES[job.proof]:
             with same_randomness(task.device):
-                proof = Proof(make, task.for_proof(kind), kind, pace, leads=group.rank == 0)
-                passes.append(proof.take(brief=job.proof == "brief", scaled=job.arm.exact))
+                proof = Proof(make, task.for_proof(kind), kind, timer, compares=group.rank == 0)
+                passes.append(proof.take(brief=job.proof == "brief", may_scale=job.arm.exact))
             del proof
             gc.collect()  # a wrapper and its hooks hold each other
             if task.device.type == "cuda":
@@ -105,12 +109,11 @@ def prove_steps(
 
 
 class Proof:
-    """One pass of a proof, in which an arm and the reference train step by step. Collective.
+    """One pass of a proof, in which an arm and the reference train step by step.
 
-    Every rank takes the reference's first step, and compares its own first update with it. The rank that
-    ``leads`` compares all steps, and equal hashes extend its result to the others. The passes ``float64`` and
-    ``float32`` train by plain SGD, and ``as run`` trains in float32 with the run's own optimizer. ``task`` is
-    for this pass, see ``Task.for_proof``.
+    All ranks must make and take it together. Every rank takes the reference's first step, and compares its
+    own first update with it. A rank that ``compares`` does so in all steps, and equal hashes extend its
+    result to the others. ``task`` is the task of this pass, from ``Task.for_proof``.
     """
 
     def __init__(
@@ -118,13 +121,13 @@ class Proof:
         make_replica: Callable[[nn.Module, MakeOptimizer], Replica],
         task: Task,
         kind: PassKind,
-        pace: Pace,
+        timer: PassTimer,
         *,
-        leads: bool,
+        compares: bool,
     ) -> None:
-        self._pace, self._kind, self._begun = pace, kind, monotonic()
-        pace.step(0)
-        pace.note(0)
+        self._timer, self._kind, self._begun = timer, kind, monotonic()
+        timer.begin_step(0)
+        timer.begin_passes(0)
         self._scale = 1.0
         model = task.build_model()
         self._parameters = list(model.parameters())
@@ -135,15 +138,17 @@ class Proof:
         self._task = task.for_proof_of(self._replica)
         self._has_reference_step = task.workload.reference_step is not None
         # Each rank can go wrong by itself in a step that is the user's own.
-        self._leads = leads or self._replica.takes_whole_step
+        self._compares = compares or self._replica.takes_whole_step
         self._whole = self._replica.whole()
         drifts = kind == "as run"
-        of_rank = (self._task, self._replica, self._whole, pace)
-        own = self._replica.takes_whole_step and self._has_reference_step and not drifts
-        self._reference = StepReference(*of_rank) if own else Reference(*of_rank, drifts=drifts)
+        arguments = (self._task, self._replica, self._whole, timer)
+        takes_users_step = self._replica.takes_whole_step and self._has_reference_step and not drifts
+        self._reference = (
+            StepReference(*arguments) if takes_users_step else Reference(*arguments, drifts=drifts)
+        )
         _prepare_layers(self._replica, self._reference.model, self._task)
-        first = _first_noted(self._task, self._replica, self._reference)
-        self._side = make_side(self._replica, self._task, first)
+        batches = _checked_batches(self._task, self._replica, self._reference)
+        self._side = make_side(self._replica, self._task, batches)
         self._shards = self._replica.shard[1]
         self._differences: list[float] = []
         self._updates: list[float] = []
@@ -153,59 +158,59 @@ class Proof:
         self._optimizer_steps: list[int] = []
         self._combined: float | None = None
 
-    def take(self, *, brief: bool = False, scaled: bool = True) -> ParityPass:
-        """Take ``STEPS`` steps of the arm and of the reference, and return what they showed.
+    def take(self, *, brief: bool = False, may_scale: bool = True) -> ParityPass:
+        """Take ``STEPS`` steps of the arm and of the reference, and return how they compare.
 
-        A ``brief`` pass of a large model takes ``_FEW_STEPS``, so that the launch starts soon. ``scaled``
-        allows steps with scaled gradients, which show a clip, but half precision cannot carry all of these
-        scales.
+        A ``brief`` pass of a large model takes ``_FEW_STEPS``, so that the launch starts soon. ``may_scale``
+        allows further steps with scaled gradients, which show a clip. Arms that round gradients do
+        without them, because half precision cannot hold all of these scales.
         """
-        large = sum(parameter.numel() for parameter in self._parameters) > _LARGE
+        large = sum(parameter.numel() for parameter in self._parameters) > _LARGE_PARAMETERS
         count = _FEW_STEPS if brief and large else STEPS
         for step in range(count):
             self._step(step)
-        for number, scale in enumerate(_SCALES if scaled and self._can_scale() else (), start=count):
+        for number, scale in enumerate(_SCALES if may_scale and self._can_scale() else (), start=count):
             self._step(number, scale)
             count += 1
-        self._pace.meet()
+        self._timer.wait_for_ranks()
         return self._result(count)
 
     def _step(self, step: int, scale: float = 1.0) -> None:
         """Take a step of the reference and a step of the arm, and compare them.
 
-        All ranks meet before the arm's step, because only the ranks that lead take every reference step.
+        All ranks wait for each other before the arm's step, because some take no step of the reference.
         """
         reference = self._reference
         kept = [p.detach().clone() for p in self._replica.model.parameters()] if scale != 1 else []
-        self._pace.step(step)
-        if self._leads or step == 0:
-            reference.anchor(self._whole)
+        self._timer.begin_step(step)
+        if self._compares or step == 0:
+            reference.start_from(self._whole)
             reference.step(step, scale)
         if step == 0:
             if self._replica.needs_every_gradient:
                 reference.require_every_gradient()
-            if self._leads and self._kind == "float64":
-                self._pace.note(self._shards)
+            if self._compares and self._kind == "float64":
+                self._timer.begin_passes(self._shards)
                 self._combined = reference.distance_of_combined() if self._task.is_own else None
-        self._pace.meet()
-        self._pace.note()
+        self._timer.wait_for_ranks()
+        self._timer.begin_passes()
         record = self._train(step, scale)
         self._whole = self._replica.whole()
-        if self._leads or step == 0:
+        if self._compares or step == 0:
             reference.add_error(self._whole)
             self._compare(step, record)
-        if not self._leads:
-            reference.drop_start()
+        if not self._compares:
+            reference.drop_copies()
         if kept:
             # Each scaled step starts from the parameters at the end of the last plain one.
             copy_tensors(kept, self._replica.model.parameters())
             self._whole = self._replica.whole()
 
     def _compare(self, step: int, record: StepRecord) -> None:
-        """Compare a step of the arm with the reference's, and explain the first one beyond rounding."""
-        found, reference = self._whole, self._reference
-        by_name = differences(found, reference.model.parameters(), reference.largest_change)
-        update = reference.update()
+        """Compare a step of the arm with the reference's, and explain the first one that is wrong."""
+        whole, reference = self._whole, self._reference
+        by_name = differences(whole, reference.model.parameters(), reference.largest_change)
+        update = reference.relative_update()
         # NaN counts as the largest difference.
         parameter = max(by_name, key=lambda name: math.inf if math.isnan(by_name[name]) else by_name[name])
         difference = by_name[parameter]
@@ -220,21 +225,21 @@ class Proof:
         self._differences.append(difference)
         self._updates.append(update)
         if step == 0:
-            self._first_share, self._first_error = reference.compare_updates(found)
+            self._first_share, self._first_error = reference.compare_updates(whole)
         if self._kind == "as run" or self._wrong:
             return
         limit = rounding_limit(self._kind, update, self._shards)
         reference.tell_apart(limit)
         if not difference <= limit:
-            wrong = sum(not size <= limit for size in by_name.values())
+            wrong_count = sum(not size <= limit for size in by_name.values())
             self._wrong = WrongStep(
                 step=step + 1,
                 parameter=parameter,
-                difference=_finite(difference),
-                only=len(by_name) > 1 and wrong == 1,
-                structure=_structure(found, parameter, record) if reference.is_plain else "",
+                difference=_finite_or_none(difference),
+                only=len(by_name) > 1 and wrong_count == 1,
+                structure=_structure(whole, parameter, record) if reference.is_plain else "",
                 rate=furthest_ratio((rate, reference.rate) for rate in record.rates.values()),
-                **reference.explain(found, step),
+                **reference.explain(whole, step),
             )
 
     def _train(self, step: int, scale: float) -> StepRecord:
@@ -272,14 +277,15 @@ class Proof:
         held = self._replica.model.parameters()
         return not self._replica.takes_whole_step or list(map(id, held)) == list(map(id, self._parameters))
 
-    # ---- what it showed ----
+    # ---- the result ----
 
     def _result(self, count: int) -> ParityPass:
         reference, task = self._reference, self._task
-        leads = self._leads and self._kind != "as run"
+        whole_error = reference.compare_updates(self._whole)[1] if self._compares else math.nan
+        judges = self._compares and self._kind != "as run"
         return ParityPass(
             kind=self._kind,
-            steps=len(self._differences) if self._leads else count,
+            steps=len(self._differences) if self._compares else count,
             shards=self._shards,
             samples_per_rank=task.config.batch_size_per_rank,
             optimizer=task.config.optimizer,
@@ -287,15 +293,15 @@ class Proof:
             hash=hash_tensors(self._whole.parameters()),
             unused=reference.unused(),
             diverged=self._diverged,
-            share_of_first_update=_finite(self._first_share),
-            error_of_first_update=_finite(self._first_error),
-            error_of_whole_update=_finite(reference.compare_updates(self._whole)[1]) if self._leads else None,
-            differences=[_finite(difference) for difference in self._differences],
-            updates=[_finite(update) for update in self._updates],
+            share_of_first_update=_finite_or_none(self._first_share),
+            error_of_first_update=_finite_or_none(self._first_error),
+            error_of_whole_update=_finite_or_none(whole_error),
+            differences=[_finite_or_none(difference) for difference in self._differences],
+            updates=[_finite_or_none(update) for update in self._updates],
             wrong=self._wrong,
-            trainable=reference.trainable if leads else 0,
-            untold=reference.untold if leads else {},
-            acted=reference.acted if leads else [],
+            trainable=reference.trainable if judges else 0,
+            untold=reference.untold if judges else {},
+            acted=reference.acted if judges else [],
             combined=self._combined,
             optimizer_steps=self._optimizer_steps,
             first_batches=reference.first_batches,
@@ -304,15 +310,15 @@ class Proof:
         )
 
 
-def _structure(found: nn.Module, wrong: str, record: StepRecord) -> str:
-    """Return why a step is not one backward pass and one optimizer's step; empty if it is."""
-    frozen = [name for name, parameter in found.named_parameters() if not parameter.requires_grad]
-    moved = ["a parameter that does not train changes"] if wrong in frozen else []
+def _structure(model: nn.Module, wrong_parameter: str, record: StepRecord) -> str:
+    """Return why a wrong step is not one backward pass and one optimizer's step; empty if it is."""
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    moved = ["a parameter that does not train changes"] if wrong_parameter in frozen else []
     return ", ".join(filter(None, [record.structure, *moved]))
 
 
-def _first_noted(task: Task, replica: Replica, reference: Reference) -> Iterator[Batch]:
-    """Yield the arm's batches; from an own loader, the first must equal the reference's.
+def _checked_batches(task: Task, replica: Replica, reference: Reference) -> Iterator[Batch]:
+    """Yield the arm's batches; if the user has a loader, the first must equal that of the reference.
 
     Raises:
         WorkloadError: the user's loader yields other samples when it is called again.
@@ -332,7 +338,7 @@ def _prepare_layers(replica: Replica, reference: nn.Module, task: Task) -> None:
     """Seed every layer by its index, if the replica holds only some of the layers.
 
     Raises:
-        BackendError: the workload changes gradients, but this rank holds only those of its layers.
+        BackendError: the replica holds only some layers, but the workload changes gradients.
     """
     if replica.first_layer is None:
         return
@@ -341,10 +347,10 @@ def _prepare_layers(replica: Replica, reference: nn.Module, task: Task) -> None:
             "the workload's before_step would see only the gradients of one rank's layers. Leave out "
             "before_step or this arm."
         )
-    # One process draws the random numbers of all layers in turn, and a rank those of its own.
+    # One process draws the random numbers of all layers in turn, but a rank only those of its layers.
     seed_layers(reference, 0)
     seed_layers(replica.model, replica.first_layer)
 
 
-def _finite(number: float) -> float | None:
+def _finite_or_none(number: float) -> float | None:
     return number if math.isfinite(number) else None

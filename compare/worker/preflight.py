@@ -1,7 +1,7 @@
 """Try a workload in one process, before its ranks form a group.
 
-A new copy of the workload takes one training batch and one test batch. An error has the user's line, what was
-found, and what to do. Otherwise a library would report the problem later, or would stall.
+A new copy of the workload trains on one batch and is tested on one. An error has the user's line, what was
+found, and what to do. Without this trial, a library would report the problem later, or would stall.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from backends.base import REPEATED, SPARSE, STRIDED, UNCOPIED, UNREACHED
 from compare.text import listed
-from compare.worker.messages import place_of, text_of
+from compare.worker.messages import describe_error, user_line_of
 from compare.worker.meters import reset_peak_memory
 from compare.worker.observed import graph_nodes
-from compare.worker.own import KNOWN, OwnTask, tensors_of
+from compare.worker.own import BATCH_FORMS, OwnTask, tensors_of
 from compare.worker.randomness import same_randomness, seed_generators
-from compare.worker.user_file import alone, pretended_group, require_threads
+from compare.worker.user_file import pretended_group, refused_calls_to_ranks, require_threads
 from compare.workload import WorkloadError
 
 if TYPE_CHECKING:
     from backends.base import Batch, Options, Replica, Trait
     from compare.schema.job import Job
 
-_REFUSED: dict[Trait, tuple[str, str]] = {
+_UNSUPPORTED: dict[Trait, tuple[str, str]] = {
     SPARSE: (
         "sparse gradients of {names}: this arm cannot average them.",
         "Use sparse=False, or leave this arm out: ddp averages them.",
@@ -51,16 +51,16 @@ _REFUSED: dict[Trait, tuple[str, str]] = {
     ),
     UNREACHED: (
         (
-            "parameters that shape the model's output, but not the loss's gradient: {names}. This arm cannot "
-            "average them, and find_unused_parameters=true would not help."
+            "parameters that change the model's output, but get no gradient from the loss: {names}. This arm "
+            "cannot average them, and find_unused_parameters=true would not help."
         ),
         "Set requires_grad to False for them, or leave this arm out.",
     ),
 }
-"""What a message says of each trait that an arm may be unable to train, and the remedy."""
-_TO_GO_ON = (
-    "Let it compute its own samples alone. If the ranks must share it, set own_step, and reference_step for "
-    "what one process does: docs/own-model.md."
+"""For each trait of a model that an arm may be unable to train, the problem and the remedy."""
+_COMPUTE_ALONE = (
+    "Let it use only the samples of its own rank. If ranks must communicate in it, set own_step, and "
+    "reference_step for what one process does: docs/own-model.md."
 )
 _OWN_ARGUMENTS = "loader(rank, ranks, batch_size) gets the rank and the number of ranks. Use these arguments."
 _PICKLED = (
@@ -68,7 +68,7 @@ _PICKLED = (
     "top of the file, not as a lambda or within a function, or use multiprocessing_context='fork'."
 )
 _SCHEDULE = "Let it return a factor for the number of each step, from 0. The factor 1.0 keeps the rate."
-_TRY = "Try one batch without Ringside: call make(), its loss, and backward."
+_TRY = "Try one batch without Ringside: make the workload, and call its loss and backward()."
 
 
 def preflight(
@@ -79,7 +79,7 @@ def preflight(
     The random generators are restored, and the peak of memory is reset. ``note`` is called before each batch.
 
     Raises:
-        WorkloadError: this arm, or any arm, cannot train the workload.
+        WorkloadError: the workload cannot be trained by this arm, or by any arm.
     """
     with same_randomness(task.device):
         trial = _Trial(task.anew(), job, shard, note)
@@ -94,65 +94,68 @@ def preflight(
 
 
 class _Trial:
-    """A trial of a workload, with one training batch and one test batch."""
+    """The trial of a workload in one process, with one training batch and one test batch."""
 
     def __init__(self, task: OwnTask, job: Job, shard: tuple[int, int], note: Callable[[], None]) -> None:
         self._task, self._shard, self._note = task, shard, note
         self._folder, self._config = job.dataset.directory, job.config
         # If the user wrote the step of one process, the loss may need several processes.
-        self._is_own = bool(job.arm.traits.own_step) and task.workload.reference_step is not None
+        self._has_reference_step = bool(job.arm.traits.own_step) and task.workload.reference_step is not None
         self._model: nn.Module = nn.Module()
-        self._arrived: Counter[str] = Counter()
+        self._arrivals: Counter[str] = Counter()
+        """How often each parameter's gradient arrived in the backward pass, by the parameter's name."""
         self._outputs: list[torch.Tensor] = []
 
     # ---- what any arm needs ----
 
     def require_trainable(self) -> None:
-        """Require usable parameters, optimizer and schedule, and a batch whose gradients can be computed."""
+        """Raise ``WorkloadError`` if no arm can train the workload; one batch and its gradients are tried."""
         _require_parameters(self._task.workload.model)
-        with self._told("the optimizer cannot be made of the model's parameters", _TRY):
+        with self._explained("the optimizer cannot be made of the model's parameters", _TRY):
             optimizer = self._task.make_optimizer(self._task.build_model().parameters())
         _require_plain_step(optimizer)
         if schedule := self._task.workload.schedule:
-            with self._told("the schedule returns no factor of the learning rate", _SCHEDULE):
+            with self._explained("the schedule returns no factor of the learning rate", _SCHEDULE):
                 float(schedule(0))
-        if self._is_own:
+        if self._has_reference_step:
             return
         proof = self._task.for_proof("float64")
         batch = self._first_batch(proof)
         try:
             self._learn(proof, batch, "")
         except WorkloadError as error:
-            again = self._task.anew()
-            self._learn(again, self._first_batch(again), _TRY)
+            in_own_dtype = self._task.anew()
+            self._learn(in_own_dtype, self._first_batch(in_own_dtype), _TRY)
             raise WorkloadError(
-                f"{error}In its own dtype the model passes, but the proof computes in float64. Take dtypes "
+                f"{error}The model works in its own dtype, but the proof computes in float64. Take dtypes "
                 "from the parameters or the inputs.",
                 where=error.where,
             ) from None
 
     def _learn(self, task: Any, batch: Batch, remedy: str) -> None:
-        """Compute the loss and the gradients of one batch; ``remedy`` is for an error's message."""
+        """Compute the loss and the gradients of one batch; ``remedy`` ends the message of an error."""
         self._model = model = task.build_model()
-        self._arrived.clear()
+        self._arrivals.clear()
         seed_generators(self._config.seed)
         what = "the loss fails on a training batch"
-        with self._noting_gradients(model), self._alone("the loss", what, remedy):
+        with self._noting_gradients(model), self._in_one_process("the loss", what, remedy):
             loss = task.loss(model, batch)
             _require_scalar(loss)
             loss.backward()
 
     def _first_batch(self, task: Any) -> Batch:
-        with self._told("the first training batch cannot be made", self._of_loader):
+        """Return the first training batch, or raise ``WorkloadError`` if that fails or it has no tensor."""
+        with self._explained("the first training batch cannot be made", self._remedy_for_loader):
             batch = next(iter(task.batches(self._shard)))
         if not any(True for _ in tensors_of(batch)):
             raise WorkloadError(
-                f"a batch is a {type(batch).__name__}, in which no tensor was found.\nUse {KNOWN}."
+                f"a batch is a {type(batch).__name__}, in which no tensor was found.\nUse {BATCH_FORMS}."
             )
         return batch
 
     @staticmethod
-    def _of_loader(error: Exception) -> str:
+    def _remedy_for_loader(error: Exception) -> str:
+        """Return what to do if the data or the loader raises an error."""
         text = str(error)
         if "pickle" in f"{type(error).__name__} {text}".lower():
             return _PICKLED
@@ -160,16 +163,16 @@ class _Trial:
 
     @contextmanager
     def _noting_gradients(self, model: nn.Module) -> Iterator[None]:
-        """Count in this block how often each gradient arrives, and note what the model returns."""
+        """Count how often each gradient arrives during the block, and keep what the model returns."""
         with ExitStack() as noting:
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad:
                     hook = parameter.register_post_accumulate_grad_hook(
-                        lambda _, name=name: self._arrived.update([name])
+                        lambda _, name=name: self._arrivals.update([name])
                     )
                     noting.callback(hook.remove)
             if not isinstance(model, torch.jit.ScriptModule):  # which takes no such hook
-                hook = model.register_forward_hook(lambda *found: self._outputs.extend(tensors_of(found[2])))
+                hook = model.register_forward_hook(lambda *given: self._outputs.extend(tensors_of(given[2])))
                 noting.callback(hook.remove)
             yield
 
@@ -183,64 +186,69 @@ class _Trial:
             self._test(model, *first)
         except WorkloadError:
             self._task.test_needs_gradients = True
-            with suppress(*[WorkloadError] * self._is_own):  # other libraries have their groups later
+            # Other libraries have their groups later.
+            with suppress(*[WorkloadError] * self._has_reference_step):
                 self._test(model, *first)
         return self._task.test_needs_gradients
 
     def _test(self, model: nn.Module, samples: int, batch: Batch) -> None:
         what = "the loss or the metric fails on a test batch, in eval mode"
-        with self._alone("the test", what, _TRY):
+        with self._in_one_process("the test", what, _TRY):
             self._task.test_batch(model, batch, samples)
 
     @contextmanager
-    def _alone(self, name: str, what: str, remedy: str) -> Iterator[None]:
-        """Run the block, which computes one batch, in one process; ``what`` is for an error's message."""
+    def _in_one_process(self, name: str, what: str, remedy: str) -> Iterator[None]:
+        """Run the block, which computes one batch, and refuse its calls to other ranks.
+
+        If the user wrote the step of one process, they are allowed, and do nothing. In messages, ``name``
+        stands for what the block computes, and ``what`` states that it failed.
+        """
         self._note()
-        in_one_process = (
+        group = (
             pretended_group(self._config.ranks)
-            if self._is_own
-            else alone(name, self._folder, self._config.ranks, _TO_GO_ON)
+            if self._has_reference_step
+            else refused_calls_to_ranks(name, self._folder, self._config.ranks, _COMPUTE_ALONE)
         )
-        with self._told(what, remedy), in_one_process:
+        with self._explained(what, remedy), group:
             yield
 
     @contextmanager
-    def _told(self, what: str, remedy: str | Callable[[Exception], str]) -> Iterator[None]:
-        """Raise an error of the block as ``WorkloadError``: what failed, the error itself, and a remedy."""
+    def _explained(self, what: str, remedy: str | Callable[[Exception], str]) -> Iterator[None]:
+        """Turn an error of the block into a ``WorkloadError``: ``what`` failed, the error, and a remedy."""
         try:
             yield
         except WorkloadError:
             raise
         except Exception as error:
             raise WorkloadError(
-                f"{what}.\n{text_of(error)}\n{remedy if isinstance(remedy, str) else remedy(error)}",
-                where=place_of(error, self._folder),
+                f"{what}.\n{describe_error(error)}\n{remedy if isinstance(remedy, str) else remedy(error)}",
+                where=user_line_of(error, self._folder),
             ) from error
 
     # ---- what some arms cannot do ----
 
     def require_supported_by(self, strategy: type[Replica], options: Options) -> None:
-        """Require that a strategy can copy the model, if it must, and average every gradient."""
-        cannot = strategy.unsupported_with(options)
+        """Raise ``WorkloadError`` if a strategy cannot copy the model as it must, or average a gradient."""
+        unsupported = strategy.unsupported_with(options)
         self._note()
-        if UNCOPIED in cannot:
-            _require_copied(self._task.anew().workload.model)
+        if UNCOPIED in unsupported:
+            _require_copyable(self._task.anew().workload.model)
         trained = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
         reached = {id(node.variable) for node in graph_nodes(self._outputs) if hasattr(node, "variable")}
-        having: dict[Trait, list[str]] = {
+        names_by_trait: dict[Trait, list[str]] = {
             SPARSE: [name for name, p in trained if p.grad is not None and p.grad.layout != torch.strided],
             STRIDED: [name for name, p in trained if not p.is_contiguous()],
-            REPEATED: [name for name, times in self._arrived.items() if times > 1],
+            REPEATED: [name for name, times in self._arrivals.items() if times > 1],
             UNREACHED: [name for name, p in trained if p.grad is None and id(p) in reached],
         }
-        for trait in sorted(cannot & having.keys()):
-            if names := having[trait]:
-                what, remedy = _REFUSED[trait]
+        for trait in sorted(unsupported & names_by_trait.keys()):
+            if names := names_by_trait[trait]:
+                what, remedy = _UNSUPPORTED[trait]
                 raise WorkloadError(f"{what.format(names=listed(names))}\n{remedy}")
 
 
 def _require_parameters(model: nn.Module) -> None:
-    """Require that all parameters have a shape and values, and that one or more can be trained."""
+    """Raise ``WorkloadError`` if a parameter has no shape or no values, or if none can be trained."""
     lazy = [n for n, p in model.named_parameters() if is_lazy(p)]
     if lazy:
         raise WorkloadError(
@@ -259,8 +267,8 @@ def _require_parameters(model: nn.Module) -> None:
         )
 
 
-def _require_copied(model: nn.Module) -> None:
-    """Require that the model can be copied; the error names a layer with torch's old ``weight_norm``."""
+def _require_copyable(model: nn.Module) -> None:
+    """Raise ``WorkloadError`` if a model cannot be copied, as with torch's old ``weight_norm``."""
     try:
         copy.deepcopy(model)
     except Exception as error:
@@ -275,12 +283,12 @@ def _require_copied(model: nn.Module) -> None:
                     "torch.nn.utils.parametrizations.weight_norm, or leave this arm out."
                 )
         raise WorkloadError(
-            f"this arm copies the model, which cannot be copied.\n{text_of(error)}\n{remedy}"
+            f"this arm copies the model, which cannot be copied.\n{describe_error(error)}\n{remedy}"
         ) from error
 
 
 def _require_plain_step(optimizer: torch.optim.Optimizer) -> None:
-    """Require an optimizer whose step needs no closure."""
+    """Raise ``WorkloadError`` if an optimizer's step requires a closure, as that of L-BFGS does."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise WorkloadError(
@@ -291,6 +299,7 @@ def _require_plain_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _require_scalar(loss: Any) -> None:
+    """Raise ``WorkloadError`` unless a loss is a scalar tensor with a graph."""
     if isinstance(loss, torch.Tensor) and not loss.dim() and loss.requires_grad:
         return
     found = type(loss).__name__

@@ -20,16 +20,16 @@ def seed_generators(seed: int) -> None:
 
 
 def states_of_generators() -> tuple[object, ...]:
-    """Return the states of all generators on the CPU, which any random draw changes."""
-    _, numbers, place, *_ = np.random.get_state()  # noqa: NPY002 -- as above
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), np.asarray(numbers).tobytes(), place
+    """Return the states of all generators on the CPU; they differ from earlier ones after any random draw."""
+    _, numbers, position, *_ = np.random.get_state()  # noqa: NPY002 -- as above
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), np.asarray(numbers).tobytes(), position
 
 
 @contextmanager
 def same_randomness(device: torch.device, seed: int | None = None) -> Iterator[None]:
     """Restore all generators after the block, so that its random draws do not change the training.
 
-    With a ``seed``, the block begins with seeded generators.
+    These are the generators of the CPU and of ``device``. If a ``seed`` is given, the block begins with it.
     """
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 -- as above
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -1,6 +1,6 @@
-"""Do one rank's part of a launch: join, prove, train, test, measure and attest.
+"""Do one rank's part of a launch: join the group, prove the arm, train, test, measure and attest.
 
-No other module calls ``backends.load``.
+No other module of ``compare`` calls ``backends.load``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from compare.schema.results import Block, RankResult
 from compare.schema.turns import GO_ON, Memory
 from compare.worker.attest import attest, attest_group
 from compare.worker.blocks import (
-    FIRST_STEPS,
+    REFERENCE_WARM_UP_STEPS,
     BlockTrainer,
     Side,
     Sides,
@@ -55,13 +55,14 @@ from compare.worker.shards import hash_tensors
 from compare.worker.task import Task
 from compare.worker.turn_pipes import TurnPipes
 from compare.worker.user_file import load_workload
-from compare.worker.watchdog import Pace, Watchdog
+from compare.worker.watchdog import PassTimer, Watchdog
 
 _WARM_UP_PIECE = 10
+"""Maximum number of warm-up steps between two progress records."""
 
 
 def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
-    """Do a rank's part of a launch that trains, and return what the rank measured and attests.
+    """Do a rank's part of a launch that trains, and return what the rank measured and attested.
 
     Raises:
         BackendError: the backend cannot do on this host what the arm requests.
@@ -72,7 +73,7 @@ def run(job: Job, placement: Placement, watchdog: Watchdog) -> RankResult:
 
 
 def sweep_group(job: SweepJob, placement: Placement, watchdog: Watchdog) -> RankSweep:
-    """Time a group's collectives without any training, and return what the rank measured and attests.
+    """Time a group's collectives without any training, and return what the rank measured and attested.
 
     Raises:
         BackendError: the group cannot do on this host what was requested.
@@ -99,7 +100,7 @@ def sweep_group(job: SweepJob, placement: Placement, watchdog: Watchdog) -> Rank
 
 
 def _prepare_device(job: LaunchJob, placement: Placement) -> torch.device:
-    """Set the number of torch's threads, check the CPUs, and return the rank's device.
+    """Set the number of torch's threads, check the CPUs of this process, and return the rank's device.
 
     Raises:
         BackendError: the rank has no GPU of its own, or other CPUs than the job requires.
@@ -107,8 +108,8 @@ def _prepare_device(job: LaunchJob, placement: Placement) -> torch.device:
     torch.set_num_threads(job.config.threads_per_rank)
     if (found := sorted(os.sched_getaffinity(0))) != job.affinity:
         raise BackendError(
-            f"This rank has CPUs {found}, not {job.affinity}. Arms with different bindings cannot be "
-            "compared. Remove settings that bind processes to CPUs."
+            f"This rank may use the CPUs {found}, but the launch requires {job.affinity}. Arms on different "
+            "CPUs cannot be compared. Remove settings that bind processes to CPUs."
         )
     if job.config.device == "cpu":
         return torch.device("cpu")
@@ -124,13 +125,14 @@ def _prepare_device(job: LaunchJob, placement: Placement) -> torch.device:
 
 
 def _load_task(job: Job, device: torch.device) -> Task:
+    """Load the user's workload, or the data of a built-in model, and return the task to train."""
     if job.dataset.name == "own":
         return OwnTask(job.config, load_workload(job.dataset, job.config.seed), device)
     return MnistTask.load(job.config, job.dataset, device)
 
 
 class _Rank:
-    """A rank of a launch that trains; it loads, and joins its group, when it is made."""
+    """One rank of a launch that trains; its constructor loads the task and joins the group."""
 
     def __init__(self, job: Job, placement: Placement, watchdog: Watchdog) -> None:
         self._job, self._placement, self._watchdog = job, placement, watchdog
@@ -147,10 +149,10 @@ class _Rank:
         if job.arm.traits.own_step:
             make_replica = partial(make_replica, make_step=self._task.make_step)
         self._make = make_replica
-        """Takes a model, a function that makes its optimizer, the group and options; returns a replica."""
+        """A function of a model, a ``MakeOptimizer``, the group and options that returns a replica."""
         self._start_up.mark("data_ready")
         self._peak_bytes = peak_memory_bytes()
-        """Largest resident set before the workload was tried."""
+        """Largest resident set of this process, in bytes, without the trial and the proof."""
         with self._start_up.left_out():
             if isinstance(self._task, OwnTask):
                 shard = (placement.rank, placement.world_size)
@@ -162,16 +164,16 @@ class _Rank:
         # The first optimizer of a process loads more of torch for a second: start-up time, in every arm.
         torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
         self._pipes = TurnPipes(Path(job.turns), self._group.rank) if job.turns else None
-        """The pipes to the agent of this host; None in a launch without turns."""
+        """The pipes to this host's agent, which starts the turns; None in a launch without turns."""
         self._trained: Trained
         self._steps, self._step_seconds = 0, 0.0
-        """Steps taken, including the warm-up; the mean time of a step in the slowest training block."""
+        """Number of steps taken, including the warm-up, and seconds of a step in the slowest block."""
 
     def run(self) -> RankResult:
-        """Prove, train, test, measure and attest, and leave the group."""
+        """Prove the arm, train, test, measure and attest, leave the group, and return the result."""
         job, group, watchdog, task = self._job, self._group, self._watchdog, self._task
         with self._start_up.left_out():
-            self._wait()
+            self._wait_for_others()
             self._peak_bytes = max(self._peak_bytes, peak_memory_bytes())
             parity = [] if job.proven else prove_steps(job, self._make, task, group, watchdog)
             proof = read_memory(group.device)
@@ -184,12 +186,12 @@ class _Rank:
 
         watchdog.note("warm-up", limit_seconds=job.config.compile_limit_seconds)
         batches = task.batches(replica.shard)
-        own = make_side(replica, task, iter(batches))
-        first = take_first_step(own, job.config, group.device)
+        side = make_side(replica, task, iter(batches))
+        first = take_first_step(side, job.config, group.device)
         self._start_up.mark("first_step_done")
-        measured = self._time(own, first.seconds, proof) | self._measure(own)
-        ended = Fingerprint(initial_hash, self._trained.final_hash, self._trained.buffer_hash)
-        if job.proven and job.arm.traits.synchronises and not repeats_proven(job, ended, group):
+        measured = self._time(side, first.seconds, proof) | self._measure(side)
+        fingerprint = Fingerprint(initial_hash, self._trained.final_hash, self._trained.buffer_hash)
+        if job.proven and job.arm.traits.synchronises and not repeats_proven(job, fingerprint, group):
             parity = prove_steps(job, self._make, task, group, watchdog)
         attested = attest(group, replica, batches, job, first.gradient_bytes, was_reset=was_reset)
         result = RankResult(
@@ -206,19 +208,20 @@ class _Rank:
             attestation=attested | first.attested | task.attest(),
         )
         # Ranks attest their open connections, so all of them keep theirs open up to this point.
-        self._wait(self._steps)
+        self._wait_for_others(self._steps)
         watchdog.note("end", self._steps)
         group.barrier()
         group.leave()
         return result
 
-    def _wait(self, steps: int = 0) -> None:
-        """Wait until no other arm is measured; return at once in a launch without turns."""
+    def _wait_for_others(self, steps: int = 0) -> None:
+        """Wait until no other arm is measured, if the launch takes turns; ``steps`` are those done so far."""
         if self._pipes:
             self._watchdog.wait_for_turn(steps)
             self._pipes.wait(0.0, read_memory(self._group.device))
 
     def _make_replica(self) -> Replica:
+        """Return the replica to train, and seed the random generators of this rank."""
         job, task = self._job, self._task
         replica = self._make(task.build_model(), task.make_optimizer, self._group, job.arm.options)
         task.prepare(replica)
@@ -228,28 +231,28 @@ class _Rank:
 
     # ---- the training ----
 
-    def _time(self, own: Side, step_seconds: float, earlier: Memory) -> dict[str, Any]:
-        """Warm up, train the timed steps, test the model, and time the gradients of the reference.
+    def _time(self, side: Side, step_seconds: float, earlier: Memory) -> dict[str, Any]:
+        """Warm up, train the timed steps, test the model, and return fields of ``RankResult``.
 
-        ``step_seconds`` is the time of the first step, and ``earlier`` has the peaks of memory up to the end
-        of the proof. Returns fields of ``RankResult``.
+        At last the gradients of the reference are timed. ``step_seconds`` is the time of the first step, and
+        ``earlier`` has the peaks of memory up to the end of the proof.
         """
         job, group, pipes = self._job, self._group, self._pipes
-        untimed = untimed_steps(job.config, own.replica.cycle)
-        step_seconds = _warm_up(own, untimed, group.device, self._watchdog, step_seconds)
+        untimed = untimed_steps(job.config, side.replica.cycle)
+        step_seconds = _warm_up(side, untimed, group.device, self._watchdog, step_seconds)
         peak, device_peak = peak_memory_bytes(), peak_device_memory_bytes(group.device)
-        sides: Sides = {"training": own}
+        sides: Sides = {"training": side}
         if job.arm.traits.has_sync_cost:
-            sides["reference"] = self._make_reference(own, untimed, step_seconds)
+            sides["reference"] = self._make_reference(side, untimed, step_seconds)
         meter = CPUMeter()
 
         def test() -> None:
             with meter.left_out():
-                self._trained = self._test(own, trainer.step_seconds)
+                self._trained = self._test(side, trainer.step_seconds)
 
-        trainer = BlockTrainer(job, sides, group, self._watchdog, step_seconds=step_seconds, trained=test)
+        trainer = BlockTrainer(job, sides, group, self._watchdog, step_seconds=step_seconds, on_trained=test)
         memory = partial(read_memory, group.device, earlier)
-        blocks = self._take_turns(trainer, pipes, meter, memory) if pipes else list(trainer.blocks())
+        blocks = self._take_turns(trainer, pipes, meter, memory) if pipes else list(trainer.train_blocks())
         machine, cpu_ns = meter.read()
         if pipes:
             trainer.finish()
@@ -269,19 +272,20 @@ class _Rank:
             "machine": machine if self._placement.local_rank == 0 else None,
         }
 
-    def _make_reference(self, own: Side, untimed: int, step_seconds: float) -> Side:
+    def _make_reference(self, side: Side, untimed: int, step_seconds: float) -> Side:
+        """Return the reference of the arm, which trains on the same batches without synchronisation."""
         config, task = self._job.config, self._task
         limit_seconds = config.compile_limit_seconds
         self._watchdog.note("reference", untimed, expected_seconds=step_seconds, limit_seconds=limit_seconds)
         _, make_control = backends.load(CONTROL, {})
-        same = iter(task.batches(own.replica.shard))
-        steps = min(FIRST_STEPS, config.untimed_steps, self._watchdog.steps_at_once(step_seconds))
-        return make_reference(make_control, task.anew(), same, self._group, steps)
+        batches = iter(task.batches(side.replica.shard))
+        steps = min(REFERENCE_WARM_UP_STEPS, config.untimed_steps, self._watchdog.steps_at_once(step_seconds))
+        return make_reference(make_control, task.anew(), batches, self._group, steps)
 
     def _take_turns(
         self, trainer: BlockTrainer, pipes: TurnPipes, meter: CPUMeter, memory: Callable[[], Memory]
     ) -> list[Block]:
-        """Train in turns until the agent ends them, and return the timed blocks of all turns."""
+        """Train in turns until the agent sends ``GO_ON``, and return the timed blocks of all turns."""
         blocks: list[Block] = []
         trainer.begin()
         while True:
@@ -290,10 +294,10 @@ class _Rank:
                 turn = pipes.wait(trainer.step_seconds, memory())
             if turn == GO_ON:
                 return blocks
-            blocks += trainer.turn(turn)
+            blocks += trainer.train_turn(turn)
 
-    def _test(self, own: Side, step_seconds: float) -> Trained:
-        """Test the model after its last training step. Collective."""
+    def _test(self, side: Side, step_seconds: float) -> Trained:
+        """Test the model after its last training step; all ranks must call this together."""
         config = self._job.config
 
         def note(samples: float = EVALUATION_BATCH) -> None:
@@ -303,7 +307,7 @@ class _Rank:
 
         note()
         communicates = self._job.arm.traits.communicates
-        trained = test_model(self._task, own.replica, self._group, note, communicates=communicates)
+        trained = test_model(self._task, side.replica, self._group, note, communicates=communicates)
         # A rank that is still testing would slow down the next block of others.
         note(trained.evaluation.samples)
         self._group.barrier()
@@ -311,29 +315,29 @@ class _Rank:
 
     # ---- after the training ----
 
-    def _measure(self, own: Side) -> dict[str, Any]:
-        """Take one more step, comparing it with a single process, and time collectives without training.
+    def _measure(self, side: Side) -> dict[str, Any]:
+        """Take and compare one more step, time collectives, and return fields of ``RankResult``.
 
-        Returns fields of ``RankResult``.
+        The step is compared with one of a single process. The collectives are timed without training.
         """
         job, group, total = self._job, self._group, self._job.config.total_steps
-        pace = Pace(self._watchdog, group, pass_seconds=self._step_seconds)
-        end = take_end_step(job.arm, own, self._task, group, pace, steps=self._steps)
+        timer = PassTimer(self._watchdog, group, pass_seconds=self._step_seconds)
+        end = take_end_step(job.arm, side, self._task, group, timer, steps=self._steps)
         # A step's collectives take no longer than the step.
         note = partial(self._note, "collectives", total)
-        message_bytes, collective_ns = time_collectives(own.replica.collectives(), group, note)
-        swept = sweep(message_bytes, own.replica, group, note)
+        message_bytes, collective_ns = time_collectives(side.replica.collectives(), group, note)
+        swept = sweep(message_bytes, side.replica, group, note)
         # Other ranks may still measure, and some libraries attest by a collective.
         self._note("end", total, 1)
         return {"end": end, "message_bytes": message_bytes, "collective_ns": collective_ns, "sweep": swept}
 
     def _note(self, stage: Stage, done: int, steps: int) -> None:
-        """Note that work begins that takes as long as so many steps."""
+        """Record that work begins which may take as long as so many training steps."""
         self._watchdog.note(stage, done, expected_seconds=steps * self._step_seconds)
 
 
-def _warm_up(own: Side, steps: int, device: torch.device, watchdog: Watchdog, step_seconds: float) -> float:
-    """Train the rest of the warm-up, and return the seconds of a step in its last piece.
+def _warm_up(side: Side, steps: int, device: torch.device, watchdog: Watchdog, step_seconds: float) -> float:
+    """Train the warm-up after its first step, and return the seconds of a step in its last piece.
 
     ``steps`` includes the first step, which took ``step_seconds`` and is the slowest.
     """
@@ -342,7 +346,7 @@ def _warm_up(own: Side, steps: int, device: torch.device, watchdog: Watchdog, st
         watchdog.note("warm-up", done, expected_seconds=step_seconds)
         piece = min(_WARM_UP_PIECE, watchdog.steps_at_once(step_seconds), steps - done)
         begun = monotonic()
-        own.train(piece)
+        side.train(piece)
         read_clock(device)
         done, step_seconds = done + piece, (monotonic() - begun) / piece
     return step_seconds

@@ -1,4 +1,4 @@
-"""Hold the shards of a reference: each with a model, batches and a loss of its own."""
+"""Define the shards of a reference, each with its own model, batches and loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Gradients: TypeAlias = "list[torch.Tensor | None]"
 
 
 class Shard:
-    """A shard's model, batches and loss, with any state that they keep.
+    """The model, batches and loss of shard ``index`` of ``count``, with any state that they keep.
 
     The task makes them anew, as it does on a rank. So state in an attribute of the model, or in a closure of
     the user's, lasts from step to step as on a rank. Parameters and buffers are copied from ``start``, but
@@ -38,12 +38,13 @@ class Shard:
         self.loss = self.task.loss
         self.batches = iter(self.task.batches((index, count)))
         self.taken: list[Batch] = []
-        """The batches of the latest step."""
+        """The batches of the latest step, one for each pass."""
         self.parts: list[Batch] = []
+        """The parts of these batches that have a loss each."""
         self.first_batch = ""
-        """SHA-256 of the first batch; empty unless the loader is the user's own."""
+        """SHA-256 of the first batch; empty unless the user has a loader."""
         self.samples: set[str] = set()
-        """SHA-256 of each sample so far; empty unless the loader is the user's own."""
+        """SHA-256 of each sample so far; empty unless the user has a loader."""
         self._index = index
         copy_tensors(start.parameters(), self.model.parameters())
         copy_tensors(start.buffers(), self.model.buffers())
@@ -53,7 +54,7 @@ class Shard:
                     own.data = other.data
 
     def fetch(self, step: int, parts: Callable[[Batch], list[Batch]]) -> None:
-        """Seed for a step, take its batches, one for each pass, and cut them into their parts."""
+        """Seed the generators for a step, and fetch its batches into ``taken`` and ``parts``."""
         # Random changes of samples draw from these generators, too.
         seed_step(self.task.config, step, self._index)
         self.taken = list(islice(self.batches, self.task.config.accumulate))
@@ -63,23 +64,23 @@ class Shard:
             self.samples.update(sample for batch in self.taken for sample in hash_samples(batch))
 
     def gradients(self, scale: float = 1.0, *, dense: bool = True) -> Gradients:
-        """Return the gradients of the mean loss of the latest batches, times a scale.
+        """Return the gradients of the mean loss of the latest batches, multiplied with ``scale``.
 
-        ``dense`` converts sparse gradients to dense ones. The model's own gradients are cleared.
+        If ``dense``, sparse gradients are converted to dense ones. The model keeps no gradients.
         """
         for batch in self.parts:
             loss = self.loss(self.model, batch) / len(self.parts)
             (loss if scale == 1 else loss * scale).backward()
-        found: Gradients = []
+        gradients: Gradients = []
         for parameter in self.model.parameters():
             gradient, parameter.grad = parameter.grad, None
             is_sparse = dense and gradient is not None and gradient.is_sparse
-            found.append(gradient.to_dense() if is_sparse else gradient)  # type: ignore[union-attr]
-        return found
+            gradients.append(gradient.to_dense() if is_sparse else gradient)  # type: ignore[union-attr]
+        return gradients
 
 
 def mean_of(gradients: list[Gradients]) -> Gradients:
-    """Return the mean over all shards; a shard without a gradient counts as zero."""
+    """Return the mean of the shards' gradients; a shard without a gradient counts as zero."""
     mean: Gradients = []
     for parts in zip(*gradients, strict=True):
         given = [part for part in parts if part is not None]
@@ -90,19 +91,19 @@ def mean_of(gradients: list[Gradients]) -> Gradients:
 
 @torch.no_grad()
 def copy_tensors(sources: Iterable[torch.Tensor], targets: Iterable[torch.Tensor]) -> None:
-    """Copy each tensor into the target at the same place."""
+    """Copy each source into the target at the same index; there must be as many targets."""
     for source, target in zip(sources, targets, strict=True):
         target.copy_(source)
 
 
 def combine(batches: list[list[Batch]], size: int) -> Batch | None:
-    """Return the batches of all shards as one batch, joined along the samples.
+    """Return the batches of all shards as one batch, joined along the dimension of the samples.
 
-    None if they differ in form, or hold anything but tensors of ``size`` samples each.
+    The result is None if the batches differ in form, or hold anything but tensors of ``size`` samples.
     """
     leaves, forms = zip(*(tree_flatten(batch) for taken in batches for batch in taken), strict=True)
-    tensors = all(isinstance(leaf, torch.Tensor) and leaf.dim() for its in leaves for leaf in its)
-    if not tensors or any(form != forms[0] for form in forms):
+    can_join = all(isinstance(leaf, torch.Tensor) and leaf.dim() for of_one in leaves for leaf in of_one)
+    if not can_join or any(form != forms[0] for form in forms):
         return None
     columns = list(zip(*leaves, strict=True))
     if any(
@@ -113,21 +114,21 @@ def combine(batches: list[list[Batch]], size: int) -> Batch | None:
 
 
 def scale_of(shard: int, scale: float) -> float:
-    """Return the factor of a shard's gradients in a step with a scale.
+    """Return the factor for the gradients of a shard, given by its index, in a step with a scale.
 
-    All shards are scaled down, but only the first one is scaled up. So a clip before the average acts on one
-    rank, and not on the others.
+    The gradients of all shards are scaled down, but only those of the first one are scaled up. So a clip
+    before the average acts on one rank, and not on the others.
     """
     return scale if scale < 1 or shard == 0 else 1.0
 
 
 def seed_step(config: RunConfig, step: int, shard: int) -> None:
-    """Seed all random generators for a shard's part of a step."""
+    """Seed all random generators for the step of one shard; both are given by their numbers, from 0."""
     seed_generators((config.seed * 1_000_003 + step) * 1_009 + shard)
 
 
 class _LayerSeed:
-    """A hook that seeds torch before each call of a layer, by the layer's index and the call's number."""
+    """A hook that seeds torch before each call of a layer, with the layer's index and the call's number."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -139,14 +140,14 @@ class _LayerSeed:
 
 
 def seed_layers(layers: nn.Module, first: int) -> None:
-    """Add a hook to each layer that seeds torch before a call; ``first`` is the index of the first layer."""
+    """Seed torch before every call of a layer; ``first`` is the first layer's index in the whole model."""
     assert isinstance(layers, nn.Sequential)  # noqa: S101 -- no other model is divided
     for index, layer in enumerate(layers, first):
         layer.register_forward_pre_hook(_LayerSeed(index))
 
 
 def hash_tensors(tensors: Iterable[torch.Tensor]) -> str:
-    """Return the SHA-256 over the bytes of all tensors, in their order."""
+    """Return the SHA-256 of the bytes of all tensors, in their order."""
     digest = hashlib.sha256()
     for tensor in tensors:
         # As bytes, because NumPy has no bfloat16.
@@ -156,7 +157,7 @@ def hash_tensors(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def hash_samples(batch: Batch) -> Iterator[str]:
-    """Yield the SHA-256 of each sample of a batch, whose first dimension counts the samples."""
+    """Yield the SHA-256 of each sample of a batch; the first dimension of its first tensor counts them."""
     tensors = [tensor for tensor in tensors_of(batch) if tensor.dim()]
     for index in range(len(tensors[0]) if tensors else 0):
         yield hash_tensors(tensor[index] for tensor in tensors if len(tensor) == len(tensors[0]))

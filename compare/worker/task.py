@@ -1,6 +1,6 @@
-"""Define what a rank trains, apart from how gradients become their mean.
+"""Define a task: all that a rank trains, apart from how gradients are averaged.
 
-A task is a workload with its batches and its test. The built-in models are a workload as well.
+A task is a workload with its batches and its test. Each built-in model is a workload as well.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from compare.worker.loop import BeforeStep
 
 _PROOF_SAMPLES = 8
-"""Samples of all ranks together in a proof's step; each rank takes one or more.
+"""Number of samples of all ranks together in a step of a proof; each rank takes at least one.
 
 A gradient of few samples shows every fault that a gradient of many shows, and costs the reference little.
 """
 _PROOF_RATE = 0.01
-"""Learning rate of the gates, which train by plain SGD."""
-_GATE = {"optimizer": "sgd", "learning_rate": _PROOF_RATE, "precision": "float32"}
+"""Learning rate of a proof's gates, the passes ``float64`` and ``float32``, which train by plain SGD."""
+_GATE_SETTINGS = {"optimizer": "sgd", "learning_rate": _PROOF_RATE, "precision": "float32"}
 _PROOF_SETTINGS: dict[PassKind, dict[str, Any]] = {
-    "float64": _GATE,
-    "float32": _GATE | {"compile": False},
+    "float64": _GATE_SETTINGS,
+    "float32": _GATE_SETTINGS | {"compile": False},
     "as run": {},
 }
-"""Settings of the run that each pass of a proof replaces.
+"""For each pass of a proof, the settings that replace those of the run.
 
-The gates have no autocast, because its rounding would hide faults of a strategy. The rounding of compiled
-code would hide them as well in float32, so that gate does not compile.
+The gates use no autocast, because its rounding would hide faults of a strategy. In float32, the rounding of
+compiled code would hide them as well, so that gate does not compile.
 """
 _GATE_DTYPES: dict[PassKind, torch.dtype] = {"float64": torch.float64, "float32": torch.float32}
 
@@ -55,15 +55,15 @@ class Batches(Protocol):
         """Return an iterator that begins with the first batch."""
 
     def attest(self) -> Facts:
-        """Return samples, dtype and shard of a batch, and the number of training samples."""
+        """Return facts about the batches, at least those that ``ShardOrder.attest`` lists."""
 
 
 class ShardOrder:
-    """The order in which one shard's samples are trained.
+    """The order in which the samples of one shard are trained.
 
     Each epoch permutes all samples anew, with the same seed on every rank. Shard i of n takes the i-th of n
-    equal parts of every global batch, so all shards together are the batches of a single process. If a step
-    has several passes, a shard's part is split into consecutive passes.
+    equal parts of every global batch, so all shards together train on the batches of a single process. If a
+    step has several passes, the shard's part is split into consecutive passes.
 
     Raises:
         BackendError: the shards do not divide a global batch.
@@ -83,7 +83,7 @@ class ShardOrder:
         self._passes, self._seed, self._samples = config.accumulate, config.seed, samples
 
     def attest(self, batch: Iterable[torch.Tensor]) -> Facts:
-        """Return samples, dtypes and shard of a batch, and the number of training samples."""
+        """Return facts about this order and about a batch, which is given by its tensors."""
         return {
             "samples": self.size,
             "dtype": ", ".join(sorted({str(tensor.dtype) for tensor in batch})),
@@ -91,10 +91,10 @@ class ShardOrder:
             "training_samples": self._samples,
         }
 
-    def of_epoch(self, epoch: int) -> torch.Tensor:
+    def indices_of(self, epoch: int) -> torch.Tensor:
         """Return the indices of this shard's samples, shape (passes of the epoch, samples of a pass).
 
-        Samples beyond the last whole step are left out.
+        Samples that do not fill a whole step at the end of the epoch are left out.
         """
         index, count = self.shard
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
@@ -106,29 +106,30 @@ class ShardOrder:
 
 
 class Task(ABC):
-    """What a rank trains: a workload's model, loss and optimizer, with batches and a test.
+    """A workload's model, loss and optimizer, with batches and a test, as one rank trains them.
 
-    The gates of a proof cast model and batches to the dtype of the gate; all else keeps the model's dtypes.
+    The gates of a proof cast the model and the batches to the gate's dtype. Outside of them all tensors keep
+    their dtypes.
     """
 
     is_own: bool = False
-    """Whether model and loss are the user's own; only built-in losses are sure to be means over samples."""
+    """Whether model and loss are the user's own, so that the loss may not be a mean over the samples."""
 
     def __init__(self, config: RunConfig, device: torch.device, workload: Workload) -> None:
         self.config = config
         self.device = device
         self.workload = workload
-        """The live object, with the model and the closures of this task."""
+        """The workload, with the model and the closures that this task uses and no other."""
         self.gate_dtype: torch.dtype | None = None
-        """Dtype of model and batches in a gate of a proof; None elsewhere."""
+        """Dtype of the model and the batches in a gate of a proof; None elsewhere."""
         self.averages_gradients = True
-        """Whether ranks average gradients; if not, a single process has no averaged ones to change."""
+        """Whether the arm averages gradients; if it does not, ``before_step`` has none to change."""
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """Return the model on the device, with the parameters that the run's seed gives.
+        """Return the model on the device, with the parameters that the run's seed gives it.
 
-        A task gives its model only once. For another model, call ``anew`` first, and build on the new task.
+        Call this only once for each task. For another model, call ``anew`` first, and this on the new task.
         """
 
     @abstractmethod
@@ -137,16 +138,16 @@ class Task(ABC):
 
     @abstractmethod
     def test_batches(self, shard: tuple[int, int]) -> Iterator[tuple[int, Batch]]:
-        """Yield the number of samples and the batch itself, for each test batch of a shard."""
+        """Yield pairs of a number of samples and a batch with so many, for a shard of the test set."""
 
     @abstractmethod
     def test_batch(self, model: nn.Module, batch: Batch, samples: int) -> tuple[float, float]:
-        """Return the loss and the metric of a batch, summed over its samples; the metric is 0 without one."""
+        """Return loss and metric, summed over the samples of a batch; the metric is 0 if there is none."""
 
     def test(self, model: nn.Module, shard: tuple[int, int], on_batch: Callable[[], None]) -> Evaluation:
-        """Return a model's results on a shard of the test set; ``on_batch`` is called before every batch.
+        """Test a model on a shard of the test set; ``on_batch`` is called before every batch.
 
-        The shard is (index, count); all shards together hold every sample once.
+        The shard is given as (index, count). All shards together hold every sample once.
         """
         losses, count = 0.0, 0
         metrics: float = 0  # the built-in models count in whole numbers
@@ -168,11 +169,11 @@ class Task(ABC):
         return copy.copy(self)
 
     def attest(self) -> Facts:
-        """Return facts about the task itself, for the attestation."""
+        """Return facts about the task itself, which a rank attests."""
         return {}
 
     def prepare(self, replica: Replica) -> None:
-        """Set the passes of a replica's step, and compile the replica if the run compiles."""
+        """Set the number of passes in a replica's step, and compile the replica if the run compiles."""
         replica.accumulate(self.config.accumulate)
         if self.config.compile:
             replica.compile(compile_in_place)
@@ -180,18 +181,18 @@ class Task(ABC):
     @property
     def loss(self) -> Loss:
         """Return the function that computes a model's loss on a batch, in the run's precision."""
-        plain = self.workload.loss
+        plain_loss = self.workload.loss
         if self.config.precision == "float32":
-            return plain
+            return plain_loss
 
-        def precise(model: Callable[..., Any], batch: Batch) -> torch.Tensor:
+        def loss_in_precision(model: Callable[..., Any], batch: Batch) -> torch.Tensor:
             with self.in_precision():
-                return plain(model, batch)
+                return plain_loss(model, batch)
 
-        return precise
+        return loss_in_precision
 
     def in_precision(self) -> AbstractContextManager[object]:
-        """Return a context in which forward pass and loss have the run's precision.
+        """Return a context in which the forward pass and the loss are computed in the run's precision.
 
         Parameters and gradients keep their dtypes, so any backend can average them.
         """
@@ -199,24 +200,24 @@ class Task(ABC):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return a new optimizer of some of the model's parameters: plain SGD in a gate.
+        """Return a new optimizer of some of the model's parameters, which is plain SGD in a gate.
 
         Raises:
             WorkloadError: the user's optimizer holds other parameters as well.
         """
         parameters = list(parameters)
         if self.gate_dtype is not None:
-            return torch.optim.SGD(_flat(parameters), lr=_PROOF_RATE)
-        made = self.workload.optimizer(parameters)
-        _require_own(made, _flat(parameters))
-        return made
+            return torch.optim.SGD(_flat_parameters(parameters), lr=_PROOF_RATE)
+        optimizer = self.workload.optimizer(parameters)
+        _require_only(optimizer, _flat_parameters(parameters))
+        return optimizer
 
     @property
     def make_step(self) -> MakeStep:
         """Return the function that makes the user's own distributed step.
 
         Raises:
-            WorkloadError: the task has none.
+            WorkloadError: the workload has none.
         """
         if self.workload.own_step is None:
             raise WorkloadError("this arm trains by a step of your own. Set own_step in your Workload.")
@@ -224,13 +225,14 @@ class Task(ABC):
 
     @property
     def changes_gradients(self) -> bool:
-        """Return whether ``before_step`` changes gradients."""
+        """Return whether the user has a ``before_step`` and the arm averages gradients for it to change."""
         return self.averages_gradients and self.workload.before_step is not None
 
     def before_step(self) -> BeforeStep | None:
-        """Return a new function to call between the average and the optimizer's step, or None.
+        """Return a new function to call after the gradients are averaged, before the optimizer's step.
 
-        It counts its calls for the schedule, so each replica needs one of its own.
+        It changes gradients and sets learning rates as the user's functions do. It counts its calls for the
+        schedule, so each replica needs its own. The result is None if there is nothing to do.
         """
         change = self.workload.before_step if self.changes_gradients else None
         schedule = self.workload.schedule
@@ -256,7 +258,7 @@ class Task(ABC):
         return prepare
 
     def rates_at(self, model: nn.Module, steps: int) -> dict[str, float]:
-        """Return the learning rate of each parameter after so many steps, by name."""
+        """Return the learning rate of each parameter after so many steps, by the parameter's name."""
         optimizer = self.make_optimizer(list(model.parameters()))
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         return {
@@ -266,13 +268,13 @@ class Task(ABC):
         }
 
     def factor_at(self, steps: int) -> float:
-        """Return the schedule's factor of the learning rates after so many steps."""
+        """Return the schedule's factor for the learning rates after so many steps; 1 without a schedule."""
         return self.workload.schedule(steps) if self.workload.schedule else 1.0
 
     def for_proof(self, kind: PassKind) -> Self:
-        """Return a new task for a pass of the proof, with that pass's settings and dtype and few samples.
+        """Return a new task for one pass of a proof, with the settings and the dtype of that pass.
 
-        ``as run`` also serves the step after the training, because it changes nothing but the samples.
+        Its batches have few samples. ``as run`` changes nothing else, so ``end_step`` uses that as well.
         """
         task = self.anew()
         size = min(self.config.batch_size_per_rank, max(1, _PROOF_SAMPLES // self.config.ranks))
@@ -281,7 +283,7 @@ class Task(ABC):
         return task
 
     def for_proof_of(self, replica: Replica) -> Self:
-        """Return a copy of this task, with a global batch that the replica can divide into its parts."""
+        """Return a copy of this task whose global batch the replica can divide into its parts."""
         parts = replica.parts_per_pass
         multiple = parts // math.gcd(parts, self.config.ranks)
         size = math.ceil(self.config.batch_size_per_rank / multiple) * multiple
@@ -291,20 +293,20 @@ class Task(ABC):
         return task
 
 
-def _flat(given: list[Any]) -> list[nn.Parameter]:
-    """Return the parameters of a list that may hold parameters, (name, parameter) pairs and groups."""
-    found: list[nn.Parameter] = []
-    for one in given:
-        if isinstance(one, dict):
-            held = one["params"]
-            found += _flat([held] if isinstance(held, torch.Tensor) else list(held))
+def _flat_parameters(given: list[Any]) -> list[nn.Parameter]:
+    """Return all parameters of a list of parameters, (name, parameter) pairs and parameter groups."""
+    parameters: list[nn.Parameter] = []
+    for entry in given:
+        if isinstance(entry, dict):
+            held = entry["params"]
+            parameters += _flat_parameters([held] if isinstance(held, torch.Tensor) else list(held))
         else:
-            found.append(one[1] if isinstance(one, tuple) else one)
-    return found
+            parameters.append(entry[1] if isinstance(entry, tuple) else entry)
+    return parameters
 
 
-def _require_own(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
-    """Require that an optimizer holds only the given parameters.
+def _require_only(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+    """Check that an optimizer holds no other parameters than the given ones.
 
     Raises:
         WorkloadError: it holds others, such as those of a copy of the model.

@@ -1,7 +1,7 @@
-"""Wait between turns, while other arms train.
+"""Wait for the agent of a rank's host to start the next turn, while other arms train.
 
 A rank waits outside its library, with its device idle. It waits in ``poll``, which takes no CPU time. Some
-libraries have threads that continue to run, so the agent stops their processes during the wait.
+libraries have threads that continue to run, so the agent stops the processes of such ranks.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import msgspec
 from compare.schema.turns import Arrival, Memory, Turn, TurnFiles
 
 _TURN_BYTES = 4096
-"""Maximum size of a turn as JSON, which a pipe carries in one write."""
+"""Maximum size of a ``Turn`` as JSON, which a pipe carries in one write."""
 
 
 class TurnPipes:
-    """The pipes of one rank to the agent of its host."""
+    """The pipes between one rank and the agent of its host; ``directory`` is the folder of ``TurnFiles``."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         files = TurnFiles(directory)
@@ -30,15 +30,17 @@ class TurnPipes:
         self._turns = os.open(files.turns(rank), os.O_RDONLY | os.O_NONBLOCK)
         self._arrivals = os.open(files.arrivals, os.O_WRONLY)
         self.waited_ns = 0
-        """Time of all waits together."""
+        """Time of all waits together, in nanoseconds."""
         self.waited_cpu_ns = 0
-        """CPU time of the process during all waits, in all its threads."""
+        """CPU time that all threads of this process took during the waits, in nanoseconds."""
 
     def wait(self, step_seconds: float, memory: Memory) -> Turn:
-        """Tell the agent that this rank is waiting, and return the rank's next turn once it arrives.
+        """Send the agent a message that this rank waits, and return the rank's next turn when it arrives.
+
+        ``step_seconds`` is the time of a step as last measured, and ``memory`` what the rank uses.
 
         Raises:
-            RuntimeError: the agent of this host exited.
+            RuntimeError: the agent of this host exited during the wait.
         """
         arrival = Arrival(
             rank=self._rank,

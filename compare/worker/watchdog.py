@@ -1,9 +1,9 @@
 """End a rank that makes no progress, and write the stacks of a rank that receives SIGTERM.
 
-Every progress record restarts a timer. The timer is in C, so a stuck interpreter does not hold it up. When
-it expires, it prints every stack to the log and ends the process.
+Every progress record restarts a timer. The timer is in C, so a stuck interpreter does not delay it. When it
+expires, it prints the stacks of all threads to the log and ends the process.
 
-On SIGTERM, a handler writes every stack into a file, and then the process ends. The handler is in C as well,
+On SIGTERM, a handler writes these stacks into a file, and then the process ends. The handler is in C as well,
 because the main thread may wait in a collective for ever.
 """
 
@@ -24,20 +24,23 @@ if TYPE_CHECKING:
     from backends.base import Group
 
 SLACK = 3.0
-"""Factor by which work may exceed its expected time."""
+"""Factor by which work may exceed its expected time before it counts as stalled."""
 WAIT_SECONDS = 1e9
-"""A limit that is never reached, for a rank that waits for its turn or for rank 0."""
+"""The limit for a rank that waits for its turn or for rank 0; it is never reached."""
 _SHORT_STEP_SECONDS = 1e-3
-"""Least time that is assumed for a step, also for a step that was never timed."""
+"""Least time that is assumed for a step, even if it was never timed."""
 _RESTART_SECONDS = 0.2
-"""Least time between two starts of the same timer.
+"""Least time between two starts of the timer with the same limit.
 
 A start makes a thread, which takes as long as a short step.
 """
 
 
 class Watchdog:
-    """The watchdog of one rank, which works before any library is loaded."""
+    """The watchdog of one rank, which ends the rank if the next progress record comes too late.
+
+    ``stall_seconds`` is the stall time: the usual limit between two records.
+    """
 
     def __init__(self, files: LaunchFiles, rank: int, stall_seconds: float) -> None:
         self._files = files
@@ -47,10 +50,10 @@ class Watchdog:
         self._timer: tuple[Stage, float] | None = None
         self._started_at = 0.0
         self._open: dict[int, os.stat_result] = {}
-        """The rank's own descriptors, which a workload must not close, and the file of each."""
+        """The files that this rank has open and a workload must not close, by their descriptors."""
 
     def start(self, *, limit_seconds: float) -> None:
-        """Start the timer and handle SIGTERM; call it from the main thread.
+        """Start the timer, and handle SIGTERM; to be called from the main thread.
 
         The next record must come within the stall time, or within ``limit_seconds`` if that is longer.
         """
@@ -64,20 +67,20 @@ class Watchdog:
         self.note("start", limit_seconds=limit_seconds)
 
     def steps_at_once(self, step_seconds: float) -> int:
-        """Return how many steps may be taken between two records, which is at least one.
+        """Return how many steps of ``step_seconds`` may be taken between two records, at least one.
 
-        With so many steps, a hang is noticed within the stall time. If the stall time is too short for one
-        step, the limit is ``SLACK`` times the step's own time.
+        With so many steps, ``SLACK`` times their expected time is within the stall time, unless a single step
+        exceeds it.
         """
         return max(1, int(self.stall_seconds / (SLACK * max(step_seconds, _SHORT_STEP_SECONDS))))
 
     def note(
         self, stage: Stage, step: int = 0, *, expected_seconds: float = 0.0, limit_seconds: float = 0.0
     ) -> None:
-        """Record what the rank does next, and restart the timer.
+        """Record the stage and the number of finished steps, and restart the timer.
 
-        A call takes some 0.1 ms, so timed code makes one only every few seconds. The limit is ``SLACK`` times
-        the expected time, ``limit_seconds`` or the stall time: the longest of them.
+        The limit is the stall time, ``limit_seconds`` or ``SLACK`` times the expected time: the longest of
+        them. A call takes some 0.1 ms, so timed code makes one only every few seconds.
         """
         limit = max(self.stall_seconds, SLACK * expected_seconds, limit_seconds)
         now = monotonic()
@@ -87,15 +90,16 @@ class Watchdog:
         self._record(stage, step, limit)
 
     def wait_for_turn(self, step: int) -> None:
-        """Stop the timer, and record that the rank waits while other arms train."""
+        """Stop the timer, and record that the rank waits after so many steps, while other arms train."""
         faulthandler.cancel_dump_traceback_later()
         self._timer = None
         self._record("turn", step, WAIT_SECONDS)
 
     def _record(self, stage: Stage, step: int, limit_seconds: float) -> None:
-        """Append a record, after checking that nothing has closed this rank's own descriptors.
+        """Append a progress record, after checking that the rank's files are still open.
 
-        Otherwise another file or a connection could get their numbers, and receive the rank's records.
+        If the workload had closed one, another file or a connection could get its descriptor, and with that
+        the rank's records.
 
         Raises:
             WorkloadError: a descriptor is closed, or belongs to another file.
@@ -106,15 +110,15 @@ class Watchdog:
                     continue
             self._open = {}
             raise WorkloadError(
-                f"descriptor {descriptor} of the rank was closed. "
+                f"file descriptor {descriptor} of the rank was closed. "
                 "Let the workload close only what it has opened itself."
             )
         record = Progress(stage=stage, step=step, at=time(), limit_seconds=limit_seconds)
         note_progress(self._notes, record)
 
 
-class Pace:
-    """Times a rank's passes during a proof, and tells its watchdog how long the next work may take.
+class PassTimer:
+    """A timer of a rank's passes during a proof, which sets the watchdog's limit for the passes that follow.
 
     The limit is the stall time plus the time that the passes would take at the pace last measured. Until a
     pass has been timed (``pass_seconds`` is 0), the limit is the stall time for each pass. In the first step,
@@ -129,17 +133,17 @@ class Pace:
         self._least_seconds = 0.0
         self._passes, self._begun = 0, 0.0
 
-    def step(self, number: int) -> None:
-        """Note that step ``number`` begins; the first one, 0, may compile."""
+    def begin_step(self, number: int) -> None:
+        """Note that the step of this number begins, from 0; the first one may compile."""
         self._least_seconds = 0.0 if number else self._first_seconds
 
-    def note(self, passes: int = 1) -> None:
-        """Restart the watchdog for so many passes of a shard, which begin; 0 is for other work."""
+    def begin_passes(self, passes: int = 1) -> None:
+        """Restart the watchdog for so many passes of a shard that begin, or for other work if it is 0."""
         self._end_passes()
         self._watchdog.note("parity", limit_seconds=self._limit(passes))
         self._passes, self._begun = passes, monotonic()
 
-    def meet(self) -> None:
+    def wait_for_ranks(self) -> None:
         """Wait until all ranks have called this method.
 
         Rank 0 trains the reference on the samples of all ranks, under its own watchdog. So the other ranks
@@ -153,12 +157,13 @@ class Pace:
             self._group.barrier()
 
     def _end_passes(self) -> None:
-        """Note the mean time of the passes that have ended, without the wait for other ranks."""
+        """Measure the mean time of the passes that have ended, without the wait for other ranks."""
         if self._passes:
             self._pass_seconds = (monotonic() - self._begun) / self._passes
         self._passes = 0
 
     def _limit(self, passes: int) -> float:
+        """Return the watchdog's limit for so many passes, in seconds."""
         passes, stall = max(passes, 1), self._watchdog.stall_seconds
         seconds = stall + passes * self._pass_seconds if self._pass_seconds else stall * passes
         return max(seconds, self._least_seconds)

@@ -1,7 +1,7 @@
-"""Record how a rank exits, by a small parent process: its witness.
+"""Record how a rank exits, in a small parent process that is called its witness.
 
-The launcher's child is the witness, and the witness's child is the rank. Launchers ignore a rank that exits
-with status 0, and their own exit code shows neither when a rank exited nor which rank was first.
+The launcher starts the witness, which forks the rank. Launchers ignore a rank that exits with status 0, and
+their own exit code shows neither when a rank exited nor which rank was first.
 
 The witness forks before any library is loaded, and imports only the standard library, so it stays small. It
 waits for signals in its only thread.
@@ -22,41 +22,42 @@ from typing import NoReturn
 from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
 
 KILL_SECONDS = 2.0
-"""Maximum time for a rank to exit after a signal.
+"""Time that a rank has to exit after a signal, before it is killed.
 
-The agent and horovodrun wait longer, so the witness still exists to record the exit. Open MPI waits only one
-second, so a rank that needs longer leaves its stacks, but no record of its exit.
+The agent and horovodrun wait longer before they kill the witness, so it can record the exit. Open MPI waits
+only one second, so a rank that needs longer leaves its stacks, but no record of its exit.
 """
 
 _CHECK_SECONDS = 1.0
-"""Time between two checks of the lease."""
+"""Time between two checks of the lease, a file that is touched again and again while the parent lives."""
 _SAME_MOMENT_SECONDS = 0.03
-"""Maximum time between SIGTERM to a rank and SIGTERM to its witness.
+"""Maximum time between SIGTERM to a rank and SIGTERM to its witness, if a launcher sends both at once.
 
 A launcher needs longer to notice another rank's failure and to end this one.
 """
 _FORWARD_SECONDS = 0.3
 """Time from a signal to the witness until the witness forwards it to the rank.
 
-torchrun signals the whole process group, so the rank may be writing its stacks already. A second signal would
-cut them short.
+torchrun signals the whole process group, so the rank may be writing its stacks already, and a second signal
+would cut them short.
 """
 _RECORD_BYTES = 512
-"""Room for an exit record, which is reserved at the start, while the disk has room."""
-_ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-_FORWARDED = frozenset({signal.SIGUSR1, signal.SIGUSR2})
-_AWAITED = _ENDING | _FORWARDED | {signal.SIGCHLD}
+"""Size of the space for an exit record, which is reserved at the start, before the disk is full."""
+_ENDING_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+_FORWARDED_SIGNALS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+_AWAITED_SIGNALS = _ENDING_SIGNALS | _FORWARDED_SIGNALS | {signal.SIGCHLD}
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 
 
 def fork_witness(files: LaunchFiles, rank: int) -> None:
-    """Fork, and return in the child, which is the rank.
+    """Fork this process, and return only in the child, which is the rank.
 
-    The parent is its witness and never returns. Call this from the only thread, before any library is loaded.
+    The parent becomes the witness, and never returns. To be called from the only thread, before any library
+    is loaded.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where a launcher ignores it, no child can be awaited
     # Blocked before the fork: a signal to the witness waits until the witness asks for it.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED_SIGNALS)
     witness = os.getpid()
     rank_pid = os.fork()
     if rank_pid:
@@ -68,6 +69,8 @@ def fork_witness(files: LaunchFiles, rank: int) -> None:
 
 
 class _Witness:
+    """The witness of a rank, whose process ID is ``rank_pid``."""
+
     def __init__(self, files: LaunchFiles, rank: int, rank_pid: int) -> None:
         self._files = files
         self._rank = rank
@@ -77,10 +80,10 @@ class _Witness:
         self._stopped_until = -math.inf
         self._kill_at = math.inf
         self._forward_at: dict[signal.Signals, float] = {}
-        """When each signal is forwarded that ends a rank; infinity once it has been."""
+        """For each signal that ends the rank, the time at which it is forwarded; infinity after that."""
 
     def run(self) -> NoReturn:
-        """Wait until the rank exits, record how it exited, and exit in the same way."""
+        """Wait until the rank exits, record how it exited, and exit with the same status or signal."""
         try:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             _write(self._files.witness(self._rank), str(os.getpid()))
@@ -92,18 +95,18 @@ class _Witness:
             os._exit(1)
 
     def _wait(self) -> int:
-        """Forward signals and check the lease; return the rank's wait status."""
+        """Forward signals and check the lease until the rank exits, and return its wait status."""
         while True:
             awaited = min([self._kill_at, *self._forward_at.values()]) - time.monotonic()
-            received = signal.sigtimedwait(_AWAITED, max(0.0, min(_CHECK_SECONDS, awaited)))
+            received = signal.sigtimedwait(_AWAITED_SIGNALS, max(0.0, min(_CHECK_SECONDS, awaited)))
             status = self._status()
             number = signal.Signals(received.si_signo) if received else None
             if status is not None:
-                self._ended_by = self._ended_by or ("signal" if number in _ENDING else "")
+                self._ended_by = self._ended_by or ("signal" if number in _ENDING_SIGNALS else "")
                 return status
-            if number in _ENDING:
+            if number in _ENDING_SIGNALS:
                 self._end("signal", number)
-            elif number in _FORWARDED:
+            elif number in _FORWARDED_SIGNALS:
                 self._send(number)
             if not self._ended_by and self._lease_has_expired():
                 self._end("lease", signal.SIGTERM)
@@ -125,9 +128,9 @@ class _Witness:
         return time.monotonic() - self._renewed_at > LEASE_SECONDS
 
     def _status(self) -> int | None:
-        """Return the wait status of a rank that has exited, else None.
+        """Return the rank's wait status if it has exited; otherwise None.
 
-        Also note when the rank is stopped or continued.
+        This also records until when the rank was stopped, as by SIGSTOP.
         """
         while True:
             pid, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -138,7 +141,7 @@ class _Witness:
             self._stopped_until = math.inf if os.WIFSTOPPED(status) else time.monotonic()
 
     def _end(self, ended_by: str, number: signal.Signals) -> None:
-        """Plan to forward a signal once, after a delay, and to kill the rank if it does not exit."""
+        """Plan to forward a signal, and to kill the rank later; ``ended_by`` is for the exit record."""
         now = time.monotonic()
         if not self._ended_by:
             self._ended_by, self._kill_at = ended_by, now + KILL_SECONDS
@@ -146,7 +149,7 @@ class _Witness:
         self._send(signal.SIGCONT)  # a stopped process receives nothing else
 
     def _forward(self) -> None:
-        """Send the signals whose time has come."""
+        """Send the rank each planned signal whose time has come."""
         for number, at in self._forward_at.items():
             if time.monotonic() >= at:
                 self._forward_at[number] = math.inf
@@ -158,13 +161,14 @@ class _Witness:
             os.kill(self._pid, number)
 
     def _record(self, status: int) -> None:
+        """Write the exit record of a rank with this wait status; its fields are those of ``RankExit``."""
         at = time.time()
         code = os.waitstatus_to_exitcode(status)
         # A launcher sends SIGTERM to both, and the rank may be first to receive it.
         if (
             code == -signal.SIGTERM
             and not self._ended_by
-            and signal.sigtimedwait(_ENDING, _SAME_MOMENT_SECONDS)
+            and signal.sigtimedwait(_ENDING_SIGNALS, _SAME_MOMENT_SECONDS)
         ):
             self._ended_by = "signal"
         record = {
@@ -180,20 +184,20 @@ class _Witness:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a file whole or not at all.
+    """Write text into a file, whole or not at all.
 
     Errors are ignored, because the parent reports a full disk or a missing folder by itself.
     """
     temporary = _temporary(file)
     with suppress(OSError):
-        # The reserved room is overwritten, not truncated.
+        # The reserved space is overwritten, not truncated.
         with temporary.open("r+" if temporary.exists() else "w") as opened:
             opened.write(text)
         temporary.replace(file)
 
 
 def _reserve(file: Path) -> None:
-    """Reserve room for a JSON record by writing spaces, which may follow the record."""
+    """Reserve space on the disk for a JSON record by writing blanks, which may follow the record."""
     with suppress(OSError):
         _temporary(file).write_text(" " * _RECORD_BYTES)
 
@@ -203,7 +207,7 @@ def _temporary(file: Path) -> Path:
 
 
 def _exit_alike(status: int) -> NoReturn:
-    """Exit with the rank's status or signal, without a core file."""
+    """Exit with the status or the signal of a wait status, without a core file."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         os._exit(code)

@@ -71,14 +71,14 @@ def _fork(directory: Path, rank: int, world: int, port: int, mutation: str) -> i
     try:
         from backends.base import Placement
         from compare.schema.launch_files import LaunchFiles
-        from compare.worker.outcome import leave_outcome
+        from compare.worker.outcome import do_job
         from tests.proof import mutations
 
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         if mutation:
             mutations.plant(mutation)
-        leave_outcome(LaunchFiles(directory), Placement(rank, rank, world, world, "localhost"))
+        do_job(LaunchFiles(directory), Placement(rank, rank, world, world, "localhost"))
     finally:
         os._exit(70)  # a rank never returns into the loop of its parent
 

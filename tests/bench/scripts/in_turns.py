@@ -187,8 +187,8 @@ def measuring(mnist, out, seed, label, model, steps, palindromes):
         config = RunConfig(arms=(arm,), ranks=group.world_size, steps=steps + 1, warmup_steps=0)
         job = SimpleNamespace(config=config, arm=arm, number=int(seed))
         sides = {"training": training, **sides}
-        trainer = BlockTrainer(job, sides, group, watchdog, step_seconds=0.001, trained=lambda: None)
-        return list(trainer.blocks())
+        trainer = BlockTrainer(job, sides, group, watchdog, step_seconds=0.001, on_trained=lambda: None)
+        return list(trainer.train_blocks())
 
     def reported(steps):
         """Take turns with a reference; the product reports the training's time only."""

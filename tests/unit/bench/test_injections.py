@@ -90,8 +90,8 @@ def test_delay_is_on_in_every_other_block_or_phased_step(injected, monkeypatch, 
     for mode, side in sides.items():
         side.replica.__class__ = type(mode, (Watched,), {"mode": mode})
     monkeypatch.setattr(mnist, "loss_function", torch.nn.functional.cross_entropy)
-    trainer = BlockTrainer(job, sides, GROUP, WATCHDOG, step_seconds=0.001, trained=lambda: None)
-    blocks = list(trainer.blocks())
+    trainer = BlockTrainer(job, sides, GROUP, WATCHDOG, step_seconds=0.001, on_trained=lambda: None)
+    blocks = list(trainer.train_blocks())
 
     for mode, steps in found.items():
         taken, alone = iter(steps), 0

@@ -181,12 +181,12 @@ def a_trainer(job, log, group=GROUP, step_seconds=1.0, **sides):
         group,
         log,
         step_seconds=step_seconds,
-        trained=lambda: log.trained.append(log.steps),
+        on_trained=lambda: log.trained.append(log.steps),
     )
 
 
 def take(*known, **more):
-    return list(a_trainer(*known, **more).blocks())
+    return list(a_trainer(*known, **more).train_blocks())
 
 
 def batches():
@@ -207,7 +207,7 @@ def test_blocks_times_whole_multiples_of_the_cycle(steps, cycle):
 def test_blocks_refuses_a_cycle_longer_than_the_timed_steps():
     job, log = a_job("single", steps=11), Log()
     log.cycle = 8
-    with pytest.raises(BackendError, match="cycle of 8 steps, but only 7 steps are timed"):
+    with pytest.raises(BackendError, match="repeats every 8 steps, but only 7 steps are timed"):
         take(job, log)
 
 
@@ -309,7 +309,7 @@ def test_turn_times_all_but_its_first_steps_and_the_first_turn_has_phases():
     log, job = Log(), a_job("ddp", steps=1000)
     trainer = a_trainer(job, log)
     for number in (1, 2, 3):
-        blocks = [*trainer.turn(Turn(number=number, untimed_steps=7, timed_steps=90))]
+        blocks = [*trainer.train_turn(Turn(number=number, untimed_steps=7, timed_steps=90))]
         assert {block.turn for block in blocks} == {number}
         assert sum(block.steps for block in blocks) == 90 - len(blocks), "all but the first of every block"
         assert log.steps == number * (7 + 90)
@@ -326,7 +326,7 @@ def test_training_ends_after_exactly_its_steps_in_whole_cycles(steps, cycle):
     log.cycle = cycle
     trainer = a_trainer(job, log)
     for number in (1, 2):
-        blocks = [*trainer.turn(Turn(number=number, untimed_steps=3, timed_steps=60))]
+        blocks = [*trainer.train_turn(Turn(number=number, untimed_steps=3, timed_steps=60))]
         assert blocks
         assert all(block.steps % cycle == 0 for block in blocks)
     trainer.finish()
@@ -339,7 +339,7 @@ def test_turn_of_slow_steps_times_five_of_them(cycle):
     log.cycle = cycle
     trainer = a_trainer(a_job("ddp", steps=6000), log)
     for number in (1, 2):
-        blocks = [*trainer.turn(Turn(number=number, untimed_steps=1, timed_steps=1))]
+        blocks = [*trainer.train_turn(Turn(number=number, untimed_steps=1, timed_steps=1))]
         assert sum(block.steps for block in blocks if not block.phases) >= LEAST_STEPS
         assert any(block.phases for block in blocks) is (number == 1)
 
@@ -347,7 +347,7 @@ def test_turn_of_slow_steps_times_five_of_them(cycle):
 def test_turn_has_reference_blocks_of_the_same_length():
     log = Log()
     trainer = a_trainer(a_job("ddp", steps=5000), log, reference=a_side(log))
-    blocks = [*trainer.turn(Turn(number=2, untimed_steps=3, timed_steps=600))]
+    blocks = [*trainer.train_turn(Turn(number=2, untimed_steps=3, timed_steps=600))]
     referred = [block for block in blocks if block.mode == "reference"]
     assert 1 <= len(referred) <= 4
     assert len(blocks) - len(referred) == 20

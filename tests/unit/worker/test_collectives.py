@@ -92,7 +92,7 @@ class _Group:
 
     def prepare(self, exchange):
         target = exchange.target
-        other = Pattern(Exchange(), 2).given(1, target)
+        other = Pattern(Exchange(), 2).data_of(1, target)
 
         def call():
             self.calls += 1
@@ -202,7 +202,7 @@ def test_time_size_refused_call_in_a_cycle_is_collected():
 
 def test_time_size_refused_call_that_is_kept_fails_with_its_reason(monkeypatch):
     monkeypatch.setattr(collectives, "_RELEASE_SECONDS", 0.05)
-    with pytest.raises(BackendError, match=r"held after 0.05 s.*Invalid scalar type.*Leave it out"):
+    with pytest.raises(BackendError, match=r"Invalid scalar type.*still holds.*0.05 s.*Leave this one out"):
         timed(_Keeping(["others"]))
 
 

@@ -83,7 +83,7 @@ def test_optimizer_maker_has_no_wrapper_and_refuses_hooks(before):
     assert "aten::add_" in names
     assert not [name for name in names if "Optimizer" in name]
     for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
-        with pytest.raises(BackendError, match=r"call no hooks.* Call it in the replica's step\(\)"):
+        with pytest.raises(BackendError, match=r"call no hooks.* Call it in step\(\) of the arm's Replica"):
             register(print)
 
 

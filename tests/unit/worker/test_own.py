@@ -18,11 +18,11 @@ from torch.nn.utils.rnn import pack_sequence
 from backends.base import BackendError, Replica
 from compare import data
 from compare.worker.mnist import PixelBatches
-from compare.worker.own import OwnTask, move, place_of_samples, shapes_of, tensors_of
+from compare.worker.own import OwnTask, dimension_of_samples, move, shapes_of, tensors_of
 from compare.worker.parity import Proof
 from compare.worker.reference import Reference
 from compare.worker.user_file import load_workload
-from compare.worker.watchdog import Pace
+from compare.worker.watchdog import PassTimer
 from compare.workload import Workload, WorkloadError
 from tests.unit.factories import a_config
 
@@ -31,7 +31,7 @@ INPUTS = torch.arange(40.0).view(20, 2)
 DATA = torch.utils.data.TensorDataset(INPUTS, INPUTS.sum(1, keepdim=True))
 ONE_RANK = a_config("ddp", ranks=1, batch_size_per_rank=2, steps=9, warmup_steps=1)
 TWO_RANKS = a_config("ddp", ranks=2, batch_size_per_rank=2, steps=9, warmup_steps=1)
-PACE = Pace(
+TIMER = PassTimer(
     SimpleNamespace(note=lambda *_, **__: None, stall_seconds=30.0), SimpleNamespace(rank=0, world_size=1)
 )
 ALONE = partial(Replica, group=SimpleNamespace(rank=0, world_size=1), options={})
@@ -229,7 +229,7 @@ def test_own_loader_that_shuffles_is_the_same_when_called_again():
     [
         ({}, 3, BackendError, "3 shards do not divide"),
         ({"data": iter([])}, 1, WorkloadError, r"has no len\(\) or no index"),
-        ({"loader": lambda *_: shuffles(0, 1, 7)}, 2, WorkloadError, "does not begin with 2 samples"),
+        ({"loader": lambda *_: shuffles(0, 1, 7)}, 2, WorkloadError, "begin with a batch of 2 samples"),
     ],
 )
 def test_batches_that_cannot_be_made_are_refused(changes, shards, error, says):
@@ -248,9 +248,9 @@ def test_proof_counts_the_samples_that_shards_share(loader, shared):
     task = a_task(loader=loader)
     replica = SimpleNamespace(shard=(0, 2), broadcasts_buffers=False, parts=lambda batch: [batch])
     model = task.build_model()
-    reference = Reference(task, replica, model, PACE, drifts=False)
+    reference = Reference(task, replica, model, TIMER, drifts=False)
     for step in range(4):
-        reference.anchor(model)
+        reference.start_from(model)
         reference.step(step)
     assert reference.shared_samples == shared
 
@@ -275,7 +275,7 @@ def counting():
 def test_proof_carries_state_in_a_closure_and_leaves_that_of_the_training():
     make, counts = counting()
     task = OwnTask(ONE_RANK, make, CPU).for_proof("float64")
-    assert Proof(ALONE, task, "float64", PACE, leads=True).take().is_exact
+    assert Proof(ALONE, task, "float64", TIMER, compares=True).take().is_exact
     assert counts[0] == [0], "the training's own loss was never called"
     assert max(calls[0] for calls in counts) == 20
 
@@ -386,4 +386,4 @@ def test_move_keeps_what_is_no_float():
     ],
 )
 def test_samples_are_counted_in_the_first_dimension_or_after_time(batch, size, place):
-    assert place_of_samples(shapes_of(batch), size) == place
+    assert dimension_of_samples(shapes_of(batch), size) == place

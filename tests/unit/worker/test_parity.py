@@ -23,13 +23,13 @@ from compare.worker.parity import Proof, prove_steps
 from compare.worker.randomness import states_of_generators
 from compare.worker.shards import hash_tensors
 from compare.worker.steps import differences
-from compare.worker.watchdog import Pace
+from compare.worker.watchdog import PassTimer
 from tests.unit.factories import a_config, a_rank
 
 CPU = torch.device("cpu")
 GROUP = SimpleNamespace(rank=0, world_size=1, device=CPU)
 WATCHDOG = SimpleNamespace(note=lambda *_, **__: None, stall_seconds=30.0)
-PACE = Pace(WATCHDOG, GROUP)
+TIMER = PassTimer(WATCHDOG, GROUP)
 
 
 class Replica(base.Replica):
@@ -85,9 +85,9 @@ def a_task(data, **changes):
     return MnistTask(a_config("ddp", **{"ranks": 1, "seed": 3} | changes), None, *data)
 
 
-def proof(data, replica=Replica, kind="float64", *, leads=True, brief=False, pace=PACE, **changes):
+def proof(data, replica=Replica, kind="float64", *, compares=True, brief=False, timer=TIMER, **changes):
     task = a_task(data, **changes).for_proof(kind)
-    return Proof(replica, task, kind, pace, leads=leads).take(brief=brief)
+    return Proof(replica, task, kind, timer, compares=compares).take(brief=brief)
 
 
 def proof_of_a_job(arm, data, strategy, watchdog=WATCHDOG, **changes):
@@ -163,7 +163,7 @@ class ForgetsGradients(DDPReplica):
 def test_prove_lossy_arm_passes_and_a_wrong_one_fails(data, monkeypatch, alone, arm, large):
     """The limit lies between them for every length of a pass."""
     if large:
-        monkeypatch.setattr(proving, "_LARGE", 1000)
+        monkeypatch.setattr(proving, "_LARGE_PARAMETERS", 1000)
     options = parse_arm(arm).options_while_proven
 
     def gate_of(strategy):
@@ -256,7 +256,7 @@ def test_prove_nan_is_none(data):
 
 
 def test_prove_other_ranks_compare_only_the_first_step(data):
-    leads, follows = proof(data), proof(data, leads=False)
+    leads, follows = proof(data), proof(data, compares=False)
     assert len(follows.differences) == 1
     assert follows.error_of_whole_update is None
     assert follows.hash == leads.hash
@@ -264,12 +264,12 @@ def test_prove_other_ranks_compare_only_the_first_step(data):
 
 @pytest.mark.parametrize(("brief", "steps"), [(True, 5), (False, STEPS)])
 def test_prove_large_model_takes_fewer_steps_only_if_brief(data, monkeypatch, brief, steps):
-    monkeypatch.setattr(proving, "_LARGE", 1000)
+    monkeypatch.setattr(proving, "_LARGE_PARAMETERS", 1000)
     assert proof(data, brief=brief).steps == steps
 
 
 def test_prove_fewest_steps_show_late_compression(data, monkeypatch, alone):
-    monkeypatch.setattr(proving, "_LARGE", 1000)
+    monkeypatch.setattr(proving, "_LARGE_PARAMETERS", 1000)
     arm = "ddp:comm_hook=powersgd:powersgd_start=25"
     taken = proof_of_a_job(arm, data, DDPReplica, model="mlp:784-16-10")
     assert taken.steps == 5
@@ -311,10 +311,10 @@ def test_prove_restores_what_the_training_needs(data):
 
 @pytest.mark.parametrize(("kind", "combined"), [("float64", [1]), ("float32", [])])
 def test_prove_notes_every_pass_and_meets_before_each_step_and_at_the_end(data, kind, combined):
-    pace, passes, met = Pace(None, None), [], []
-    pace.note = lambda count=1: passes.append(count)
-    pace.meet = lambda: met.append(len(passes))
-    proof(data, kind=kind, pace=pace)
+    timer, passes, met = PassTimer(None, None), [], []
+    timer.begin_passes = lambda count=1: passes.append(count)
+    timer.wait_for_ranks = lambda: met.append(len(passes))
+    proof(data, kind=kind, timer=timer)
     begun, first = [0, 0], [1, *combined, 1]
     assert passes == [*begun, *first, *[1, 1] * (STEPS - 1)], "one of the reference and one of the arm"
     assert len(met) == STEPS + 1

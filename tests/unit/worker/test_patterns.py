@@ -22,7 +22,7 @@ ELEMENTS = 600
 
 def given(exchange, ranks, rank, elements):
     dtype = getattr(torch, exchange.dtype)
-    return Pattern(exchange, ranks).given(rank, torch.empty(elements, dtype=dtype))
+    return Pattern(exchange, ranks).data_of(rank, torch.empty(elements, dtype=dtype))
 
 
 def carried_out(exchange, ranks, rank):

@@ -14,7 +14,7 @@ from compare.launch.failures import Evidence, main_stack
 from compare.schema.job import read_progress
 from compare.schema.launch_files import LaunchFiles
 from compare.worker import watchdog as module
-from compare.worker.watchdog import WAIT_SECONDS, Pace, Watchdog
+from compare.worker.watchdog import WAIT_SECONDS, PassTimer, Watchdog
 
 STALL = 10.0
 
@@ -153,7 +153,7 @@ def test_watchdog_limit_is_three_times_the_expected_time_or_the_stall(monkeypatc
     assert (noted["stage"], noted["step"], noted["limit_seconds"]) == ("train", 7, limit)
 
 
-# ---- the pace of a proof ----
+# ---- the passes of a proof ----
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def clock(monkeypatch):
     return known
 
 
-def a_pace(clock, rank=0, **known):
+def a_pass_timer(clock, rank=0, **known):
     def note(stage, *, limit_seconds):
         assert stage == "parity"
         clock.limits.append(limit_seconds)
@@ -173,39 +173,39 @@ def a_pace(clock, rank=0, **known):
         clock.now += clock.waits
 
     watchdog = SimpleNamespace(stall_seconds=STALL, note=note)
-    return Pace(watchdog, SimpleNamespace(rank=rank, world_size=8, barrier=barrier), **known)
+    return PassTimer(watchdog, SimpleNamespace(rank=rank, world_size=8, barrier=barrier), **known)
 
 
 def test_pass_may_take_the_stall_longer_than_the_one_before_it(clock):
     """Making a shard does not count as a pass."""
-    pace = a_pace(clock)
+    pass_timer = a_pass_timer(clock)
     for passes, seconds in ((1, 6.0), (0, 0.1), (0, 0.1), (1, 1.0), (1, 0.5)):
-        pace.note(passes)
+        pass_timer.begin_passes(passes)
         clock.now += seconds
-    pace.note(8)
+    pass_timer.begin_passes(8)
     assert clock.limits == [STALL, STALL + 6, STALL + 6, STALL + 6, STALL + 1, STALL + 8 * 0.5]
 
 
 @pytest.mark.parametrize(("rank", "limit"), [(0, STALL + 8 * 2), (3, WAIT_SECONDS)])
 def test_rank_that_waits_for_the_first_has_no_limit_and_learns_nothing(clock, rank, limit):
-    pace = a_pace(clock, rank)
-    pace.note()
+    pass_timer = a_pass_timer(clock, rank)
+    pass_timer.begin_passes()
     clock.now += 2
     clock.waits = 100.0
-    pace.meet()
-    pace.note()
+    pass_timer.wait_for_ranks()
+    pass_timer.begin_passes()
     assert clock.limits == [STALL, limit, STALL + 2]
 
 
 def test_first_step_may_compile(clock):
-    pace = a_pace(clock, first_seconds=300.0)
+    pass_timer = a_pass_timer(clock, first_seconds=300.0)
     for step in (0, 1):
-        pace.step(step)
-        pace.note()
+        pass_timer.begin_step(step)
+        pass_timer.begin_passes()
         clock.now += 1
     assert clock.limits == [300.0, STALL + 1]
 
 
-def test_pace_that_knows_a_pass_begins_with_it(clock):
-    a_pace(clock, pass_seconds=4.0).note()
+def test_pass_timer_that_knows_a_pass_begins_with_it(clock):
+    a_pass_timer(clock, pass_seconds=4.0).begin_passes()
     assert clock.limits == [STALL + 4]
