@@ -18,15 +18,15 @@ from backends.entry import Backend, GroupEntry, Option, Runtime
 __all__ = ["BACKENDS", "GROUPS", "UNREADABLE", "Backend", "GroupEntry", "Option", "Runtime", "load"]
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in ARMS}
-"""All backends by name: those of ``arms/`` and those of other packages."""
+"""All backends by name, both those of ``arms/`` and those that other packages add."""
 ENTRY_POINT = "ringside.backends"
-"""The group of entry points by which other packages add backends; each names a ``Backend``."""
+"""The name under which other packages declare their entry points, which must be ``Backend`` objects."""
 UNREADABLE: dict[str, str] = {}
-"""Names of entry points that add no backend, each with the reason."""
+"""The reasons why entry points of other packages add no backend, by the entry point's name."""
 
 
-def _add_from_packages() -> None:
-    """Add the backends of other packages; if several have one name, only the first is added."""
+def _add_backends_of_packages() -> None:
+    """Add the backends of other packages to ``BACKENDS``; of several with one name, only the first is added."""
     for point in entry_points(group=ENTRY_POINT):
         try:
             backend = point.load()
@@ -41,7 +41,7 @@ def _add_from_packages() -> None:
             BACKENDS[backend.name] = backend
 
 
-_add_from_packages()
+_add_backends_of_packages()
 
 GROUPS: dict[str, GroupEntry] = {
     "gloo": GroupEntry("torch.distributed over Gloo", "manual", {"process_group": "gloo"}),
@@ -62,31 +62,32 @@ GROUPS: dict[str, GroupEntry] = {
 
 
 def load_group(name: str) -> type[Group]:
-    """Import the ``Group`` class of an entry in ``GROUPS``.
+    """Import and return the ``Group`` class of an entry in ``GROUPS``.
 
     Raises:
-        ImportError: its library is missing, or was built for another torch.
+        ImportError: the group's library is missing, or was built for another torch.
         KeyError: ``GROUPS`` has no such name.
     """
     entry = GROUPS[name]
-    group: type[Group] = _attribute(entry.group or BACKENDS[entry.backend].group)
+    group: type[Group] = _import_attribute(entry.group or BACKENDS[entry.backend].group)
     return group
 
 
 def load(name: str, options: Options) -> tuple[type[Group], type[Replica]]:
-    """Import the classes of a backend's group, and of the strategy that the arm's options choose.
+    """Import and return two classes: a backend's group, and the strategy that ``options`` choose.
 
     Raises:
-        ImportError: its library is missing, or was built for another torch.
-        KeyError: there is no backend of that name, or ``options`` lack one of its options.
+        ImportError: a library of the backend is missing, or was built for another torch.
+        KeyError: there is no backend of that name, or ``options`` lacks a value for one of its options.
     """
     backend = BACKENDS[name]
     strategy = backend.strategy
     for option in backend.options:
         strategy = option.strategies.get(str(options[option.name]), strategy)
-    return _attribute(backend.group), _attribute(strategy)
+    return _import_attribute(backend.group), _import_attribute(strategy)
 
 
-def _attribute(path: str) -> Any:
+def _import_attribute(path: str) -> Any:
+    """Import and return the attribute that ``path`` names as ``module:attribute``."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)

@@ -33,9 +33,9 @@ It must make its optimizer with that second argument.
 OptionValue: TypeAlias = "bool | int | float | str"
 Options: TypeAlias = "Mapping[str, OptionValue]"
 Facts: TypeAlias = "dict[str, Any]"
-"""Facts that a running library reports, by name; all values can be written as JSON."""
+"""Facts that a running library reports, by their names; all values can be written as JSON."""
 Wait: TypeAlias = Callable[[], object]
-"""A function that waits for a collective; on a GPU, the device may wait instead of this process."""
+"""A function that returns when a collective has ended; on a GPU, only the device may wait for it."""
 
 Trait: TypeAlias = Literal["sparse", "strided", "repeated", "unreached", "uncopied"]
 """A property of a model that some strategies do not support; see ``Replica.unsupported``."""
@@ -52,12 +52,12 @@ UNCOPIED: Trait = "uncopied"
 
 
 class BackendError(RuntimeError):
-    """An error for a request that the backend cannot fulfil; most messages name a remedy."""
+    """An error for a request that a backend cannot fulfil; most messages name a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The rank that the launcher gave this process, and the name of its host."""
+    """The rank that the launcher gave this process, the numbers of ranks, and the host's name."""
 
     rank: int
     local_rank: int
@@ -70,13 +70,16 @@ class Collectives(NamedTuple):
     """The collectives of one training step, which can be repeated without the training."""
 
     message_bytes: tuple[int, ...]
-    """Size of each collective in bytes."""
+    """The size of each collective in bytes."""
     run: Callable[[], None]
-    """Function that runs all of them once on separate buffers; every rank must call it."""
+    """A function that runs all collectives once, on buffers of its own; every rank must call it."""
 
     @classmethod
     def of(cls, buffers: Sequence[torch.Tensor], start: Callable[[torch.Tensor], Wait]) -> Collectives:
-        """Return collectives that start one after another on ``buffers``, before a wait for all of them."""
+        """Return one collective for each buffer; ``run`` starts them all, and then waits for all.
+
+        ``start`` starts the collective of a buffer, and returns the function that waits for its end.
+        """
 
         def run() -> None:
             for wait in [start(buffer) for buffer in buffers]:
@@ -96,13 +99,13 @@ class Buffers(NamedTuple):
     rank sends to the next rank and receives from the previous one.
     """
     source: torch.Tensor
-    """Tensor that this rank contributes; ``reduce`` may overwrite it on every rank."""
+    """The tensor that this rank contributes; ``reduce`` may overwrite it on every rank."""
     target: torch.Tensor
-    """Tensor for the result; it is ``source`` itself for ``all_reduce``, ``broadcast`` and ``reduce``."""
+    """The tensor for the result, which is ``source`` for ``all_reduce``, ``broadcast`` and ``reduce``."""
     operation: str = "sum"
-    """``sum``, ``prod``, ``min``, ``max`` or ``avg``; without effect on collectives that only move data."""
+    """``sum``, ``prod``, ``min``, ``max`` or ``avg``; collectives that only move data ignore it."""
 
-    def by(self, collective: Callable[..., object], *arguments: object) -> Callable[[], torch.Tensor]:
+    def calling(self, collective: Callable[..., object], *arguments: object) -> Callable[[], torch.Tensor]:
         """Return a function that calls ``collective`` with ``arguments`` and returns ``target``."""
 
         def call() -> torch.Tensor:
@@ -191,15 +194,15 @@ class Group(ABC):
 
     @abstractmethod
     def attest(self) -> Facts:
-        """Return what really runs, as the library and the kernel report it.
+        """Return facts of what really runs, as the library and the kernel report it.
 
-        Every group states ``library``, ``transport`` and ``versions``. All ranks must call this at the same
-        point, because some groups measure facts by a collective.
+        Every group has the facts ``library``, ``transport`` and ``versions``. All ranks must call this at the
+        same point, because some groups measure facts by a collective.
         """
 
     @abstractmethod
     def leave(self) -> None:
-        """Leave the group cleanly, so that this process may exit."""
+        """Leave the group, so that this process can exit without an error."""
 
 
 class Replica:
@@ -231,7 +234,7 @@ class Replica:
     communicates in another phase leaves out ``sync``.
     """
     passes_per_step: int = 1
-    """Passes whose gradients add up before they are averaged; ``accumulate`` sets this."""
+    """Number of passes whose gradients add up before they are averaged; ``accumulate`` sets this."""
     cycle: int = 1
     """Number of steps after which the communication repeats; timed blocks are multiples of this."""
     needs_every_gradient: bool = False
@@ -239,11 +242,11 @@ class Replica:
     broadcasts_buffers: bool = False
     """Whether every rank starts each step from the buffers of rank 0, such as running means."""
     takes_whole_step: bool = False
-    """Whether ``learn`` runs a complete step of the user's, with clipping, schedule and optimizer."""
+    """Whether ``learn`` runs the user's own complete step, with clipping, schedule and optimizer."""
     averages_gradients: bool = True
-    """False if the strategy averages parameters, so that optimizer steps use a rank's own gradients."""
+    """Whether steps use averaged gradients; False if ranks average their parameters instead."""
     parts_per_pass: int = 1
-    """Number of parts of a pass that have a loss each, such as a pipeline's microbatches."""
+    """Number of parts of a pass, each with a loss of its own, such as a pipeline's microbatches."""
     first_layer: int | None = None
     """Index in the whole model of the first layer in ``model``; None if ``model`` has all layers."""
     unsupported: frozenset[Trait] = frozenset()
@@ -252,7 +255,7 @@ class Replica:
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
-        """Take over the model, and make the optimizer of its parameters."""
+        """Keep the model and train it in place, with an optimizer that ``make_optimizer`` makes."""
         del options
         self.model = model
         self.group = group
@@ -269,8 +272,8 @@ class Replica:
     def accumulate(self, passes: int) -> None:
         """Set the number of passes in a step; to be called before the first step.
 
-        Only the last pass of a step averages gradients. They add up to a mean, because ``learn`` divides
-        each loss by ``passes``.
+        Only the last pass of a step averages gradients. The passes' gradients add up to their mean, because
+        ``learn`` divides each loss by ``passes``.
 
         Raises:
             BackendError: the strategy does not support several passes.
@@ -297,13 +300,13 @@ class Replica:
 
         Args:
             batch: the samples of this pass.
-            loss: maps ``module`` and the batch to a scalar.
+            loss: a function that gets ``module`` and the batch, and returns a scalar.
             on_phase: called with the name of each phase when it has ended.
         """
-        found = loss(self.module, batch)
+        mean_loss = loss(self.module, batch)
         on_phase("forward")
         # Gradients of the passes add up to those of the mean over all samples of the step.
-        self.backward(found if self.passes_per_step == 1 else found / self.passes_per_step)
+        self.backward(mean_loss if self.passes_per_step == 1 else mean_loss / self.passes_per_step)
         on_phase("backward")
 
     def parts(self, batch: Batch) -> list[Batch]:
@@ -315,18 +318,18 @@ class Replica:
 
     @property
     def module(self) -> Callable[..., Any]:
-        """Return what the loss gets as its model: ``model``, or the library's wrapper of it."""
+        """The model that the loss calls: ``model``, or the library's wrapper of it."""
         return self.model
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute the gradients of a scalar loss; a strategy may already average them meanwhile."""
+        """Compute the gradients of a scalar loss; some strategies average gradients during this call."""
         loss.backward()
 
     def sync(self) -> None:
-        """Wait until every gradient is the mean over all shards, if the strategy averages gradients."""
+        """Wait until every gradient is the mean over all shards; without averaging, do nothing."""
 
     def step(self) -> None:
-        """Let the optimizer apply the gradients, and drop them."""
+        """Let the optimizer apply the gradients, and then set all gradients to None."""
         self.optimizer.step()
         self.forget_gradients()
 
@@ -339,7 +342,7 @@ class Replica:
             parameter.grad = None
 
     def whole(self) -> nn.Module:
-        """Return the plain model with all parameters, as they are now. Collective.
+        """Return the plain model with the current values of all parameters.
 
         The result may be the live model or a copy of it. Every rank must call this at the same point, because
         some strategies gather parameters. Hashes, the proof against the reference and the evaluation on test
@@ -348,12 +351,13 @@ class Replica:
         return self.model
 
     def held_bytes(self) -> Facts:
-        """Return the bytes of parameters, gradients and optimizer state that this rank holds now.
+        """Return how many bytes of parameters, gradients and optimizer state this rank holds now.
 
-        Between steps there are no gradients. Optimizer state that is a single number does not count.
+        Between steps there are no gradients. An optimizer's single numbers, such as step counts, are left
+        out.
         """
         parameters = list(self.model.parameters())
-        state = (value for held in self.optimizer.state.values() for value in held.values())
+        state = (value for values in self.optimizer.state.values() for value in values.values())
         return {
             "parameter_bytes": _bytes_of(parameters),
             "gradient_bytes": _bytes_of(p.grad for p in parameters if p.grad is not None),
@@ -365,20 +369,20 @@ class Replica:
         return [self.optimizer]
 
     def attest(self) -> Facts:
-        """Return facts of how the strategy averages, such as ``reduce_op`` and bucket sizes. Collective."""
+        """Return facts of how the strategy averages, such as ``reduce_op``; every rank must call this."""
         return {"reduce_op": "none", "passes_per_step": self.passes_per_step}
 
     def collectives(self) -> Collectives | None:
-        """Return the collectives of one step, to be timed without training.
+        """Return the collectives of one step, to be timed without training, or None.
 
-        None, the default, if a step has none, if they cannot be repeated without training, or if one
-        bandwidth would not describe them. That is so where a step mixes several kinds, as in ZeRO and FSDP,
-        where activations go from neighbour to neighbour, or where most steps have none.
+        The result is None if a step has no collectives, if they cannot be repeated without training, or if
+        one bandwidth would not describe them. One bandwidth is not enough where a step mixes several kinds,
+        as in ZeRO and FSDP, where neighbours exchange activations, or where most steps have no collectives.
         """
         return None
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of all tensors; a ``DTensor`` counts with its local part only."""
+    """Return the sum of the tensors' bytes; of a ``DTensor`` only the local part counts."""
     local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
     return sum(tensor.numel() * tensor.element_size() for tensor in local)

@@ -11,24 +11,26 @@ from typing import NamedTuple
 from backends import BACKENDS
 from backends.base import Options
 
-_FOR_TOOLS = re.compile(r" +# (?:noqa|type:).*")
+_LINTER_COMMENT = re.compile(r" +# (?:noqa|type:).*")
 
 
 class Quote(NamedTuple):
-    """The body of a function, without docstring and comments for linters."""
+    """The source lines of a function's body, without its docstring and without comments for linters."""
 
     file: str
     """Path of the function's file, with slashes, relative to the folder that holds the package."""
     line: int
     """Number of the first quoted line in the file."""
     function: str
-    """Name of the function, after that of its class if it is a method."""
+    """Name of the function; for a method, the class and a dot come before it."""
     text: str
     """The quoted lines, without their common indentation."""
 
 
 def summary_of(backend: str, options: Options) -> str:
-    """Return what an arm is, in a few words; an option's choice may replace the backend's summary.
+    """Return a few words that state what an arm is.
+
+    They are the backend's summary, unless the chosen value of an option has a summary of its own.
 
     Raises:
         KeyError: there is no such backend.
@@ -39,7 +41,7 @@ def summary_of(backend: str, options: Options) -> str:
 
 
 def code_of(backend: str, options: Options) -> list[Quote]:
-    """Return quotes of the functions by which an arm synchronises, in the order of the registry.
+    """Return the source of the functions by which an arm synchronises, in the order of the registry.
 
     Raises:
         KeyError: there is no such backend.
@@ -51,7 +53,7 @@ def code_of(backend: str, options: Options) -> list[Quote]:
 
 
 def quote(name: str) -> Quote:
-    """Quote a function, given as ``module:Class.function``, without its docstring.
+    """Return the source of a function that ``name`` gives as ``module:Class.function``.
 
     Raises:
         LookupError: there is no such module or function, or the source is missing.
@@ -61,13 +63,14 @@ def quote(name: str) -> Quote:
     source = spec.loader.get_source(module) if spec and spec.loader else None  # type: ignore[attr-defined]
     if source is None:
         raise LookupError(name)
-    found: ast.AST | None = ast.parse(source)
+    definition: ast.AST | None = ast.parse(source)
     for part in function.split("."):
-        children = ast.iter_child_nodes(found) if found else ()
-        found = next((node for node in children if getattr(node, "name", "") == part), None)
-    if not isinstance(found, ast.FunctionDef):
+        children = ast.iter_child_nodes(definition) if definition else ()
+        definition = next((node for node in children if getattr(node, "name", "") == part), None)
+    if not isinstance(definition, ast.FunctionDef):
         raise LookupError(name)  # noqa: TRY004 -- it is a name, not a value
-    first = (found.body[0].end_lineno or 0) + 1 if ast.get_docstring(found) else found.body[0].lineno
-    lines = [_FOR_TOOLS.sub("", line) for line in source.splitlines()[first - 1 : found.end_lineno]]
+    statement = definition.body[0]
+    first = (statement.end_lineno or 0) + 1 if ast.get_docstring(definition) else statement.lineno
+    lines = [_LINTER_COMMENT.sub("", line) for line in source.splitlines()[first - 1 : definition.end_lineno]]
     file = f"{module.replace('.', '/')}.py"
     return Quote(file, first, function, textwrap.dedent("\n".join(lines)).strip("\n"))

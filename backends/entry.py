@@ -11,24 +11,24 @@ from backends.base import Options, OptionValue
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What starts the ranks of an arm, and what they load."""
+    """The launcher that starts the ranks of an arm, and the libraries that they load."""
 
     launcher: str = "torchrun"
-    """The default launcher; an allocation may need another."""
+    """Name of the launcher, a key of ``LAUNCHERS`` in ``backends.launchers``."""
     libraries: tuple[str, ...] = ()
-    """What must load beside torch, as ``backends.probe`` names it."""
+    """Names of the libraries that must load beside torch, as in ``PROBES`` of ``backends.probe``."""
     install: str = ""
-    """The command that installs what is missing."""
+    """The command that installs a missing library."""
     only_here_because: str = ""
-    """Why it runs on this machine only, or nothing."""
+    """Why ranks run only on the machine of the command; empty if they run on other hosts too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting of a backend, as written in an arm: ``backend:name=value``.
+    """A setting of a backend, which users write as ``backend:name=value``.
 
-    Its values have the type of its default: a switch is a bool, a count an int, a number a float, and a
-    choice one of ``choices``.
+    All values have the type of the default. There are four kinds: a switch is a bool, a count is an int, a
+    number is a float, and a choice is one of the texts in ``choices``.
     """
 
     name: str
@@ -36,51 +36,51 @@ class Option:
     summary: str
     choices: tuple[str, ...] = ()
     least: int = 1
-    """Minimum of a ``count``."""
+    """The smallest value of an option of the kind count."""
     strategies: Mapping[str, str] = field(default_factory=dict)
-    """Choices with another strategy than the backend's: ``module:class`` of the Replica."""
+    """The ``module:class`` of the Replica for choices with another strategy than the backend's."""
     runtimes: Mapping[str, Runtime] = field(default_factory=dict)
-    """Choices with another launcher and other libraries than the backend's."""
+    """The runtime for choices that need another launcher or other libraries than the backend."""
     lossy: Mapping[str, float] = field(default_factory=dict)
-    """Choices that change the arithmetic on purpose, each with its tolerance.
+    """The tolerance for choices that round or compress gradients on purpose.
 
-    The tolerance is the distance of an averaged gradient from the mean, over the largest number in its
-    tensor.
+    It is the largest error of an averaged gradient that is allowed, as a fraction of the largest number in
+    the gradient's tensor.
     """
     cuda_only: tuple[str, ...] = ()
     """Choices that the library refuses on the CPU."""
     accumulates: bool = True
-    """False for a switch that rules out gradient accumulation."""
+    """Whether gradients can be accumulated over several passes while this switch is on."""
     compiles_from: float = 0.0
-    """Minimum for torch.compile."""
+    """The smallest value with which torch.compile works; 0 if it works with every value."""
     needs: tuple[str, str] | None = None
-    """Another option and its value that this option needs."""
+    """The name and value of another option without which this one has no effect; None if it needs none."""
     offered_in: str = ""
-    """Fact of the library that lists the choices it was built with.
+    """Name of the fact of ``backends.probe`` that lists the choices that the library was built with.
 
     It is empty if the library always has all choices.
     """
     rebuild: str = ""
     """The command that installs the library with every choice."""
     summaries: Mapping[str, str] = field(default_factory=dict)
-    """Choices that are something else than the backend's summary says, in a few words."""
+    """The summary for choices that the backend's own summary does not describe."""
     code: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Choices whose lines are quoted in place of the backend's ``code``."""
+    """The functions to quote for some choices, in place of the backend's ``code``."""
     while_proven: OptionValue | None = None
-    """Its value in the proof of parity; None keeps the arm's value.
+    """The value during the parity check, or None to keep the arm's own value.
 
-    The proof takes few steps, which would not show what an option delays.
+    The check takes few steps, so it would not reach an update that the arm's own value delays.
     """
 
     @property
     def kind(self) -> str:
-        """``choice``, ``number``, ``count`` or ``switch``."""
+        """The kind of the option: ``choice``, ``number``, ``count`` or ``switch``."""
         return {bool: "switch", int: "count", float: "number", str: "choice"}[type(self.default)]
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A group with a strategy, described without importing them."""
+    """An entry of the registry: a group with a strategy, described without importing their libraries."""
 
     name: str
     summary: str
@@ -89,44 +89,48 @@ class Backend:
     group: str = "backends.groups.torch_group:TorchGroup"
     """``module:class`` of the Group."""
     code: tuple[str, ...] = ()
-    """Functions that synchronise, to be quoted: ``module:Class.function``, or ``:function`` of the group."""
+    """The functions that ``compare explain`` quotes, because they synchronise.
+
+    Each is written as ``module:Class.function``, or as ``:function`` for a method of the group's class.
+    """
     default_runtime: Runtime = field(default_factory=Runtime)
-    """What it needs to run, unless an option needs something else."""
+    """The launcher and libraries, unless the value of an option has a runtime of its own."""
     options: tuple[Option, ...] = ()
     on_one_host: Mapping[str, OptionValue] = field(default_factory=dict)
-    """Options of a second default arm, for ranks on one host's CPUs."""
+    """The options of a second default arm, which runs only on the CPUs of one host; empty for none."""
     synchronises: bool = True
-    """False only for the control: its ranks train alone and differ."""
+    """Whether ranks synchronise; False only for the control, whose ranks train alone and differ."""
     cuda: bool = True
-    """Whether it can average tensors in GPU memory."""
+    """Whether the backend can average tensors in GPU memory."""
     not_on_cpus: str = ""
-    """Why it needs several GPUs; empty if it does not."""
+    """Why the backend needs several GPUs; empty if it does not need them."""
     runs_while_waiting: bool = False
-    """Whether threads of its library run while its ranks wait outside it."""
+    """Whether threads of the library keep running while the ranks wait outside the library."""
     only_named: bool = False
-    """Whether it runs only when it is named."""
+    """Whether the backend runs only if the user names it, so that it is not a default arm."""
     own_step: bool = False
-    """Whether it trains by a step of the user's own."""
+    """Whether the backend trains by the user's own training step."""
     one_process: bool = False
-    """Whether it always runs as one process with the global batch."""
+    """Whether the backend always runs as one process, which trains on the global batch."""
     training: Literal["same", "same at period 1", "another"] = "same"
-    """Whether it trains what a single process trains.
+    """Whether the backend trains what a single process with the global batch would train.
 
-    ``same at period 1``: only with the options ``while_proven``. ``another``: never; its accuracy and loss
-    have to be read beside its speed.
+    ``same at period 1`` means that it does so only with the values ``while_proven`` of its options.
+    ``another`` means that it never does, so its accuracy and loss have to be read beside its speed.
     """
     zeros_for_unused: bool = False
     """Whether parameters without a gradient get zeros, which weight decay then moves."""
     shards: Literal["nothing", "optimizer state", "parameters", "layers"] = "nothing"
-    """What is divided among the ranks.
+    """What the ranks divide among each other.
 
-    ``layers``: each rank holds some layers with all their state, and ranks share each batch. With divided
-    parameters, equal hashes of the gathered copies prove nothing. Only the reference does.
+    With ``layers``, each rank holds some layers with all their state, and all ranks train on the same batch.
+    Where parameters are divided, equal hashes of the gathered model on all ranks prove nothing. Only the
+    comparison with a single process does.
     """
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """Return what the arm claims, in a few words each; all lists of arms show them."""
+        """Return what the backend claims about its training, in a few words each, for lists of arms."""
         training = self.training.replace("same", "same training").replace("another", "another training")
         return tuple(
             claim
@@ -147,29 +151,29 @@ class Backend:
 
     @property
     def another_training(self) -> bool:
-        """Return whether it declares that it never trains like one process."""
+        """Return whether the backend declares that it never trains what one process trains."""
         return self.training == "another"
 
     @property
     def in_shards(self) -> bool:
-        """Return whether ranks hold parts of the parameters, so that equal hashes prove nothing."""
+        """Return whether each rank holds only a part of the parameters."""
         return self.shards in {"parameters", "layers"}
 
     @property
     def in_layers(self) -> bool:
-        """Return whether ranks hold different layers, and share every batch."""
+        """Return whether ranks hold different layers, and train on the same batch."""
         return self.shards == "layers"
 
     @property
     def has_sync_cost(self) -> bool:
-        """Return whether each rank computes what it would compute alone.
+        """Return whether the step time minus the control's is the cost of synchronising.
 
-        Else a difference from the control's step time is no cost of synchronising.
+        It is so if each rank computes what it would compute alone, and communicates as well.
         """
         return self.communicates and not self.in_layers
 
     def runtime(self, options: Options) -> Runtime:
-        """Return what these options need to run; missing ones have their defaults."""
+        """Return the launcher and libraries that these options need; they need not name every option."""
         for option in self.options:
             if chosen := option.runtimes.get(str(options.get(option.name))):
                 return chosen
@@ -182,12 +186,12 @@ class GroupEntry:
 
     summary: str
     backend: str
-    """The backend with its launcher and libraries."""
+    """Name of the backend whose launcher and libraries the group needs."""
     options: Mapping[str, OptionValue] = field(default_factory=dict)
-    """The backend's options that choose this group."""
+    """The options of the backend that choose this group."""
     group: str = ""
-    """``module:class`` of the Group, if it is not the backend's."""
+    """The ``module:class`` of the Group; empty for the backend's own group."""
     device: str = ""
-    """The only kind of device whose tensors it moves; empty for any."""
+    """The only type of device whose tensors the group takes, such as ``cpu``; empty for any."""
     one_host: bool = False
-    """Whether it needs all ranks on one host."""
+    """Whether the group needs all ranks on one host."""

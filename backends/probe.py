@@ -1,8 +1,7 @@
-"""Load one library in a separate process: ``python -m backends.probe LIBRARY``.
+"""Load one library, print its facts and exit: ``python -m backends.probe LIBRARY``.
 
-The program prints the library's facts as one line of JSON, or ``null`` if MPICH is not installed. Any other
-library that is missing, or was built for another torch, raises an error or crashes the process. The caller
-treats both as results.
+The facts are one line of JSON, or ``null`` if MPICH is not installed. Any other library that is missing, or
+was built for another torch, raises an error or crashes the process. The caller treats both as results.
 """
 
 from __future__ import annotations
@@ -23,26 +22,29 @@ from backends.launchers import hydra
 
 
 def probe_torch() -> Facts:
-    """Return torch's version, process groups, GPUs and transport, and why ranks cannot share memory."""
+    """Return torch's version, process groups, number of GPUs and transport.
+
+    ``shared_memory_problem`` states why ranks cannot share memory here, and is empty if they can.
+    """
     import torch
     import torch.distributed as dist
 
-    from backends.shared_memory.memory import problem_here
+    from backends.shared_memory.memory import sharing_problem
 
     gpus = torch.cuda.device_count()
     return {
         "version": str(torch.__version__),
         "process_groups": [name for name in ("nccl", "gloo") if getattr(dist, f"is_{name}_available")()],
         "gpus": gpus,
-        "shared_memory_problem": problem_here(),
+        "shared_memory_problem": sharing_problem(),
         "transport": "NCCL" if gpus and dist.is_nccl_available() else "Gloo over TCP",
     }
 
 
 def probe_torch_build() -> Facts:
-    """Return what a build against torch depends on: versions, folders of CUDA and NCCL, capabilities.
+    """Return what a build against torch depends on: versions, folders of CUDA and NCCL, and capabilities.
 
-    Without CUDA there are only ``version`` and a ``cuda`` of None.
+    If torch is built without CUDA, there are only ``version``, and ``cuda`` with the value None.
     """
     import torch
 
@@ -69,13 +71,13 @@ def probe_horovod() -> Facts:
     # With a library for another torch, horovod.torch only warns. This import raises.
     import horovod.torch.mpi_lib_v2
 
-    ways = {"gloo": "Gloo over TCP", "mpi": "MPI", "nccl": "NCCL"}
-    built = [name for name in ways if getattr(hvd, f"{name}_built")()]
+    transports = {"gloo": "Gloo over TCP", "mpi": "MPI", "nccl": "NCCL"}
+    built = [name for name in transports if getattr(hvd, f"{name}_built")()]
     return {
         "version": horovod.__version__,
         "controllers": [name for name in built if name != "nccl"],
         "nccl": "nccl" in built,
-        "transport": ", ".join(ways[name] for name in built),
+        "transport": ", ".join(transports[name] for name in built),
     }
 
 
@@ -108,7 +110,7 @@ def probe_mpich() -> Facts | None:
 
 
 def probe_lightning_fabric() -> Facts:
-    """Return the version of Fabric, and the transport of torch's process group, which it uses."""
+    """Return the version of Lightning Fabric, and the transport of torch, through which it communicates."""
     import lightning_fabric
 
     return {"version": lightning_fabric.__version__, "transport": probe_torch()["transport"]}
@@ -122,14 +124,15 @@ PROBES = {
     "mpich": probe_mpich,
     "lightning_fabric": probe_lightning_fabric,
 }
+"""The functions that load a library and return its facts, by the names that arms use for libraries."""
 
 
 def end_with_parent() -> None:
-    """Arrange that this process ends when its parent closes the other end of standard input.
+    """Let the system end this process when its parent closes the other end of standard input.
 
-    If standard input is not a pipe, this does nothing. The system sends ``SIGIO``, which ends the process. A
-    thread that reads the pipe would not do, because a library that hangs while it loads may block all
-    threads. If several processes share the pipe, only one of them gets the signal.
+    If standard input is not a pipe, this does nothing. Otherwise the system sends ``SIGIO``, which ends the
+    process. A thread that reads the pipe would not do, because a library that hangs while it loads may block
+    all threads. If several processes read the same pipe, only one of them gets the signal.
     """
     if not stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
         return

@@ -1,4 +1,4 @@
-"""The arm ddp."""
+"""Register the arm ``ddp``, which trains through torch's DistributedDataParallel."""
 
 from backends.arms.shared import BF16, BUCKET_CAP_MB, BUCKET_VIEW, FIND_UNUSED, FP16, LOW_RANK, PROCESS_GROUP
 from backends.entry import Backend, Option
@@ -15,23 +15,23 @@ ARM = Backend(
         Option(
             "static_graph",
             default=False,
-            summary="promise that the graph never changes",
+            summary="promise torch that the graph never changes",
             accumulates=False,
         ),
         FIND_UNUSED,
         Option(
             "comm_hook",
             "none",
-            "what travels in the place of gradients: rounded ones, or matrices of a low rank",
+            "what DDP sends instead of the gradients: rounded gradients, or matrices of a low rank",
             ("none", "fp16", "bf16", "powersgd"),
             lossy={"fp16": FP16, "bf16": BF16, "powersgd": LOW_RANK},
             cuda_only=("bf16",),
         ),
-        Option("powersgd_rank", 1, "rank of the matrices that travel", needs=("comm_hook", "powersgd")),
+        Option("powersgd_rank", 1, "rank of the matrices that DDP sends", needs=("comm_hook", "powersgd")),
         Option(
             "powersgd_start",
             10,
-            "first step that is compressed; within the warm-up, or both kinds of steps are timed",
+            "first compressed step; choose one within the warm-up, or uncompressed steps are timed too",
             least=2,  # DDP rebuilds its buckets in the second step, and PowerSGD stores their sizes
             needs=("comm_hook", "powersgd"),
             while_proven=2,

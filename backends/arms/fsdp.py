@@ -1,4 +1,4 @@
-"""The arm fsdp."""
+"""Register the arm ``fsdp``, which trains through torch's ``fully_shard``."""
 
 from backends.arms.shared import PROCESS_GROUP
 from backends.entry import Backend

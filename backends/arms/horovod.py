@@ -1,4 +1,4 @@
-"""The arm horovod."""
+"""Register the arm ``horovod``, which trains through Horovod."""
 
 from backends.arms.shared import AVERAGING, AVERAGING_CODE, BUCKET_MB, CONTROLLER, FP16
 from backends.entry import Backend, Option, Runtime
@@ -30,7 +30,7 @@ ARM = Backend(
         Option(
             "compression",
             "none",
-            "fp16 halves what travels and rounds it",
+            "fp16 rounds gradients to half precision, which halves the bytes that are sent",
             ("none", "fp16"),
             lossy={"fp16": FP16},
             needs=("mode", "optimizer"),

@@ -1,4 +1,4 @@
-"""The arm lightning."""
+"""Register the arm ``lightning``, which trains through Lightning Fabric."""
 
 from backends.arms.shared import BUCKET_CAP_MB, BUCKET_VIEW, FIND_UNUSED, PROCESS_GROUP
 from backends.entry import Backend, Runtime

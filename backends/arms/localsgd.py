@@ -1,4 +1,4 @@
-"""The arm localsgd."""
+"""Register the arm ``localsgd``, whose ranks average parameters instead of gradients."""
 
 from backends.arms.shared import PROCESS_GROUP
 from backends.entry import Backend, Option
@@ -17,7 +17,7 @@ ARM = Backend(
         Option(
             "outer",
             "none",
-            "nesterov is DiLoCo: SGD with momentum takes the averaged change for a gradient",
+            "nesterov is DiLoCo: SGD with momentum uses the averaged change as its gradient",
             ("none", "nesterov"),
             while_proven="none",
         ),

@@ -1,4 +1,4 @@
-"""The arm manual."""
+"""Register the arm ``manual``, which averages gradients by calls of torch.distributed."""
 
 from backends.arms.shared import AVERAGING, AVERAGING_CODE, BUCKET_MB, PROCESS_GROUP
 from backends.entry import Backend, Option

@@ -1,4 +1,4 @@
-"""The arm modelparallel."""
+"""Register the arm ``modelparallel``, whose ranks hold different layers."""
 
 from backends.arms.shared import PROCESS_GROUP
 from backends.entry import Backend

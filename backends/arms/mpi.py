@@ -1,4 +1,4 @@
-"""The arm mpi."""
+"""Register the arm ``mpi``, which averages gradients by calls of MPI."""
 
 from backends.arms.shared import AVERAGING, AVERAGING_CODE, BUCKET_MB, MPI_LIBRARY
 from backends.entry import Backend, Option, Runtime

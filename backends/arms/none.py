@@ -1,4 +1,4 @@
-"""The arm none."""
+"""Register the arm ``none``, the control, whose ranks do not communicate."""
 
 from backends.entry import Backend
 

@@ -1,4 +1,4 @@
-"""The arm own_horovod."""
+"""Register the arm ``own_horovod``, which runs a user's own training step over Horovod."""
 
 from backends.arms import horovod
 from backends.arms.shared import CONTROLLER, own_step

@@ -1,4 +1,4 @@
-"""The arm own_mpi."""
+"""Register the arm ``own_mpi``, which runs a user's own training step over mpi4py."""
 
 from backends.arms import mpi
 from backends.arms.shared import MPI_LIBRARY, own_step

@@ -1,4 +1,4 @@
-"""The arm own_torch."""
+"""Register the arm ``own_torch``, which runs a user's own training step over torch.distributed."""
 
 from backends.arms import manual
 from backends.arms.shared import PROCESS_GROUP, own_step

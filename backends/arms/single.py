@@ -1,4 +1,4 @@
-"""The arm single."""
+"""Register the arm ``single``, which trains in one process without distributing anything."""
 
 from backends.entry import Backend
 

@@ -1,4 +1,4 @@
-"""The arm zero."""
+"""Register the arm ``zero``, which shards the optimizer's state over DDP."""
 
 from backends.arms.shared import BUCKET_CAP_MB, BUCKET_VIEW, PROCESS_GROUP
 from backends.entry import Backend, Option

@@ -1,1 +1,1 @@
-"""Join ranks and move bytes: each module has the subclass of ``Group`` for one library."""
+"""Join ranks into groups that move bytes; each module has the subclass of ``Group`` for one library."""

@@ -19,11 +19,11 @@ from backends import evidence, single_copy
 from backends.base import BackendError, Buffers, Facts, Group, Options, Placement, Wait
 
 _OPERATIONS = {"sum": hvd.Sum, "prod": hvd.Product, "min": hvd.Min, "max": hvd.Max, "avg": hvd.Average}
-_PROBES = 15
+_CYCLE_SAMPLES = 15
 
 
 class HorovodGroup(Group):
-    """All ranks, as Horovod's global process set."""
+    """All ranks of a launch, which are Horovod's global process set."""
 
     name: ClassVar[str] = "horovod"
     unsupported_dtypes: ClassVar[frozenset[str]] = frozenset(
@@ -51,9 +51,9 @@ class HorovodGroup(Group):
                 f"{placement.world_size}. Probably horovodrun belongs to another installation. Run "
                 "`compare install horovod` for this Python."
             )
-        if _controller() != options["controller"]:
+        if _active_controller() != options["controller"]:
             raise BackendError(
-                f"the arm needs the {options['controller']} controller, but Horovod runs {_controller()}. "
+                f"the arm needs the {options['controller']} controller, but Horovod runs {_active_controller()}. "
                 "If HOROVOD_CONTROLLER is set in the environment, unset it."
             )
         return cls(placement, device, settings)
@@ -87,27 +87,27 @@ class HorovodGroup(Group):
         # As in all_reduce_start_, a name saves the negotiation.
         name = f"ringside.{buffers.collective}.{source.dtype}.{buffers.operation}.{source.numel()}"
         return {
-            "all_reduce": buffers.by(partial(hvd.allreduce_, target, op=operation, name=name)),
+            "all_reduce": buffers.calling(partial(hvd.allreduce_, target, op=operation, name=name)),
             "all_gather": partial(hvd.allgather, source, name=name),
             "reduce_scatter": partial(hvd.reducescatter, source, op=operation, name=name),
-            "broadcast": buffers.by(partial(hvd.broadcast_, target, root_rank=0, name=name)),
+            "broadcast": buffers.calling(partial(hvd.broadcast_, target, root_rank=0, name=name)),
             "all_to_all": partial(hvd.alltoall, source, name=name),
-            "barrier": buffers.by(hvd.barrier),
+            "barrier": buffers.calling(hvd.barrier),
         }
 
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
         hvd.broadcast_(tensor, root_rank=root)
 
     def attest(self) -> Facts:
-        controller = _controller()
+        controller = _active_controller()
         transport = self._transport(controller)
         by_mpi = controller == "mpi" and transport != "NCCL"
         return {
             "library": f"Horovod {horovod.__version__}",
-            "versions": {"horovod": horovod.__version__, "torch": str(torch.__version__)} | self._nccl(),
+            "versions": {"horovod": horovod.__version__, "torch": str(torch.__version__)} | self._nccl_fact(),
             "controller": controller,
             "transport": transport,
-            "observed_cycle_milliseconds": self._observe_cycle(),
+            "observed_cycle_milliseconds": self._measure_cycle(),
             **self._settings,
             **(single_copy.attest(self, transport) if by_mpi else {}),
         }
@@ -122,40 +122,40 @@ class HorovodGroup(Group):
             return evidence.mpi_transport(self.world_size)
         return evidence.tcp_transport(self.world_size)
 
-    def _nccl(self) -> Facts:
-        """Return the NCCL version that Horovod was compiled for; empty on a CPU or without NCCL."""
+    def _nccl_fact(self) -> Facts:
+        """Return the fact ``nccl``, the version that Horovod was built for; no fact on a CPU or without NCCL."""
         code = int(hvd.nccl_built()) if self.device.type == "cuda" else 0
         # NCCL_VERSION_CODE of nccl.h: 22809 is 2.28.9.
         return {"nccl": f"{code // 10_000}.{code // 100 % 100}.{code % 100}"} if code else {}
 
-    def _observe_cycle(self) -> float:
-        """Return the background thread's cycle in milliseconds. Collective.
+    def _measure_cycle(self) -> float:
+        """Return the cycle time of Horovod's background thread in milliseconds; all ranks must call this.
 
-        It is the median time of all-reduces of one number, because each takes about one cycle.
+        It is the median time of an all-reduce of one number, because each of them takes about one cycle.
         """
         tensor = torch.zeros(1, device=self.device)
-        paces = []
-        for _ in range(_PROBES):
+        times_ns = []
+        for _ in range(_CYCLE_SAMPLES):
             started = time.perf_counter_ns()
             hvd.allreduce_(tensor, op=hvd.Sum, name="ringside.cycle")
-            paces.append(time.perf_counter_ns() - started)
-        return round(statistics.median(paces) / 1e6, 3)
+            times_ns.append(time.perf_counter_ns() - started)
+        return round(statistics.median(times_ns) / 1e6, 3)
 
 
-def _controller() -> str:
+def _active_controller() -> str:
     return "mpi" if hvd.mpi_enabled() else "gloo"
 
 
 def _settings() -> Facts:
-    """Return the settings that Horovod reads from variables, with its defaults (operations.cc, 0.28)."""
+    """Return settings that Horovod 0.28 reads from the environment, or its defaults (operations.cc)."""
     libc = ctypes.CDLL(None)
     libc.strtol.restype, libc.strtod.restype = ctypes.c_long, ctypes.c_double
 
-    def whole(name: str, default: int) -> int:
+    def read_integer(name: str, default: int) -> int:
         return int(libc.strtol(os.environ.get(name, str(default)).encode(), None, 10))
 
     return {
-        "fusion_bytes": whole("HOROVOD_FUSION_THRESHOLD", 128 << 20),
+        "fusion_bytes": read_integer("HOROVOD_FUSION_THRESHOLD", 128 << 20),
         "cycle_milliseconds": float(libc.strtod(os.environ.get("HOROVOD_CYCLE_TIME", "1").encode(), None)),
-        "autotune": whole("HOROVOD_AUTOTUNE", 0) > 0,
+        "autotune": read_integer("HOROVOD_AUTOTUNE", 0) > 0,
     }

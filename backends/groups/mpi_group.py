@@ -13,12 +13,12 @@ from backends import evidence, single_copy
 from backends.base import BackendError, Buffers, Facts, Group, Options, Placement, Wait
 
 _OPERATIONS = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}
-_NAMES = {"openmpi": "Open MPI", "mpich": "MPICH"}
-"""Choices of the option ``library``, and the names by which the libraries report themselves."""
+_LIBRARY_NAMES = {"openmpi": "Open MPI", "mpich": "MPICH"}
+"""The names by which MPI libraries report themselves, by the choices of the option ``library``."""
 
 
 class MPIGroup(Group):
-    """The ranks of ``MPI.COMM_WORLD``, whose rank and size ``join`` checks against the launcher's."""
+    """All ranks of a launch, which are those of ``MPI.COMM_WORLD``."""
 
     name: ClassVar[str] = "mpi"
     unsupported_dtypes: ClassVar[frozenset[str]] = frozenset({"torch.bfloat16", "torch.float16"})
@@ -39,11 +39,12 @@ class MPIGroup(Group):
                 f"{placement.world_size}. Probably mpi4py uses another MPI than the mpirun that started it. "
                 "Put the mpirun of mpi4py's MPI first on PATH."
             )
-        asked, found = str(options["library"]), evidence.mpi_library(MPI.Get_library_version())
-        if not found.startswith(_NAMES[asked]):
+        needed = _LIBRARY_NAMES[str(options["library"])]
+        loaded = evidence.mpi_library(MPI.Get_library_version())
+        if not loaded.startswith(needed):
             raise BackendError(
-                f"the arm needs {_NAMES[asked]}, but mpi4py has loaded {found}. Look for another mpi4py or "
-                "for LD_PRELOAD in the environment."
+                f"the arm needs {needed}, but mpi4py has loaded {loaded}. Look for another mpi4py or for "
+                "LD_PRELOAD in the environment, and remove it."
             )
         return cls(placement, device)
 
@@ -63,14 +64,14 @@ class MPIGroup(Group):
     def _collectives(self, buffers: Buffers) -> Mapping[str, Callable[[], torch.Tensor]]:
         world = MPI.COMM_WORLD
         following, previous = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
-        # Data that only moves is bytes to MPI, so every dtype moves.
-        given, got = (tensor.view(torch.uint8).numpy() for tensor in (buffers.source, buffers.target))
+        # Collectives that only move data get bytes, so that they take every dtype.
+        source, target = (tensor.view(torch.uint8).numpy() for tensor in (buffers.source, buffers.target))
         return {
-            "all_gather": buffers.by(world.Allgather, given, got),
-            "broadcast": buffers.by(world.Bcast, got, 0),
-            "all_to_all": buffers.by(world.Alltoall, given, got),
-            "send_recv": buffers.by(world.Sendrecv, given, following, 0, got, previous, 0),
-            "barrier": buffers.by(world.Barrier),
+            "all_gather": buffers.calling(world.Allgather, source, target),
+            "broadcast": buffers.calling(world.Bcast, target, 0),
+            "all_to_all": buffers.calling(world.Alltoall, source, target),
+            "send_recv": buffers.calling(world.Sendrecv, source, following, 0, target, previous, 0),
+            "barrier": buffers.calling(world.Barrier),
         }
 
     def prepare(self, buffers: Buffers) -> Callable[[], torch.Tensor]:
@@ -79,13 +80,13 @@ class MPIGroup(Group):
         if buffers.operation not in _OPERATIONS:
             raise BackendError(f"MPI has no operation {buffers.operation}")
         world, operation = MPI.COMM_WORLD, _OPERATIONS[buffers.operation]
-        given, got = buffers.source.numpy(), buffers.target.numpy()
+        source, target = buffers.source.numpy(), buffers.target.numpy()
         if buffers.collective == "all_reduce":
-            return buffers.by(world.Allreduce, MPI.IN_PLACE, got, operation)
+            return buffers.calling(world.Allreduce, MPI.IN_PLACE, target, operation)
         if buffers.collective == "reduce_scatter":
-            return buffers.by(world.Reduce_scatter_block, given, got, operation)
-        return buffers.by(
-            world.Reduce, *((MPI.IN_PLACE, got) if self.rank == 0 else (given, None)), operation
+            return buffers.calling(world.Reduce_scatter_block, source, target, operation)
+        return buffers.calling(
+            world.Reduce, *((MPI.IN_PLACE, target) if self.rank == 0 else (source, None)), operation
         )
 
     def attest(self) -> Facts:
@@ -93,8 +94,8 @@ class MPIGroup(Group):
         name, _, number = library.rpartition(" ")
         versions = {"mpi4py": mpi4py.__version__, name: number, "torch": str(torch.__version__)}
         transport = evidence.mpi_transport(self.world_size)
-        own = {"library": library, "transport": transport, "versions": versions}
-        return own | single_copy.attest(self, transport)
+        facts = {"library": library, "transport": transport, "versions": versions}
+        return facts | single_copy.attest(self, transport)
 
     def leave(self) -> None:
         if not MPI.Is_finalized():

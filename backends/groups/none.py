@@ -54,7 +54,7 @@ class NoGroup(Group):
         self.all_reduce_start_(tensor)
 
     def attest(self) -> Facts:
-        # torch answers this, so that a control that did start a process group is found out.
+        # torch itself is asked, because the user's code may have started a process group in the control.
         started = torch.distributed.is_initialized()
         return {"library": "none", "transport": "none" if not started else "a process group", "versions": {}}
 

@@ -1,4 +1,4 @@
-"""Sum in memory that the ranks of one host map."""
+"""Provide a group whose all-reduce is Ringside's sum in shared memory, so that it can be timed alone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from backends.shared_memory.sum import SharedSum
 
 
 class SharedMemoryGroup(TorchGroup):
-    """A process group whose ``prepare`` returns a sum in shared memory.
+    """A process group of torch whose only timed collective is a sum in memory that all ranks map.
 
-    Ranks use the process group to set up the memory, but not for the sum.
+    The process group is used to set up the memory, but not for the sum.
     """
 
     name: ClassVar[str] = "shared memory"
-    _last: SharedSum | None = None
+    _last_sum: SharedSum | None = None
 
     def prepare(self, buffers: Buffers) -> Callable[[], torch.Tensor]:
         if buffers.collective != "all_reduce":
@@ -30,7 +30,7 @@ class SharedMemoryGroup(TorchGroup):
         # A dtype that torch cannot add up fails here on all ranks, but in the call only on some of them.
         buffers.target[:1].add_(buffers.target[:1])
         tensors = [buffers.target]
-        self._last = shared = SharedSum([nn.Parameter(buffers.target, requires_grad=False)], self)
+        self._last_sum = shared = SharedSum([nn.Parameter(buffers.target, requires_grad=False)], self)
 
         def call() -> torch.Tensor:
             shared.reduce(tensors)
@@ -39,5 +39,5 @@ class SharedMemoryGroup(TorchGroup):
         return call
 
     def attest(self) -> Facts:
-        summed = self._last.attest() if self._last else {}
-        return super().attest() | {"library": "Ringside's sum in shared memory"} | summed
+        sum_facts = self._last_sum.attest() if self._last_sum else {}
+        return super().attest() | {"library": "Ringside's sum in shared memory"} | sum_facts

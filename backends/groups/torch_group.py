@@ -26,9 +26,9 @@ _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class TorchGroup(Group):
-    """The default process group of torch.
+    """All ranks of a launch, which are torch's default process group.
 
-    Its ranks find each other through the address and port that torchrun puts into the environment.
+    The ranks find each other through the address and port that torchrun puts into the environment.
     """
 
     name: ClassVar[str] = "torch.distributed"
@@ -79,14 +79,14 @@ class TorchGroup(Group):
     def _collectives(self, buffers: Buffers) -> Mapping[str, Callable[[], torch.Tensor]]:
         source, target, operation = buffers.source, buffers.target, _OPERATIONS[buffers.operation]
         return {
-            "all_reduce": buffers.by(dist.all_reduce, target, operation),
-            "all_gather": buffers.by(_ALL_GATHER, target, source),
-            "reduce_scatter": buffers.by(_REDUCE_SCATTER, target, source, operation),
-            "broadcast": buffers.by(dist.broadcast, target, 0),
-            "reduce": buffers.by(dist.reduce, target, 0, operation),
-            "all_to_all": buffers.by(dist.all_to_all_single, target, source),
-            "send_recv": buffers.by(pass_on, source, target, self.rank, self.world_size),
-            "barrier": buffers.by(self.barrier),
+            "all_reduce": buffers.calling(dist.all_reduce, target, operation),
+            "all_gather": buffers.calling(_ALL_GATHER, target, source),
+            "reduce_scatter": buffers.calling(_REDUCE_SCATTER, target, source, operation),
+            "broadcast": buffers.calling(dist.broadcast, target, 0),
+            "reduce": buffers.calling(dist.reduce, target, 0, operation),
+            "all_to_all": buffers.calling(dist.all_to_all_single, target, source),
+            "send_recv": buffers.calling(pass_on, source, target, self.rank, self.world_size),
+            "barrier": buffers.calling(self.barrier),
         }
 
     def attest(self) -> Facts:
@@ -112,7 +112,10 @@ class TorchGroup(Group):
 
 
 def pass_on(sent: torch.Tensor, received: torch.Tensor, rank: int, world: int) -> None:
-    """Send to the right neighbour and receive from the left one, both at once, and wait for both."""
+    """Send ``sent`` to the next rank, fill ``received`` from the previous rank, and wait for both.
+
+    The ranks are 0 to ``world - 1``, and rank 0 comes after the last one.
+    """
     if world == 1:
         received.copy_(sent)  # torch sends nothing to oneself
         return

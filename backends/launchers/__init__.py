@@ -19,17 +19,17 @@ from backends.launchers.request import Command, Request
 
 
 class Launcher(Protocol):
-    """The interface of a launcher's module."""
+    """The interface that each launcher's module of this package has."""
 
     EXECUTABLE: str
-    """The program that must be installed."""
+    """Name of the launcher's program, which must be installed."""
     REMEDY: str
     """What to do if the program is missing, such as a command that installs it."""
     VARIABLES: list[str]
-    """The names of the variables by which a rank knows its place, with blanks between them.
+    """The environment variables that tell a rank its placement.
 
-    They hold the rank, the local rank, the world size and the local world size. If there are several such
-    texts, the first one whose rank is in the environment counts.
+    Each text has the names of four variables, separated by blanks. They hold the rank, the local rank, the
+    world size and the local world size. The first text counts whose variable for the rank is set.
     """
 
     def commands(self, request: Request) -> list[Command]:
@@ -42,19 +42,19 @@ LAUNCHERS: dict[str, Launcher] = {
 
 
 def read_placement(launcher: str, environ: Mapping[str, str]) -> Placement:
-    """Read the placement of a rank on this host from its launcher's environment variables.
+    """Return the placement of a rank on this host, as its launcher set it in ``environ``.
 
     Raises:
         KeyError: a variable is missing, so another launcher started the process.
     """
-    *others, last = LAUNCHERS[launcher].VARIABLES
-    names = next((names for names in others if names.split()[0] in environ), last)
+    *preferred, last = LAUNCHERS[launcher].VARIABLES
+    names = next((names for names in preferred if names.split()[0] in environ), last)
     rank, local_rank, world_size, local_world_size = (int(environ[name]) for name in names.split())
     return Placement(rank, local_rank, world_size, local_world_size, socket.gethostname())
 
 
-def where_it_is_not(launcher: str, python: Path = Path(sys.executable)) -> str:
-    """Return a clause that states where ``find_launcher`` looked for a missing launcher."""
+def missing_launcher_clause(launcher: str, python: Path = Path(sys.executable)) -> str:
+    """Return a clause for errors that states where ``find_launcher`` looked for a missing launcher."""
     if launcher == hydra.EXECUTABLE:
         return f"{launcher} is not in {hydra.prefix() / 'bin'}"
     return f"{launcher} is neither beside {python} nor on PATH"
@@ -63,10 +63,10 @@ def where_it_is_not(launcher: str, python: Path = Path(sys.executable)) -> str:
 def find_launcher(name: str, python: Path = Path(sys.executable)) -> Path | None:
     """Return the path of a launcher beside an interpreter or on PATH; None if it is missing.
 
-    One beside the interpreter comes first, because it matches the interpreter's libraries. MPICH's launcher
-    is searched only in MPICH's own folder. For torchrun with another interpreter than this one, the
-    interpreter itself is returned, because torchrun then runs as its module. The script beside it might start
-    the interpreter that it was copied from.
+    A launcher beside the interpreter comes first, because it matches the interpreter's libraries. MPICH's
+    launcher is searched only in MPICH's own folder. For torchrun and another interpreter than this one, the
+    result is that interpreter, which then runs torchrun as a module. The script ``torchrun`` beside it might
+    start the interpreter that it was copied from.
     """
     if name == torchrun.EXECUTABLE and python != Path(sys.executable):
         return python

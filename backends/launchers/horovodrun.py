@@ -34,7 +34,7 @@ def commands(request: Request) -> list[Command]:
 
 
 def _mpi_flags(request: Request) -> tuple[str, ...]:
-    """Return the flag with Open MPI's settings for the mpirun that horovodrun starts."""
+    """Return horovodrun's flag ``--mpi-args``, with Open MPI's settings for the mpirun that it starts."""
     flags = (
         "--allow-run-as-root",
         *mpirun.mca("mpi_yield_when_idle", "1"),

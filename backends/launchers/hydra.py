@@ -1,6 +1,6 @@
-"""Write the command of MPICH's process manager, Hydra.
+"""Write the command of Hydra, the launcher of MPICH.
 
-MPICH has a folder of its own, because its wheel installs files with the same names as Open MPI's.
+MPICH is installed in a folder of its own, because its wheel has files with the same names as Open MPI's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VERSION = "5.0.2"
 # dies of a signal. So each rank has a parent that is alone in its group. When Hydra kills the parent, the
 # rank's witness receives SIGTERM and leaves its record. When the witness is killed, the parent kills itself,
 # and Hydra ends the launch.
-_PARENT = """\
+_PARENT_SCRIPT = """\
 trap '' USR1
 setsid "$@"
 status=$?
@@ -57,9 +57,9 @@ def commands(request: Request) -> list[Command]:
         "none",
         # Without this flag, Hydra would kill the groups to which it now sends SIGUSR1.
         "-disable-auto-cleanup",
-        *("sh", "-c", _PARENT, "sh"),
+        *("sh", "-c", _PARENT_SCRIPT, "sh"),
         *request.program(by_mpi4py=True),
     )
     # mpi4py's wheel loads the library that MPI4PY_LIBMPI names, in place of the environment's.
-    own = {"MPI4PY_LIBMPI": str(library()), "UCX_NET_DEVICES": request.interface}
-    return [Command(argv, own | dict(request.environment))]
+    variables = {"MPI4PY_LIBMPI": str(library()), "UCX_NET_DEVICES": request.interface}
+    return [Command(argv, variables | dict(request.environment))]

@@ -30,14 +30,17 @@ def commands(request: Request) -> list[Command]:
         *(("--prefix", str(request.mpi_prefix), "--map-by", "slot") if request.network else ()),
         *(flag for name, value in remote_parameters(request) for flag in mca(name, value)),
         # Only the name: the value is in mpirun's environment, and on no command line.
-        *(flag for name in _exported(request) for flag in ("-x", name)),
+        *(flag for name in _names_to_export(request) for flag in ("-x", name)),
         *request.program(by_mpi4py=True),
     )
     return [Command(argv, request.environment)]
 
 
 def remote_parameters(request: Request) -> list[tuple[str, str]]:
-    """Return name and value of each MCA parameter for daemons on other hosts; empty on one machine."""
+    """Return pairs of name and value: the MCA parameters for daemons on other hosts.
+
+    The list is empty if all ranks are on this machine.
+    """
     if not request.network:
         return []
     return [
@@ -53,11 +56,14 @@ def remote_parameters(request: Request) -> list[tuple[str, str]]:
     ]
 
 
-def _exported(request: Request) -> list[str]:
-    """Return the names of variables that mpirun passes on by ``-x``: on one machine, only the arm's own."""
+def _names_to_export(request: Request) -> list[str]:
+    """Return the names of the variables that mpirun has to pass on to ranks by its flag ``-x``.
+
+    On one machine, ranks inherit the others, so only the arm's own variables are named.
+    """
     return [MARKER, *request.environment] if request.network else list(request.exported)
 
 
 def mca(name: str, value: str) -> tuple[str, str, str]:
-    """Return the flags that set one of Open MPI's MCA parameters."""
+    """Return mpirun's three arguments that set the MCA parameter ``name``."""
     return ("--mca", name, value)

@@ -1,4 +1,4 @@
-"""Define, as plain data, what a launcher's module takes and returns: a request and commands."""
+"""Define the request that a launcher's module takes, and the commands that it returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MARKER = "RINGSIDE_LAUNCH"
 
 
 class Host(Protocol):
-    """What a launcher needs to know of a host."""
+    """The properties of a host that a launcher's command contains."""
 
     @property
     def name(self) -> str:
@@ -24,16 +24,16 @@ class Host(Protocol):
 
 
 def hosts_argument(hosts: Iterable[Host]) -> str:
-    """Return the hosts with their numbers of ranks, as launchers' flags take them: ``a:2,b:2``.
+    """Return the hosts with their numbers of ranks as ``a:2,b:2``, for flags of mpirun and horovodrun.
 
-    mpirun 4.1 and horovodrun take only names and IPv4 addresses: ``user@host:N`` and ``[::1]:N`` fail.
+    These launchers take only names and IPv4 addresses: ``user@host:N`` and ``[::1]:N`` fail.
     """
     return ",".join(f"{host.name}:{host.slots}" for host in hosts)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One launch of one arm: the program, and the hosts that run its ranks."""
+    """The request to launch one arm: its launcher, the program of its ranks, and their hosts."""
 
     executable: Path
     """Full path of the launcher, because a bare name fails on other hosts.
@@ -45,8 +45,9 @@ class Request:
     hosts: tuple[Host, ...]
     """The hosts; ``slots`` is the number of ranks on each."""
     module: str
-    """Python module that every rank runs."""
+    """Name of the Python module that every rank runs."""
     arguments: tuple[str, ...]
+    """Arguments of that module."""
     port: int
     """A free port on the first host, for launchers that do not choose one."""
     environment: Mapping[str, str]
@@ -72,10 +73,10 @@ class Request:
         return sum(host.slots for host in self.hosts)
 
     def program(self, *, by_mpi4py: bool = False) -> tuple[str, ...]:
-        """Return the command of a rank.
+        """Return the command that each rank runs.
 
-        After an uncaught exception in plain mpi4py the other ranks wait for ever. With ``by_mpi4py``, its
-        runner aborts the job.
+        With ``by_mpi4py``, mpi4py runs the module and aborts all ranks after an uncaught exception. Without
+        this, the other ranks would wait for ever.
         """
         runner = ("-m", "mpi4py") if by_mpi4py else ()
         return (str(self.python), *runner, "-m", self.module, *self.arguments)
@@ -87,6 +88,6 @@ class Command:
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    """Variables that are added to the allow-listed part of the caller's environment."""
+    """Variables for the program, added to those of the caller's environment that a launch may inherit."""
     host: Host | None = None
     """The host that executes the program; None for the machine that starts the launch."""

@@ -12,7 +12,8 @@ VARIABLES = ["RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE"]
 def commands(request: Request) -> list[Command]:
     """Return one torchrun command for every host.
 
-    torchrun starts no ranks on other hosts. Its agents meet at the address and port of the first host.
+    torchrun starts ranks only on its own host. The torchruns of all hosts connect to the first host's address
+    and port.
     """
     commands = []
     for number, host in enumerate(request.hosts):

@@ -1,4 +1,4 @@
-"""Map one piece of memory in all ranks of a host, with a barrier in it."""
+"""Map the same memory in all ranks of a host, and let the ranks wait for each other in it."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ import torch
 from backends.base import BackendError, Group
 
 SEMAPHORE_BYTES = 64
-"""Size of a cache line; each semaphore has one, so that writers do not collide."""
+"""Size of a cache line; each semaphore has a line of its own, so that ranks write to different lines."""
 CHECKS_BEFORE_SLEEP = 500
-"""Number of checks before sleeping, which take a few hundred microseconds; waking up takes some tens."""
+"""Number of checks of a semaphore before a rank sleeps; they take a few hundred microseconds."""
 SLEEP_NANOSECONDS = 100_000_000
-"""Maximum time for one sleep; between two sleeps Python handles signals."""
+"""Maximum time of one sleep; between two sleeps Python handles signals."""
 
-OFFER_BYTES = 256
+_BROADCAST_BYTES = 256
 _CLOSE_ON_EXEC = 1
 """MFD_CLOEXEC of linux/memfd.h."""
 
 
-_OTHER_HOST, _NOT_OPENED, _NO_ROOM = range(1, 4)
-_TROUBLES = {
+_OTHER_HOST, _NOT_OPENED, _NO_MEMORY = range(1, 4)
+_PROBLEMS = {
     _OTHER_HOST: "mode=shared_memory needs all ranks on one host, but {ranks} and rank 0 are on different "
     "hosts. Put all ranks on one host, or use mode=flat.",
     _NOT_OPENED: "mode=shared_memory: {ranks} cannot open the memory of rank 0 on the same host. "
     "Run all ranks as one user and in one container, or use mode=flat.",
-    _NO_ROOM: "mode=shared_memory needs {megabytes:.1f} MB of memory on this host, and {ranks} could not "
+    _NO_MEMORY: "mode=shared_memory needs {megabytes:.1f} MB of memory on this host, and {ranks} could not "
     "reserve a part of it. Free memory, raise the container's limit, or use mode=flat.",
 }
-"""Why ranks cannot map the memory."""
+"""The messages for the reasons why ranks cannot map the memory."""
 
 
-def share(group: Group, nbytes: int, reserved: Sequence[tuple[int, int]]) -> tuple[mmap.mmap, str]:
-    """Map one memory in every rank; return it and its name in ``/proc/self/maps``. Collective.
+def map_together(group: Group, nbytes: int, reserved: Sequence[tuple[int, int]]) -> tuple[mmap.mmap, str]:
+    """Map the same new memory in every rank; return it, and its name in ``/proc/self/maps``.
 
     The memory is in no file system, so nothing remains of it, however the ranks end. The size of /dev/shm,
     which containers limit, does not matter.
 
     Args:
-        group: the ranks.
+        group: the ranks; every rank must call this function.
         nbytes: the size of the whole memory in bytes.
         reserved: the offset and the length in bytes of each part that this rank reserves.
 
@@ -55,7 +55,7 @@ def share(group: Group, nbytes: int, reserved: Sequence[tuple[int, int]]) -> tup
         BackendError: a rank cannot map the memory; all ranks raise this.
     """
     name = f"ringside-gradients-{secrets.token_hex(8)}"
-    created, opened, trouble, reason, boot = -1, -1, _NOT_OPENED, "", "unknown"
+    created, opened, problem, reason, boot = -1, -1, _NOT_OPENED, "", "unknown"
     if group.rank == 0:
         try:
             boot, created = _boot_identity(), _create(name)
@@ -65,26 +65,26 @@ def share(group: Group, nbytes: int, reserved: Sequence[tuple[int, int]]) -> tup
     try:
         if boot in {"unknown", _boot_identity()}:
             opened = _open(f"/proc/{pid}/fd/{descriptor}", name)
-            trouble = _NO_ROOM
+            problem = _NO_MEMORY
             # A lack of memory would later be a fatal signal.
             os.ftruncate(opened, nbytes)
             for offset, length in reserved:
                 os.posix_fallocate(opened, offset, length)
-            trouble = 0
+            problem = 0
         else:
-            trouble = _OTHER_HOST
+            problem = _OTHER_HOST
     except OSError as error:
         reason = reason or f" ({error.strerror})"
     try:
-        _agree(group, trouble, nbytes, reason)  # after this no rank needs rank 0's descriptor
+        _require_no_problem(group, problem, nbytes, reason)  # after this no rank needs rank 0's descriptor
         return mmap.mmap(opened, nbytes), name
     finally:
         for handle in {created, opened} - {-1}:
             os.close(handle)
 
 
-def problem_here() -> str:
-    """Return why ranks cannot share memory on this machine; empty if they can."""
+def sharing_problem() -> str:
+    """Return a clause that states why ranks cannot share memory on this machine; empty if they can."""
     name, descriptors = "ringside-probe", []
     try:
         descriptors.append(_create(name))
@@ -99,7 +99,7 @@ def problem_here() -> str:
 
 
 def mapped_bytes(name: str) -> int:
-    """Return how many bytes of the memory with this name the process has mapped."""
+    """Return how many bytes of the memory called ``name`` this process has mapped."""
     total = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
         if name in line:
@@ -126,43 +126,50 @@ def _create(name: str) -> int:
 def _open(path: str, name: str) -> int:
     """Open rank 0's memory by the path of its descriptor in ``/proc``, and return a new descriptor.
 
-    In another process namespace, rank 0's process number belongs to another process. The name then differs,
-    or there is no such path.
+    If rank 0 is in another process namespace, its process number belongs to another process here, or to none.
+    The memory's name then differs, or there is no such path.
 
     Raises:
-        OSError: the path is not that of the memory, or cannot be opened.
+        OSError: the path leads to anything but the memory, or cannot be opened.
     """
     if str(Path(path).readlink()) != f"/memfd:{name} (deleted)":
-        raise FileNotFoundError(errno.ENOENT, "its process number means another process here")
+        raise FileNotFoundError(errno.ENOENT, "the process number of rank 0 belongs to another process here")
     return os.open(path, os.O_RDWR)
 
 
-def _agree(group: Group, trouble: int, nbytes: int, reason: str) -> None:
-    """Exchange the ranks' troubles, so that all ranks raise an error if one has any."""
-    troubles = torch.zeros(group.world_size, dtype=torch.int64)
-    troubles[group.rank] = trouble
-    group.all_reduce_(troubles)
-    for kind, text in _TROUBLES.items():
-        ranks = [rank for rank, found in enumerate(troubles.tolist()) if found == kind]
+def _require_no_problem(group: Group, problem: int, nbytes: int, reason: str) -> None:
+    """Exchange the ranks' problems, and raise an error on all ranks if one of them has any.
+
+    ``problem`` is this rank's key of ``_PROBLEMS``, or 0. ``reason`` ends the error of a rank that has one.
+
+    Raises:
+        BackendError: some ranks cannot map the memory, which the message names.
+    """
+    problems = torch.zeros(group.world_size, dtype=torch.int64)
+    problems[group.rank] = problem
+    group.all_reduce_(problems)
+    for kind, text in _PROBLEMS.items():
+        ranks = [rank for rank, its_problem in enumerate(problems.tolist()) if its_problem == kind]
         if ranks:
-            who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-            message = text.format(ranks=who, megabytes=nbytes / 1e6)
+            names = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+            message = text.format(ranks=names, megabytes=nbytes / 1e6)
             raise BackendError(message + (reason if group.rank in ranks else ""))
 
 
 def _boot_identity() -> str:
-    """Return the identity of the kernel's boot, which is the same for all processes of a host."""
+    """Return the kernel's boot id, which is the same for all processes of a host."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _broadcast_words(group: Group, *words: str) -> list[str]:
-    text = torch.frombuffer(bytearray(" ".join(words).encode().ljust(OFFER_BYTES)), dtype=torch.uint8)
+    """Return the words of rank 0 on every rank; they have no blanks, and at most 256 bytes in all."""
+    text = torch.frombuffer(bytearray(" ".join(words).encode().ljust(_BROADCAST_BYTES)), dtype=torch.uint8)
     group.broadcast_(text)
     return bytes(text.tolist()).decode().split()
 
 
 class Barrier:
-    """A barrier that makes visible to all ranks what any rank wrote before it.
+    """A barrier in shared memory; what any rank wrote before it is visible to all ranks after it.
 
     Every ordered pair of ranks has one semaphore. POSIX requires that semaphore functions synchronise
     memory (IEEE 1003.1, 4.12), on every architecture. Plain flags would be loads and stores, whose order
@@ -177,27 +184,27 @@ class Barrier:
             [ctypes.c_void_p(first + SEMAPHORE_BYTES * (world * writer + reader)) for reader in range(world)]
             for writer in range(world)
         ]
-        others = [rank for rank in range(world) if rank != group.rank]
-        self._to = [table[group.rank][other] for other in others]
-        self._from = [table[other][group.rank] for other in others]
+        peers = [rank for rank in range(world) if rank != group.rank]
+        self._to_peers = [table[group.rank][peer] for peer in peers]
+        self._from_peers = [table[peer][group.rank] for peer in peers]
         if group.rank == 0:
             for semaphore in chain.from_iterable(table):
                 # Shared between processes, and 0 at the start.
                 self._libc.sem_init(semaphore, ctypes.c_int(1), ctypes.c_uint(0))
         group.barrier()
 
-    def meet(self) -> None:
+    def wait(self) -> None:
         """Wait until every rank has called this method as often as this rank has."""
-        for semaphore in self._to:
+        for semaphore in self._to_peers:
             self._libc.sem_post(semaphore)
-        for semaphore in self._from:
-            self._await(semaphore)
+        for semaphore in self._from_peers:
+            self._wait_for(semaphore)
 
-    def _await(self, semaphore: ctypes.c_void_p) -> None:
-        """Wait for the semaphore: first poll it and yield the core, then sleep on it.
+    def _wait_for(self, semaphore: ctypes.c_void_p) -> None:
+        """Wait until another rank posts the semaphore: first check it again and again, then sleep.
 
-        Only the rank's watchdog limits the wait. The other rank's post wakes a rank that sleeps. With naps of
-        100 microseconds instead, three ranks on two cores took 15 % longer.
+        Between checks the rank yields its core. There is no time limit, except the rank's watchdog. With naps
+        of 100 microseconds instead of the sleep, three ranks on two cores took 15 % longer.
         """
         for _ in range(CHECKS_BEFORE_SLEEP):
             if not self._libc.sem_trywait(semaphore):

@@ -1,1 +1,1 @@
-"""Turn gradients into their mean: every strategy is a subclass of ``Replica``."""
+"""Turn gradients into their mean; each module has the subclass of ``Replica`` for one strategy."""

@@ -1,4 +1,4 @@
-"""Average gradients by hand over any group, by a reducer that the option ``mode`` chooses."""
+"""Average gradients by hand over any group; a reducer sums them, which the option ``mode`` chooses."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 from backends.base import SPARSE, UNREACHED, Collectives, Facts, Group, MakeOptimizer, Options, Replica, Trait
-from backends.strategies.models import require_carried, start_from_first_rank
+from backends.strategies.models import require_summable, start_from_first_rank
 from backends.strategies.reducers import REDUCERS, Reducer
 
 
 class AveragingReplica(Replica):
-    """A replica that averages gradients over the group by a reducer: that of its option ``mode``.
+    """A replica whose gradients a reducer sums over the group; the option ``mode`` names the reducer.
 
-    A subclass without such an option overrides ``make_reducer``.
+    A subclass without this option overrides ``make_reducer``.
     """
 
     needs_every_gradient = True
@@ -21,16 +21,16 @@ class AveragingReplica(Replica):
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
-        require_carried(model, group)
+        require_summable(model, group)
         start_from_first_rank(model, group)
-        self._mode = {"mode": options["mode"]} if "mode" in options else {}
+        self._mode_fact = {"mode": options["mode"]} if "mode" in options else {}
         trained = [p for p in model.parameters() if p.requires_grad]
         self.reducer = self.make_reducer(trained, group, options)
-        self._share: torch.Tensor | None = None
+        self._loss_gradient: torch.Tensor | None = None
         super().__init__(model, make_optimizer, group, options)
 
     def make_reducer(self, parameters: list[nn.Parameter], group: Group, options: Options) -> Reducer:
-        """Return what sums the gradients of the trained ``parameters`` over all ranks."""
+        """Return the reducer that sums the gradients of the trained ``parameters`` over all ranks."""
         return REDUCERS[str(options["mode"])](parameters, group, options)
 
     @classmethod
@@ -40,10 +40,10 @@ class AveragingReplica(Replica):
         return frozenset({UNREACHED} if adds_sparse else {UNREACHED, SPARSE})
 
     def backward(self, loss: torch.Tensor) -> None:
-        # This makes each gradient the rank's share of the mean, without another pass over memory.
-        if self._share is None:
-            self._share = torch.full_like(loss, 1 / self.group.world_size)
-        loss.backward(self._share)
+        # A loss gradient of 1/N makes the ranks' gradients add up to the mean, without another pass over memory.
+        if self._loss_gradient is None:
+            self._loss_gradient = torch.full_like(loss, 1 / self.group.world_size)
+        loss.backward(self._loss_gradient)
 
     def sync(self) -> None:
         self.reducer.reduce()
@@ -54,7 +54,7 @@ class AveragingReplica(Replica):
     def attest(self) -> Facts:
         return super().attest() | {
             "reduce_op": "divided by the number of ranks in backward, then summed",
-            **self._mode,
+            **self._mode_fact,
             "message_bytes": self.reducer.message_bytes(),
             **self.reducer.attest(),
         }

@@ -1,4 +1,4 @@
-"""Train in one process: on its device, or on several GPUs by torch's ``nn.DataParallel``."""
+"""Train in one process, on one device or on several GPUs by torch's ``nn.DataParallel``."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import torch
 from torch import nn
 
 from backends.base import BackendError, Batch, Facts, Group, Loss, MakeOptimizer, Options, Replica
-from backends.strategies.models import cut
+from backends.strategies.models import cut_batch
 
 
 class SingleReplica(Replica):
-    """A replica of a launch with one process, which trains on the whole data set."""
+    """A replica that trains on the whole data set, in a launch with one process."""
 
     def attest(self) -> Facts:
         return super().attest() | {"reduce_op": "mean"}
 
 
 class DataParallelReplica(SingleReplica):
-    """A replica that copies the model to each GPU in every pass."""
+    """A replica that copies the model to each GPU in every pass, and divides the batch among the GPUs."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
         self.parts_per_pass = int(options["gpus"])
-        there = torch.cuda.device_count() if group.device.type == "cuda" else 0
-        if there < self.parts_per_pass:
+        available = torch.cuda.device_count() if group.device.type == "cuda" else 0
+        if available < self.parts_per_pass:
             raise BackendError(
                 f"gpus={self.parts_per_pass} needs {self.parts_per_pass} GPUs on one host, but torch finds "
-                f"{there}. Without them nn.DataParallel silently returns the plain module. Leave this arm "
+                f"{available}. Without them nn.DataParallel silently returns the plain module. Leave this arm "
                 "out."
             )
         self.gpus = list(range(self.parts_per_pass))
@@ -53,7 +53,7 @@ class DataParallelReplica(SingleReplica):
             )
 
     def parts(self, batch: Batch) -> list[Batch]:
-        return cut(batch, self.parts_per_pass)
+        return cut_batch(batch, self.parts_per_pass)
 
     def attest(self) -> Facts:
         return super().attest() | {"gpus": len(self._wrapped.device_ids)}

@@ -1,4 +1,4 @@
-"""Train through torch's DistributedDataParallel: buckets are all-reduced during backward."""
+"""Train through torch's DistributedDataParallel, which averages buckets of gradients during backward."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from backends.base import Batch, Facts, Group, Loss, MakeOptimizer, Options, Trait
 
 DEFAULT_CAP_MB = 25
+"""DDP's default size of a bucket in MiB."""
 _HOOKS = {"fp16_compress_hook": "fp16", "bf16_compress_hook": "bf16", "powerSGD_hook": "powersgd"}
-"""DDP's names of communication hooks, and the choices of ``comm_hook`` that set them."""
+"""The choices of ``comm_hook`` by the names under which DDP logs the hooks."""
 
 
 class DDPReplica(Replica):
-    """A replica whose model is wrapped in DDP, which communicates during the backward pass."""
+    """A replica whose model is wrapped in DDP, which averages gradients during the backward pass."""
 
     phases = ("forward", "backward", "step")
     broadcasts_buffers = True
@@ -37,7 +38,7 @@ class DDPReplica(Replica):
         self.needs_every_gradient = not options.get("find_unused_parameters")
         self._static_graph = bool(options.get("static_graph"))
         self._passes_done = 0
-        self._power = _register_hook(self.wrapped, options)
+        self._powersgd_state = _register_hook(self.wrapped, options)
         super().__init__(model, make_optimizer, group, options)
 
     def _wrap(self, model: nn.Module, group: Group, options: Options) -> DistributedDataParallel:
@@ -67,31 +68,31 @@ class DDPReplica(Replica):
         self._passes_done += 1
 
     def _in_pass(self) -> AbstractContextManager[None]:
-        """Return a context for one pass, in which DDP communicates only if the pass is a step's last."""
+        """Return the context of a pass, in which DDP communicates only if the pass is the last of its step."""
         return nullcontext() if self._is_last_pass() else self.wrapped.no_sync()
 
     def _is_last_pass(self) -> bool:
         return (self._passes_done + 1) % self.passes_per_step == 0
 
     def attest(self) -> Facts:
-        seen = self.wrapped._get_ddp_logging_data()  # noqa: SLF001 -- DDP shows its buckets nowhere else
-        hook = str(seen.get("comm_hook") or "none")
-        sizes = seen.get("rebuilt_bucket_sizes") or seen["bucket_sizes"] or ""
+        logged = self.wrapped._get_ddp_logging_data()  # noqa: SLF001 -- DDP shows its buckets nowhere else
+        hook = str(logged.get("comm_hook") or "none")
+        sizes = logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"] or ""
         facts = super().attest() | {
             "reduce_op": "mean",
-            "bucket_cap_bytes": seen["bucket_cap_bytes"],
+            "bucket_cap_bytes": logged["bucket_cap_bytes"],
             "bucket_bytes": [int(size) for size in sizes.split(",") if size.strip()],
-            "gradient_as_bucket_view": bool(seen["gradient_as_bucket_view"]),
+            "gradient_as_bucket_view": bool(logged["gradient_as_bucket_view"]),
             # The logger has it only if it is set.
-            "static_graph": bool(seen.get("static_graph")),
-            "find_unused_parameters": bool(seen["find_unused_parameters"]),
+            "static_graph": bool(logged.get("static_graph")),
+            "find_unused_parameters": bool(logged["find_unused_parameters"]),
             "comm_hook": _HOOKS.get(hook, hook),
         }
-        if self._power:
-            rate, before, after = self._power.compression_stats()
+        if self._powersgd_state:
+            rate, before, after = self._powersgd_state.compression_stats()
             facts |= {
-                "powersgd_rank": self._power.matrix_approximation_rank,
-                "powersgd_start": self._power.start_powerSGD_iter,
+                "powersgd_rank": self._powersgd_state.matrix_approximation_rank,
+                "powersgd_start": self._powersgd_state.start_powerSGD_iter,
                 "compression_rate": round(rate, 3),
                 "elements_before_compression": before,
                 "elements_after_compression": after,
@@ -114,7 +115,7 @@ class DDPReplica(Replica):
 
 
 def ddp_arguments(options: Options) -> dict[str, Any]:
-    """Return DDP's keyword arguments for the options of an arm."""
+    """Return the keyword arguments of DDP's constructor that the options of an arm ask for."""
     cap = options["bucket_cap_mb"]
     return {
         # torch's default is 25 too, but with the number given there is no small first bucket.
@@ -127,7 +128,9 @@ def ddp_arguments(options: Options) -> dict[str, Any]:
 
 
 def _register_hook(wrapped: DistributedDataParallel, options: Options) -> PowerSGDState | None:
-    """Register the arm's communication hook; return the state of PowerSGD, or None for another choice.
+    """Register the communication hook that the options choose, and return PowerSGD's state.
+
+    The result is None if they choose another hook, or none.
 
     Raises:
         BackendError: torch does not support the hook on this machine.

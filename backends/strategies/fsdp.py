@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class FSDPReplica(Replica):
-    """A replica that holds shards of the parameters, and gathers them layer by layer in each pass."""
+    """A replica that holds shards of the parameters, and gathers those of one layer at a time in a pass."""
 
     phases = ("forward", "backward", "step")
     unsupported = frozenset({SPARSE, STRIDED, UNCOPIED})
@@ -49,11 +49,11 @@ class FSDPReplica(Replica):
 
     @torch.no_grad()
     def whole(self) -> nn.Module:
-        held = [*self.model.parameters(), *self.model.buffers()]
+        sharded = [*self.model.parameters(), *self.model.buffers()]
         plain = [*self._plain.parameters(), *self._plain.buffers()]
         full = {
-            id(own): (other.full_tensor() if isinstance(other, DTensor) else other).detach().clone()
-            for own, other in zip(plain, held, strict=True)
+            id(empty): (shard.full_tensor() if isinstance(shard, DTensor) else shard).detach().clone()
+            for empty, shard in zip(plain, sharded, strict=True)
         }
         return copy_with(self._plain, lambda tensor: full[id(tensor)])
 
@@ -62,13 +62,16 @@ class FSDPReplica(Replica):
 
 
 def _shard(model: nn.Module) -> list[FSDPModule]:
-    """Shard each direct child that shares no parameter, then the rest; return the sharded modules."""
+    """Shard a model in place, and return the modules whose parameters are gathered together.
+
+    These are the direct children that share no parameter, and at the end the model itself for the rest.
+    """
     layers = [layer for layer in model.children() if any(True for _ in layer.parameters())]
     uses = [id(parameter) for layer in layers for parameter in layer.parameters()]
     direct = {id(parameter) for parameter in model.parameters(recurse=False)}
     units = []
     for layer in layers:
-        own = {id(parameter) for parameter in layer.parameters()}
-        if not own & direct and all(uses.count(one) == 1 for one in own) and len(layers) > 1:
+        held = {id(parameter) for parameter in layer.parameters()}
+        if not held & direct and all(uses.count(one) == 1 for one in held) and len(layers) > 1:
             units.append(fully_shard(layer))
     return [*units, fully_shard(model)]

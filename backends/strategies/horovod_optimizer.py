@@ -1,6 +1,6 @@
 """Train through Horovod's DistributedOptimizer.
 
-Its hooks pass gradients to a background thread, which fuses and reduces them.
+The optimizer's hooks pass gradients to a background thread, which fuses and averages them.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import torch
 from torch import nn
 
 from backends.base import REPEATED, STRIDED, Collectives, Facts, Group, MakeOptimizer, Options, Replica, Wait
-from backends.strategies.models import contiguous, require_carried, start_of
+from backends.strategies.models import contiguous, require_summable, state_to_broadcast
 
 
 class HorovodReplica(Replica):
-    """A replica that waits for the background thread in ``sync``, so that waiting is timed separately."""
+    """A replica that waits for Horovod's background thread in ``sync``, so that the wait is timed alone."""
 
     unsupported = frozenset({STRIDED, REPEATED})
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
-        require_carried(model, group)
-        start = start_of(model)
-        with contiguous(start.values()) as sent:
-            hvd.broadcast_parameters(dict(zip(start, sent, strict=True)), root_rank=0)
+        require_summable(model, group)
+        state = state_to_broadcast(model)
+        with contiguous(state.values()) as sent:
+            hvd.broadcast_parameters(dict(zip(state, sent, strict=True)), root_rank=0)
         super().__init__(model, make_optimizer, group, options)
         # The optimizer is new on every rank, so its state is the same. Horovod's broadcast_optimizer_state
         # would take a step with zero gradients and change Adam's trajectory.

@@ -1,4 +1,4 @@
-"""Train through Lightning Fabric, which wraps the model in DDP and runs backward pass and step."""
+"""Train through Lightning Fabric, which wraps the model in DDP and runs backward passes and steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from backends.strategies.ddp import DDPReplica, ddp_arguments
 
 
 class LightningReplica(DDPReplica):
-    """A replica whose model Fabric wraps in DDP, over this rank's process group."""
+    """A replica whose model Fabric wraps in DDP; it communicates over the process group of the arm."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
@@ -54,10 +54,10 @@ class LightningReplica(DDPReplica):
 
 
 def _make_fabric(group: Group, options: Options) -> Fabric:
-    """Return a launched Fabric that uses the existing process group of this rank.
+    """Return a launched Fabric that uses the process group that this rank has joined.
 
     Raises:
-        BackendError: the ranks of this host do not divide all ranks.
+        BackendError: the number of ranks on this host does not divide the number of all ranks.
     """
     placement = group.placement
     hosts, rest = divmod(placement.world_size, placement.local_world_size)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from backends.base import UNCOPIED, Facts, Group, MakeOptimizer, Options, Replica
-from backends.strategies.models import copy_with, require_carried, start_from_first_rank
+from backends.strategies.models import copy_with, require_summable, start_from_first_rank
 from backends.strategies.reducers import Bucket, by_dtype
 
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
@@ -18,7 +18,7 @@ OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
 
 
 class LocalSGDReplica(Replica):
-    """A replica that trains alone, and averages parameters every ``period`` steps.
+    """A replica that trains alone, and whose parameters all ranks average every ``period`` steps.
 
     The optimizer's state and the buffers are not averaged.
     """
@@ -30,18 +30,20 @@ class LocalSGDReplica(Replica):
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
-        require_carried(model, group)
+        require_summable(model, group)
         start_from_first_rank(model, group)
         self.cycle = int(options["period"])
         self._steps_alone = 0
         self._trained = [p for p in model.parameters() if p.requires_grad]
-        self._buckets = [Bucket(its) for its in by_dtype(self._trained)]
+        self._buckets = [Bucket(parameters) for parameters in by_dtype(self._trained)]
         self._outer: torch.optim.SGD | None = None
-        self._kept: list[torch.Tensor] = []
-        """The parameters of the outer optimizer."""
+        self._outer_parameters: list[torch.Tensor] = []
+        """The parameters of the outer optimizer; empty without one."""
         if options["outer"] == "nesterov":
-            self._kept = [p.detach().clone() for p in self._trained]
-            self._outer = torch.optim.SGD(self._kept, OUTER_RATE, momentum=OUTER_MOMENTUM, nesterov=True)
+            self._outer_parameters = [p.detach().clone() for p in self._trained]
+            self._outer = torch.optim.SGD(
+                self._outer_parameters, OUTER_RATE, momentum=OUTER_MOMENTUM, nesterov=True
+            )
         super().__init__(model, make_optimizer, group, options)
 
     @torch.no_grad()
@@ -52,18 +54,18 @@ class LocalSGDReplica(Replica):
             self._steps_alone = 0
             averages = self._means()
             if self._outer:
-                # Its step goes towards the means.
-                for outer, mean in zip(self._kept, averages, strict=True):
+                # With this gradient, the outer step goes towards the means.
+                for outer, mean in zip(self._outer_parameters, averages, strict=True):
                     outer.grad = outer - mean
                 self._outer.step()
                 self._outer.zero_grad()
-                averages = self._kept
+                averages = self._outer_parameters
             torch._foreach_copy_([*self._trained], averages)
 
     def _means(self) -> list[torch.Tensor]:
-        """Return each trained parameter's mean over all ranks, by one all-reduce per dtype.
+        """Return each trained parameter's mean over all ranks, in order, by one all-reduce per dtype.
 
-        The next call overwrites the means.
+        Every rank must call this. The next call overwrites the returned tensors.
         """
         means: dict[int, torch.Tensor] = {}
         for bucket in self._buckets:
@@ -83,15 +85,16 @@ class LocalSGDReplica(Replica):
     def held_bytes(self) -> Facts:
         if not self._outer:
             return super().held_bytes()
-        momentum = [held["momentum_buffer"] for held in self._outer.state.values()]
-        return super().held_bytes() | {"outer_bytes": sum(tensor.nbytes for tensor in self._kept + momentum)}
+        momentum = [state["momentum_buffer"] for state in self._outer.state.values()]
+        held = self._outer_parameters + momentum
+        return super().held_bytes() | {"outer_bytes": sum(tensor.nbytes for tensor in held)}
 
     def attest(self) -> Facts:
         # With period 1, averaging parameters is averaging gradients if a step is linear in its gradient.
         linear = isinstance(self.optimizer, torch.optim.SGD)
-        same = self.cycle == 1 and linear and not self._outer
+        averages_gradients = self.cycle == 1 and linear and not self._outer
         return super().attest() | {
-            "reduce_op": "mean" if same else f"mean of parameters, period {self.cycle}",
+            "reduce_op": "mean" if averages_gradients else f"mean of parameters, period {self.cycle}",
             "period": self.cycle,
             "outer": "nesterov" if self._outer else "none",
         }

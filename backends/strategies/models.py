@@ -1,4 +1,4 @@
-"""Start, check and copy models, and cut batches, for several strategies."""
+"""Broadcast, check and copy models, and cut batches into parts, for several strategies."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from backends.base import BackendError, Batch, Group
 
 
-def start_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the live tensors of a model's state by name, to be broadcast in place.
+def state_to_broadcast(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model's state by name, not copied, so that they can be broadcast in place.
 
-    A bool tensor is returned as a view of its bytes, because Horovod does not carry bool.
+    A bool tensor is returned as a view of its bytes, because Horovod cannot broadcast bool.
     """
-    state = {name: held for name, held in model.state_dict().items() if isinstance(held, torch.Tensor)}
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     return {
-        name: held.view(torch.uint8) if held.dtype == torch.bool else held for name, held in state.items()
+        name: tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+        for name, tensor in state.items()
     }
 
 
 def start_from_first_rank(model: nn.Module, group: Group) -> None:
-    """Overwrite a model's parameters and buffers with those of rank 0. Collective."""
-    with contiguous(start_of(model).values()) as sent:
+    """Overwrite a model's parameters and buffers with those of rank 0; every rank must call this."""
+    with contiguous(state_to_broadcast(model).values()) as sent:
         for tensor in sent:
             group.broadcast_(tensor)
 
 
 @contextmanager
 def contiguous(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yield the tensors in contiguous form, and finally copy changes back into the originals.
+    """Yield contiguous copies of the tensors, and copy them back into the tensors at the end.
 
-    Contiguous tensors and sparse ones are yielded themselves.
+    Tensors that are contiguous or sparse are yielded themselves.
     """
-    held = list(tensors)
-    sent = [t.contiguous() if t.layout == torch.strided else t for t in held]
+    originals = list(tensors)
+    sent = [t.contiguous() if t.layout == torch.strided else t for t in originals]
     yield sent
-    for own, other in zip(held, sent, strict=True):
-        if own is not other:
-            own.copy_(other)
+    for original, copied in zip(originals, sent, strict=True):
+        if original is not copied:
+            original.copy_(copied)
 
 
-def require_carried(model: nn.Module, group: Group) -> None:
-    """Require that the group can add up the gradients of every parameter.
+def require_summable(model: nn.Module, group: Group) -> None:
+    """Require that the group's library can add up the gradients of every trainable parameter.
 
     Raises:
-        BackendError: the library cannot add up the dtype of a parameter, which the message names.
+        BackendError: it cannot add up the dtype of a parameter, which the message names.
     """
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or str(parameter.dtype) not in group.unsupported_dtypes:
@@ -66,32 +67,35 @@ def require_carried(model: nn.Module, group: Group) -> None:
 
 
 def require_one_dtype(model: nn.Module, arm: str) -> None:
-    """Require that all parameters have the same dtype, because torch cannot shard a mixture.
+    """Require that all parameters have the same dtype, because torch cannot shard several dtypes.
 
     Raises:
-        BackendError: the parameters have several dtypes; the message begins with ``arm``.
+        BackendError: the parameters have several dtypes; the message begins with ``arm``, the arm's name.
     """
-    found = sorted({str(parameter.dtype) for parameter in model.parameters()})
-    if len(found) > 1:
+    dtypes = sorted({str(parameter.dtype) for parameter in model.parameters()})
+    if len(dtypes) > 1:
         raise BackendError(
             f"{arm}: torch can shard parameters only if they have one dtype, but these have "
-            f"{' and '.join(found)}. Leave this arm out."
+            f"{' and '.join(dtypes)}. Leave this arm out."
         )
 
 
 def copy_with(model: nn.Module, replace: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
-    """Return a copy of a model with ``replace(tensor)`` for each tensor; tied ones stay tied."""
+    """Return a copy of a model with ``replace(tensor)`` in place of each parameter and buffer.
+
+    Tensors that several layers share stay shared.
+    """
     memo: dict[int, torch.Tensor] = {id(buffer): replace(buffer) for buffer in model.buffers()}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(replace(parameter), parameter.requires_grad)
     return copy.deepcopy(model, memo)
 
 
-def cut(batch: Batch, count: int) -> list[Batch]:
+def cut_batch(batch: Batch, count: int) -> list[Batch]:
     """Return ``count`` equal parts of a batch, cut along its samples.
 
-    Tensors with a row for each sample are cut, and the parts hold views of them. Anything else in the batch
-    is in every part.
+    Tensors with a row for each sample are cut, and the parts hold views of them. All other objects of the
+    batch are in every part.
 
     Raises:
         BackendError: the number of samples is not divisible by ``count``.

@@ -1,4 +1,4 @@
-"""Train through the user's own distributed step."""
+"""Train by the user's own training step, which synchronises the ranks itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backends.base import BackendError, Batch, Facts, Group, Loss, MakeOptimizer
 
 
 class OwnReplica(Replica):
-    """A replica whose whole step is the user's, with wrapper, synchronisation and optimizer."""
+    """A replica whose whole step is the user's own code, which wraps the model, averages and updates."""
 
     phases = ("backward",)
     takes_whole_step = True
@@ -26,28 +26,28 @@ class OwnReplica(Replica):
         *,
         make_step: MakeStep,
     ) -> None:
-        """Take over the model, and let the user's ``make_step`` make a step from it.
+        """Keep the model, and let the user's ``make_step`` make the step that trains it.
 
         Raises:
             BackendError: ``make_step`` returned no function, or made no optimizer by its second argument.
         """
-        made: list[torch.optim.Optimizer] = []
+        optimizers: list[torch.optim.Optimizer] = []
 
-        def make(parameters: Iterator[nn.Parameter] | Any) -> torch.optim.Optimizer:
-            made.append(make_optimizer(iter(list(parameters))))
-            return made[-1]
+        def make_and_keep(parameters: Iterator[nn.Parameter] | Any) -> torch.optim.Optimizer:
+            optimizers.append(make_optimizer(iter(list(parameters))))
+            return optimizers[-1]
 
-        self._step = make_step(model, make)
+        self._step = make_step(model, make_and_keep)
         if not callable(self._step):
             returned = type(self._step).__name__
             raise BackendError(f"own_step returned {returned}. Let it return a function that takes a batch.")
-        if not made:
+        if not optimizers:
             raise BackendError(
                 "own_step did not create its optimizer with its second argument, so the proof cannot choose "
                 "plain SGD. Write optimizer = make_optimizer(model.parameters())."
             )
-        self._made = made
-        super().__init__(model, lambda _: made[0], group, options)
+        self._optimizers = optimizers
+        super().__init__(model, lambda _: optimizers[0], group, options)
 
     def accumulate(self, passes: int) -> None:
         if passes > 1:
@@ -64,7 +64,7 @@ class OwnReplica(Replica):
         pass
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        return self._made
+        return self._optimizers
 
     def attest(self) -> Facts:
         return super().attest() | {"reduce_op": "the user's own"}

@@ -3,11 +3,11 @@
 With microbatches this is a pipeline, and without them model parallelism.
 
 ``torch.distributed.pipelining`` sends activations to the next rank, and their gradients back. Every rank has
-the global batch. It calls the loss with a stand-in for the model, which takes the inputs and stops the loss.
+the global batch. It calls the loss with a stand-in for the model, which keeps the inputs and ends the call.
 The last rank then calls the loss for each microbatch, with a stand-in that returns what the pipeline
 computed.
 
-The bubble is the share of a pass in which a rank waits for other stages. For n ranks with equal stages and m
+The bubble is the share of a pass in which a rank waits for other ranks. For n ranks with equal work and m
 microbatches it is (n - 1) / (m + n - 1). On CPUs the strategy also measures the share in which ranks really
 wait, which includes the time for messages.
 """
@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from backends.base import UNCOPIED, BackendError, Batch, Facts, Group, Loss, MakeOptimizer, Options, Replica
-from backends.strategies.models import copy_with, cut, start_from_first_rank
+from backends.strategies.models import copy_with, cut_batch, start_from_first_rank
 
 SCHEDULES: dict[str, type[Schedule1F1B | ScheduleGPipe]] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
@@ -52,10 +52,10 @@ class PipelineReplica(Replica):
             )
         self.starts = divide(layers, group.world_size)
         self.first_layer = self.starts[group.rank]
-        own = slice(self.first_layer, [*self.starts, len(layers)][group.rank + 1])
+        end = [*self.starts, len(layers)][group.rank + 1]
         self._plain = copy_with(model, lambda tensor: torch.empty_like(tensor, device="meta"))
         self._pass: _Pass | None = None
-        super().__init__(_Chain(*layers[own]), make_optimizer, group, options)
+        super().__init__(_Chain(*layers[self.first_layer : end]), make_optimizer, group, options)
         self.shard = (0, 1)
 
     def learn(self, batch: Batch, loss: Loss, on_phase: Callable[[str], None] = lambda _: None) -> None:
@@ -66,23 +66,23 @@ class PipelineReplica(Replica):
         on_phase("backward")
 
     def parts(self, batch: Batch) -> list[Batch]:
-        return cut(batch, self.parts_per_pass)
+        return cut_batch(batch, self.parts_per_pass)
 
     @torch.no_grad()
     def whole(self) -> nn.Module:
-        found: dict[int, torch.Tensor] = {}
+        full: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(_layers_of(self._plain)):
             owner = sum(start <= index for start in self.starts) - 1
-            own = (
+            held = (
                 _tensors_of(_layers_of(self.model)[index - self.starts[owner]])
                 if owner == self.group.rank
                 else None
             )
-            for place, tensor in enumerate(_tensors_of(layer)):
-                full = own[place].clone() if own else torch.empty_like(tensor, device=self.group.device)
-                self.group.broadcast_(full.view(torch.uint8) if full.dtype == torch.bool else full, owner)
-                found[id(tensor)] = full
-        return copy_with(self._plain, lambda tensor: found[id(tensor)])
+            for number, empty in enumerate(_tensors_of(layer)):
+                tensor = held[number].clone() if held else torch.empty_like(empty, device=self.group.device)
+                self.group.broadcast_(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor, owner)
+                full[id(empty)] = tensor
+        return copy_with(self._plain, lambda empty: full[id(empty)])
 
     def attest(self) -> Facts:
         ranks, parts = self.group.world_size, self.parts_per_pass
@@ -104,14 +104,14 @@ class PipelineReplica(Replica):
 
 
 class _Chain(nn.Sequential):
-    """The layers of one rank; several inputs of a stage reach the first layer as one tuple."""
+    """The layers of one rank; several inputs are passed to the first layer as one tuple."""
 
     def forward(self, *inputs: Any) -> Any:
         return super().forward(inputs[0] if len(inputs) == 1 else inputs)
 
 
 def _layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of an ``nn.Sequential``, in order.
+    """Return the layers of a model in order, which must be an ``nn.Sequential``.
 
     Raises:
         BackendError: the model is of another class, or has a ``forward`` of its own.
@@ -134,8 +134,8 @@ def _tensors_of(layer: nn.Module) -> list[torch.Tensor]:
 def divide(layers: Sequence[nn.Module], ranks: int) -> list[int]:
     """Divide consecutive layers among ranks, and return the index of each rank's first layer.
 
-    Every rank gets at least one layer with parameters. The largest number of parameters on a rank is as small
-    as possible.
+    Every rank gets at least one layer with parameters. The layers are divided so that the rank with the most
+    parameters has as few as possible.
 
     Raises:
         BackendError: fewer layers than ranks have parameters, or two ranks would share a parameter.
@@ -152,17 +152,17 @@ def divide(layers: Sequence[nn.Module], ranks: int) -> list[int]:
     ends = [*cuts, len(layers)]
 
     @cache
-    def best(count: int, ranks: int) -> tuple[int, list[int]]:
-        """Divide the first ``ends[count]`` layers: return the most parameters on a rank, and the starts."""
+    def divide_first(count: int, ranks: int) -> tuple[int, list[int]]:
+        """Divide the first ``ends[count]`` layers; return the most parameters of a rank, and the starts."""
         if ranks == 1:
             return sums[ends[count]], [0]
         return min(
             (max(largest, sums[ends[count]] - sums[ends[before]]), [*starts, ends[before]])
             for before in range(ranks - 1, count)
-            for largest, starts in [best(before, ranks - 1)]
+            for largest, starts in [divide_first(before, ranks - 1)]
         )
 
-    starts = best(len(cuts), ranks)[1]
+    starts = divide_first(len(cuts), ranks)[1]
     owners: dict[int, int] = {}
     for index, layer in enumerate(layers):
         owner = sum(start <= index for start in starts)
@@ -179,7 +179,7 @@ def divide(layers: Sequence[nn.Module], ranks: int) -> list[int]:
 
 
 class _Pass:
-    """This rank's part of the pipeline, which runs the forward and backward passes."""
+    """This rank's stage of the pipeline, which runs forward and backward passes."""
 
     def __init__(
         self, model: nn.Module, group: Group, schedule: type[Schedule1F1B | ScheduleGPipe], parts: int
@@ -188,19 +188,19 @@ class _Pass:
         self._group = group
         self._stage = _TimedStage(copy.deepcopy(model), group.rank, group.world_size, group.device)
         self._pipeline = schedule(self._stage, parts, loss_fn=self._loss_of_part, scale_grads=False)
-        self._numbers = torch.arange(parts)
+        self._part_numbers = torch.arange(parts)
         self._parts: list[Batch] = []
         self._loss: Loss
         self._weight = 1.0
-        self._outside = _autocast(group.device)
+        self._outer_autocast = _autocast(group.device)
         self._shape: torch.Size | None = None
         self._seconds = 0.0
 
     def prepare(self, batch: Batch, loss: Loss) -> None:
-        """Run one pass, in which the library learns the shapes of all activations.
+        """Run a first pass, in which torch learns the shapes of all activations.
 
-        The pass computes with copies of the layers, and the random generators are restored after it. So it
-        does not change the training.
+        It does not change the training, because it computes with copies of the layers, and the random
+        generators are restored after it.
         """
         device = self._group.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -209,18 +209,18 @@ class _Pass:
         self._stage.busy_seconds = self._seconds = 0.0
 
     def run(self, batch: Batch, loss: Loss, weight: float) -> None:
-        """Add the gradients of a batch to those of this rank's layers.
+        """Run the passes of all microbatches, and add their gradients to those of this rank's layers.
 
-        The loss of each microbatch is multiplied by ``weight``.
+        The loss of each microbatch is multiplied by ``weight``. Every rank must call this with the same batch.
         """
-        self._loss, self._weight, self._outside = loss, weight, _autocast(self._group.device)
-        self._parts = cut(batch, len(self._numbers))
-        called = self._call_of(batch)
-        inputs = [called.inputs] if self._stage.is_first else []
+        self._loss, self._weight, self._outer_autocast = loss, weight, _autocast(self._group.device)
+        self._parts = cut_batch(batch, len(self._part_numbers))
+        call = self._find_model_call(batch)
+        inputs = [call.inputs] if self._stage.is_first else []
         begun = perf_counter()
-        with called.autocast:
+        with call.autocast:
             # The library gives each call of the loss a part of the target, which is the microbatch's number.
-            self._pipeline.step(*inputs, target=self._numbers, return_outputs=False)
+            self._pipeline.step(*inputs, target=self._part_numbers, return_outputs=False)
         self._seconds += perf_counter() - begun
 
     @property
@@ -228,45 +228,46 @@ class _Pass:
         """Return the share of the passes' time, 0 to 1, in which this rank does not compute."""
         return 1 - self._stage.busy_seconds / self._seconds
 
-    def _call_of(self, batch: Batch) -> _ModelCalled:
-        """Return how the loss calls the model: with which inputs, and under which autocast.
+    def _find_model_call(self, batch: Batch) -> _ModelCalled:
+        """Return the inputs with which the loss calls the model, and the autocast that is then in effect.
 
         Raises:
             BackendError: the loss does not call the model, or calls it with inputs of another shape.
         """
         try:
-            self._loss(_Divided(), batch)
+            self._loss(_ModelStandIn(), batch)
         except _ModelCalled as caught:
             # Its traceback would hold the frames, and with them the batch.
-            called, found = caught.with_traceback(None), caught.inputs
+            call, inputs = caught.with_traceback(None), caught.inputs
         else:
             raise BackendError("the loss never calls the model. Call it once, or leave this arm out.")
-        if self._shape not in {None, found.shape}:
+        if self._shape not in {None, inputs.shape}:
             raise BackendError(
-                f"the model's inputs have the shape {tuple(found.shape)}, but in the first step they had "
+                f"the model's inputs have the shape {tuple(inputs.shape)}, but in the first step they had "
                 f"{tuple(self._shape or ())}. Pad them to one shape, or leave this arm out."
             )
-        self._shape = found.shape
-        return called
+        self._shape = inputs.shape
+        return call
 
     def _loss_of_part(self, output: Any, number: torch.Tensor) -> torch.Tensor:
         begun = perf_counter()
-        with self._outside:  # the loss sets its own autocast inside
-            found = self._loss(_Divided(output), self._parts[int(number)]) * self._weight
+        with self._outer_autocast:  # the loss sets its own autocast inside
+            loss = self._loss(_ModelStandIn(output), self._parts[int(number)]) * self._weight
         self._stage.busy_seconds += perf_counter() - begun
-        return found
+        return loss
 
 
 class _TimedStage(PipelineStage):
-    """A stage that adds up the seconds in which it computes."""
+    """A stage of the pipeline that counts the seconds in which it computes."""
 
     busy_seconds = 0.0
+    """Seconds of all calls so far."""
 
     def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
         begun = perf_counter()
-        found = super().forward_one_chunk(*arguments, **named)
+        output = super().forward_one_chunk(*arguments, **named)
         self.busy_seconds += perf_counter() - begun
-        return found
+        return output
 
     def backward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
         begun = perf_counter()
@@ -274,10 +275,10 @@ class _TimedStage(PipelineStage):
         self.busy_seconds += perf_counter() - begun
 
 
-class _Divided:
+class _ModelStandIn:
     """A stand-in for the divided model, which the loss may call once with one tensor.
 
-    It returns ``output``, or without one raises ``_ModelCalled``.
+    The call returns ``output``, or raises ``_ModelCalled`` if that is None.
     """
 
     def __init__(self, output: Any = None) -> None:
@@ -304,7 +305,7 @@ class _Divided:
 
 
 class _ModelCalled(BaseException):  # no error that a loss may catch
-    """Raised where the loss calls the model; it holds the inputs, and the autocast then in effect."""
+    """The exception that ends the loss when it calls the model; it holds the inputs and the autocast."""
 
     def __init__(self, inputs: torch.Tensor) -> None:
         super().__init__()
@@ -313,6 +314,6 @@ class _ModelCalled(BaseException):  # no error that a loss may catch
 
 
 def _autocast(device: torch.device) -> torch.autocast:
-    """Return a context that restores the autocast now in effect for this type of device."""
+    """Return a context that restores the autocast that is now in effect on this type of device."""
     kind = device.type
     return torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind))

@@ -1,9 +1,9 @@
-"""Sum gradients by hand: the modes of averaging, with the interface ``Reducer`` and buckets that they share.
+"""Sum gradients by hand: a class for each mode of averaging, and the buckets that several modes use.
 
-A mode sends each gradient alone, all at once, or buckets during the backward pass. It may sum in memory of
-one host, or by the simpler collectives from which an all-reduce can be built. Every such form ends with the
-same sum on all ranks, but they differ in how often and how much a rank sends. With N ranks and gradients of
-S bytes:
+A mode sends each gradient alone, all at once, or buckets during the backward pass. It may also sum in memory
+of one host, or by the simpler collectives from which an all-reduce can be built. Each of these forms ends
+with the same sum on all ranks, but they differ in how often and how much a rank sends. With N ranks and
+gradients of S bytes:
 
 - ``ring``: 2 (N - 1) messages of S / N bytes, all to the right neighbour
 - ``reduce_broadcast``: a reduce of S bytes to rank 0, which then broadcasts the sum
@@ -28,7 +28,7 @@ from backends.strategies.models import contiguous
 
 
 class Reducer(ABC):
-    """The interface of a mode: replace every gradient by its sum over all ranks."""
+    """The base class of all modes, which replace every gradient by its sum over all ranks."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         del options
@@ -38,26 +38,26 @@ class Reducer(ABC):
 
     @abstractmethod
     def reduce(self) -> None:
-        """Replace this step's gradients by their sums over all ranks.
+        """Replace the parameters' gradients by their sums over all ranks.
 
         Raises:
             BackendError: a parameter received no gradient.
         """
 
     def all_reduce_(self, message: torch.Tensor) -> None:
-        """Replace a tensor by its sum over all ranks."""
+        """Replace the values of ``message`` by their sums over all ranks."""
         self.group.all_reduce_(message)
 
     def messages(self) -> list[torch.Tensor]:
-        """Return one tensor for each all-reduce of a step; only its shape and dtype matter."""
+        """Return a tensor like that of each all-reduce of a step, in order; its values do not matter."""
         return [bucket.padded for bucket in self.buckets]
 
     def message_bytes(self) -> list[int]:
-        """Return the bytes of gradients in each all-reduce of one step."""
+        """Return the number of bytes of gradients in each all-reduce of a step, in order."""
         return [bucket.flat.nbytes for bucket in self.buckets]
 
     def make_replay(self) -> Callable[[], None]:
-        """Return a function that runs one step's all-reduces on separate buffers."""
+        """Return a function that runs the all-reduces of one step on buffers of its own."""
         buffers = [torch.zeros_like(message) for message in self.messages()]
 
         def run() -> None:
@@ -67,19 +67,19 @@ class Reducer(ABC):
         return run
 
     def attest(self) -> Facts:
-        """Return the facts of this mode that the replica adds to its own.
+        """Return facts of this mode, which the replica reports among its own.
 
-        A ``transport`` among them replaces the group's.
+        A fact ``transport`` replaces that of the group.
         """
         return {}
 
 
 class Bucket:
-    """A persistent buffer that holds the gradients of some parameters end to end.
+    """A buffer that holds the gradients of some parameters end to end, and is used in every step.
 
-    Collecting them costs one pass over memory. Nothing is copied back, because the parameters use the
-    buffer's views as their gradients until the step drops them. ``padded`` is the whole buffer, whose length
-    is divisible by ``multiple``; ``flat`` is its part with gradients.
+    Collecting the gradients costs one pass over memory. Nothing is copied back, because the parameters use
+    views of the buffer as their gradients until the end of the step. ``padded`` is the whole buffer, whose
+    length is divisible by ``multiple``, and ``flat`` is the part of it that holds gradients.
     """
 
     def __init__(self, parameters: list[nn.Parameter], *, multiple: int = 1) -> None:
@@ -99,7 +99,7 @@ class Bucket:
 
 
 def gradients_of(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
-    """Return the gradients of all parameters, not copied, in the order of the parameters.
+    """Return the gradients of the parameters in their order, not copied.
 
     Raises:
         BackendError: a parameter received no gradient.
@@ -115,7 +115,7 @@ def gradients_of(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
 
 
 def by_dtype(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return one list of parameters per dtype; lists and parameters keep their order."""
+    """Return a list of the parameters of each dtype, in the order in which they first occur."""
     groups: dict[torch.dtype, list[nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(parameter.dtype, []).append(parameter)
@@ -123,10 +123,10 @@ def by_dtype(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 class PerParameterReducer(Reducer):
-    """One blocking all-reduce per parameter, as tutorials write it.
+    """A mode with one blocking all-reduce for each parameter, as tutorials write it.
 
-    Tutorials divide the gradients after the sum, but this strategy divides in the backward pass. The latency
-    of many calls makes this mode slow.
+    Tutorials divide the gradients after the sum, but here the backward pass divides them. The latency of many
+    calls makes this mode slow.
     """
 
     def reduce(self) -> None:
@@ -145,13 +145,13 @@ class PerParameterReducer(Reducer):
 
 
 class FlatReducer(Reducer):
-    """One blocking all-reduce of all gradients of a dtype, which are copied into a persistent buffer."""
+    """A mode with one blocking all-reduce for each dtype, whose gradients are copied into one buffer."""
 
     def __init__(
         self, parameters: list[nn.Parameter], group: Group, options: Options, *, multiple: int = 1
     ) -> None:
         super().__init__(parameters, group, options)
-        self.buckets = [Bucket(its, multiple=multiple) for its in by_dtype(parameters)]
+        self.buckets = [Bucket(same_dtype, multiple=multiple) for same_dtype in by_dtype(parameters)]
 
     def reduce(self) -> None:
         for bucket in self.buckets:
@@ -159,14 +159,14 @@ class FlatReducer(Reducer):
             self.all_reduce_(bucket.padded)
 
 
-_OTHER_PARTS = (
+_CHANGED_STEP = (
     "This step runs other parts of the model than the first did. Choose mode=flat, which waits for the end "
     "of backward."
 )
 
 
 class OverlapReducer(Reducer):
-    """One all-reduce per bucket of gradients, which starts when the backward pass has filled the bucket.
+    """A mode with one all-reduce for each bucket, which starts when the backward pass has filled the bucket.
 
     Buckets are in the reverse order of the parameters, because the last layer's gradients arrive first. A
     gradient arrives several times in a step of several passes, and under re-entrant checkpoints. So the first
@@ -176,7 +176,7 @@ class OverlapReducer(Reducer):
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         super().__init__(parameters, group, options)
         capacity = int(float(options["bucket_mb"]) * 2**20)
-        self.buckets = [Bucket(its) for its in _fill_buckets(parameters[::-1], capacity)]
+        self.buckets = [Bucket(members) for members in _fill_buckets(parameters[::-1], capacity)]
         self.started: list[Wait] = []
         self._is_first_step = True
         for bucket in self.buckets:
@@ -191,7 +191,7 @@ class OverlapReducer(Reducer):
             wait()
         self.started.clear()
         if late and not self._is_first_step:
-            raise BackendError(f"fewer gradients arrived than in the first step. {_OTHER_PARTS}")
+            raise BackendError(f"fewer gradients arrived than in the first step. {_CHANGED_STEP}")
         for bucket in self.buckets:
             bucket.expected, bucket.arrived = bucket.arrived, 0
         self._is_first_step = False
@@ -205,7 +205,7 @@ class OverlapReducer(Reducer):
         if self._is_first_step:
             return
         if bucket.arrived > bucket.expected:
-            raise BackendError(f"more gradients arrived than in the first step. {_OTHER_PARTS}")
+            raise BackendError(f"more gradients arrived than in the first step. {_CHANGED_STEP}")
         # Every rank must start the collectives in the same order, so a bucket that fills early waits.
         while len(self.started) < len(self.buckets):
             following = self.buckets[len(self.started)]
@@ -219,7 +219,7 @@ class OverlapReducer(Reducer):
 
 
 class SharedMemoryReducer(Reducer):
-    """One sum of all gradients in memory that all ranks map; only the set-up uses the group."""
+    """A mode that sums all gradients in memory that all ranks map; only its set-up uses the group."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         super().__init__(parameters, group, options)
@@ -242,9 +242,9 @@ class SharedMemoryReducer(Reducer):
 
 
 def _fill_buckets(parameters: list[nn.Parameter], cap_bytes: int) -> list[list[nn.Parameter]]:
-    """Return the parameters, in order, in buckets of one dtype and at most ``cap_bytes``.
+    """Return the parameters in order, divided into buckets of one dtype and at most ``cap_bytes``.
 
-    A parameter that is larger has a bucket of its own.
+    A parameter that is larger than this has a bucket of its own.
     """
     filled: list[list[nn.Parameter]] = []
     size = 0
@@ -259,7 +259,7 @@ def _fill_buckets(parameters: list[nn.Parameter], cap_bytes: int) -> list[list[n
 
 
 def ring(tensor: torch.Tensor, rank: int, world: int) -> None:
-    """Sum a flat tensor over ``world`` ranks in place, by messages to the right neighbour.
+    """Sum a flat tensor over ``world`` ranks in place, by messages from each rank to the next one.
 
     First each part travels around the ring, and every rank adds its own values to it. Then the sums travel
     around the ring.
@@ -276,14 +276,17 @@ def ring(tensor: torch.Tensor, rank: int, world: int) -> None:
 
 
 def reduce_broadcast(tensor: torch.Tensor, rank: int, world: int) -> None:
-    """Sum a tensor in place: reduce it to rank 0, which broadcasts the sum."""
+    """Sum a tensor over all ranks in place: it is reduced to rank 0, which broadcasts the sum."""
     del rank, world
     dist.reduce(tensor, dst=0)
     dist.broadcast(tensor, src=0)
 
 
 def reduce_scatter(tensor: torch.Tensor, rank: int, world: int) -> None:
-    """Sum a flat tensor in place: each rank sums one of ``world`` equal parts, and all gather them."""
+    """Sum a flat tensor over all ranks in place: each rank sums one of ``world`` equal parts.
+
+    The ranks then gather the sums of all parts. ``world`` must divide the length of the tensor.
+    """
     del rank
     own = torch.empty_like(tensor[: tensor.numel() // world])
     dist.reduce_scatter_tensor(own, tensor)
@@ -291,7 +294,7 @@ def reduce_scatter(tensor: torch.Tensor, rank: int, world: int) -> None:
 
 
 def all_gather(tensor: torch.Tensor, rank: int, world: int) -> None:
-    """Sum a flat tensor in place: each rank gathers the tensors of all ranks, and adds them up."""
+    """Sum a flat tensor over all ranks in place: each rank gathers all tensors, and adds them up."""
     del rank
     gathered = tensor.new_empty(world * tensor.numel())
     dist.all_gather_into_tensor(gathered, tensor)
@@ -304,10 +307,11 @@ FORMS: dict[str, Callable[[torch.Tensor, int, int], None]] = {
     "reduce_scatter": reduce_scatter,
     "all_gather": all_gather,
 }
+"""The functions that build an all-reduce from other collectives, by the choices of the option ``mode``."""
 
 
 class PrimitiveReducer(FlatReducer):
-    """One sum of all gradients of a dtype, by the function in ``FORMS`` that ``mode`` names."""
+    """A mode with one sum for each dtype, by the function in ``FORMS`` that the option ``mode`` names."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, options: Options) -> None:
         super().__init__(parameters, group, options, multiple=group.world_size)

@@ -15,7 +15,7 @@ from backends.strategies.models import require_one_dtype
 
 
 class ZeroReplica(DDPReplica):
-    """A replica that updates its rank's part of the parameters, and broadcasts it to all ranks."""
+    """A replica whose optimizer updates one part of the parameters, and broadcasts it to all ranks."""
 
     def __init__(
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options

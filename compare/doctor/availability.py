@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from backends import BACKENDS, Backend, Runtime
-from backends.launchers import LAUNCHERS, find_launcher, where_it_is_not
+from backends.launchers import LAUNCHERS, find_launcher, missing_launcher_clause
 from compare.doctor.checkup import Probe
 from compare.doctor.facts import Library
 from compare.errors import UnavailableError
@@ -171,7 +171,7 @@ def _judge(
     if problem:
         remedy = remedy or runtime.install
     elif find_launcher(runtime.launcher) is None:
-        problem, remedy = where_it_is_not(runtime.launcher), LAUNCHERS[runtime.launcher].REMEDY
+        problem, remedy = missing_launcher_clause(runtime.launcher), LAUNCHERS[runtime.launcher].REMEDY
     return Availability(
         backend=arm,
         version=facts.get("version", ""),

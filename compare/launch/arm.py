@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from backends.launchers import LAUNCHERS, find_launcher, where_it_is_not
+from backends.launchers import LAUNCHERS, find_launcher, missing_launcher_clause
 from backends.launchers.request import Command, Request
 from compare import PACKAGE_ROOT
 from compare.errors import UnavailableError
@@ -169,7 +169,7 @@ def _commands(config: LaunchConfig, arm: Arm, folders: LaunchFolders, port: int)
     if executable is None:
         raise UnavailableError(
             f"{arm.label} needs {name}, which is not installed.",
-            found=f"{where_it_is_not(name, python)}.",
+            found=f"{missing_launcher_clause(name, python)}.",
             remedy=LAUNCHERS[name].REMEDY,
         )
     network, hosts = folders.hosts.network, folders.hosts.hosts

@@ -180,7 +180,7 @@ def one_rank_is_not_added_up():
 
 @mutation("manual:mode=shared_memory", of=PLAIN)
 def shared_memory_returns_the_step_before():
-    SharedSum.views = property(lambda self: self._turns[1].views)
+    SharedSum.views = property(lambda self: self._results[1].views)
 
 
 @mutation("manual:mode=shared_memory", of=PLAIN)

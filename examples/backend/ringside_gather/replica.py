@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from backends.base import Collectives, Replica
-from backends.strategies.models import require_carried, start_from_first_rank
+from backends.strategies.models import require_summable, start_from_first_rank
 
 
 class GatherReplica(Replica):
@@ -13,7 +13,7 @@ class GatherReplica(Replica):
     needs_every_gradient = True
 
     def __init__(self, model, make_optimizer, group, options):
-        require_carried(model, group)
+        require_summable(model, group)
         start_from_first_rank(model, group)
         self.group, self.in_one_call = group, options["calls"] == "one"
         self.trained = [p for p in model.parameters() if p.requires_grad]

@@ -26,7 +26,7 @@ class _AsIMB(MPIGroup):
         if exchange.collective != "all_reduce":
             return super().prepare(exchange)
         apart = exchange._replace(target=torch.zeros_like(exchange.source))
-        return apart.by(MPI.COMM_WORLD.Allreduce, apart.source.numpy(), apart.target.numpy())
+        return apart.calling(MPI.COMM_WORLD.Allreduce, apart.source.numpy(), apart.target.numpy())
 
 
 class _AsOSU(MPIGroup):
@@ -35,7 +35,7 @@ class _AsOSU(MPIGroup):
             return super().prepare(exchange)
         # What is given lies in its place, so the data of the check does as well.
         exchange.source.set_(exchange.target.chunk(self.world_size)[self.rank])
-        return exchange.by(MPI.COMM_WORLD.Allgather, MPI.IN_PLACE, exchange.target.numpy())
+        return exchange.calling(MPI.COMM_WORLD.Allgather, MPI.IN_PLACE, exchange.target.numpy())
 
 
 def main(collectives, begin, end, factor, like):

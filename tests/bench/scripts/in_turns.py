@@ -140,7 +140,7 @@ def averaging(mnist, _out, seed, model, steps, palindromes, *labels):
     for label in random.Random(f"{seed}, made").sample(labels, len(labels)):
         side = side_of("manual:mode=shared_memory" if label == IN_STEP else label, group, model, tensors)
         if label == IN_STEP:
-            side.replica.reducer.reduce = side.replica.reducer.shared._meeting.meet
+            side.replica.reducer.reduce = side.replica.reducer.shared._barrier.wait
         arms[label] = side.train
     counts = dict.fromkeys(arms, int(steps))
     taken = measure(arms, counts, palindromes, group.barrier, seed, settling=1)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from backends.base import BackendError
-from backends.strategies.models import cut
+from backends.strategies.models import cut_batch
 from backends.strategies.pipeline import PipelineReplica, divide
 
 OPTIONS = {"schedule": "1f1b", "microbatches": 2}
@@ -116,9 +116,9 @@ def test_pipeline_refuses_few_microbatches_and_another_shape(group):
 
 def test_cut_divides_tensors_with_a_row_for_each_sample():
     batch = {"words": torch.arange(6), "mask": torch.ones(2, 2), "name": "x", "more": [torch.zeros(6, 1)]}
-    parts = cut(batch, 3)
+    parts = cut_batch(batch, 3)
     assert [part["words"].tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
     assert {part["name"] for part in parts} == {"x"}
     assert all(part["mask"].shape == (2, 2) and part["more"][0].shape == (2, 1) for part in parts)
     with pytest.raises(BackendError, match="6 samples does not divide into 4 equal parts"):
-        cut(batch, 4)
+        cut_batch(batch, 4)

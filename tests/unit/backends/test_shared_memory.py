@@ -160,7 +160,7 @@ def test_summary_shows_the_strategys_transport_before_the_groups():
         (
             "another container",
             "mode=shared_memory: ranks 1, 2 cannot open the memory of rank 0 on the same host. ",
-            " (its process number means another process here)",
+            " (the process number of rank 0 belongs to another process here)",
         ),
         (
             "no boot identity",
@@ -211,7 +211,7 @@ def test_layout_gives_every_element_one_owner_which_reserves_its_pages(world, el
     planes_of_shares = range(layout.planes - RESULTS + 1)  # each result uses the same further planes
     for owner, chunk in enumerate(chunks):
         for element in {chunk.start, chunk.stop - 1} if chunk else ():
-            planes = [layout.place_of_share(rank, element) for rank in range(world)]
+            planes = [layout.plane_of_share(rank, element) for rank in range(world)]
             shares = [plane for rank, plane in enumerate(planes) if rank != owner or world == 1]
             assert sorted(shares) == list(planes_of_shares)
             assert world == 1 or planes[owner] is None
@@ -310,7 +310,7 @@ def _wrong_steps(group, forgotten=None):
         always = 0.01 if group.rank == 0 else 0
         time.sleep(always if forgotten else chance.choice([0, 0, 0.0005, 0.003]))
 
-    _hinder(shared._meeting, pause, forgotten)
+    _hinder(shared._barrier, pause, forgotten)
     wrong = 0
     for step in range(10 if forgotten else DELAYED_STEPS):
         everyones = [
@@ -326,16 +326,16 @@ def _wrong_steps(group, forgotten=None):
     return wrong
 
 
-def _hinder(meeting, pause, forgotten):
-    """Pause after every meeting, and leave out one meeting of every step."""
-    true_meet, numbers = meeting.meet, cycle((1, 2))
+def _hinder(barrier, pause, forgotten):
+    """Pause after every wait, and leave out one wait of every step."""
+    true_wait, numbers = barrier.wait, cycle((1, 2))
 
-    def meet():
+    def wait():
         if next(numbers) != forgotten:
-            true_meet()
+            true_wait()
         pause()
 
-    meeting.meet = meet
+    barrier.wait = wait
 
 
 def _written_to(group):

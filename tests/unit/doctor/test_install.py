@@ -19,7 +19,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from backends.launchers import find_launcher, hydra, where_it_is_not
+from backends.launchers import find_launcher, hydra, missing_launcher_clause
 from compare.doctor import availability, checkup, mpich
 from compare.doctor.facts import Library
 from compare.doctor.horovod import build, command
@@ -475,7 +475,7 @@ def prefix(cache, pip):
 
 def test_mpich_is_installed_into_a_prefix_of_its_own(prefix, console, pip):
     assert find_launcher("mpiexec.hydra") is None
-    assert where_it_is_not("mpiexec.hydra") == f"mpiexec.hydra is not in {prefix / 'bin'}"
+    assert missing_launcher_clause("mpiexec.hydra") == f"mpiexec.hydra is not in {prefix / 'bin'}"
     mpich.install_mpich(console=console)
     assert find_launcher("mpiexec.hydra") == prefix / "bin" / "mpiexec.hydra"
     assert hydra.library() == prefix / "lib" / "libmpi.so.12"

@@ -12,7 +12,7 @@ from torch import distributed, nn
 from backends import base
 from backends.base import BackendError
 from backends.strategies.ddp import DDPReplica
-from backends.strategies.models import cut
+from backends.strategies.models import cut_batch
 from compare.analysis.parity import check_gates
 from compare.schema.arms import parse_arm
 from compare.schema.job import STEPS
@@ -47,7 +47,7 @@ class InParts(Replica):
     parts_per_pass = 4
 
     def parts(self, batch):
-        return cut(batch, 4)
+        return cut_batch(batch, 4)
 
     def learn(self, batch, loss, *_):
         for part in self.parts(batch):
