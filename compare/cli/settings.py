@@ -164,10 +164,10 @@ def command_line() -> list[str]:
     If settings were taken from a file that the command line does not name, ``--config`` and its path are
     added.
     """
-    from compare.schema.environment import masked
+    from compare.schema.environment import hide_exports
 
     used = _USED.get()
-    words = [*masked(sys.argv[1:]), *(["--config", os.path.abspath(used)] if used else [])]  # noqa: PTH100
+    words = [*hide_exports(sys.argv[1:]), *(["--config", os.path.abspath(used)] if used else [])]  # noqa: PTH100
     # A path may hold bytes that are no text; they are shown, not lost.
     return ["compare", *(os.fsencode(word).decode(errors="replace") for word in words)]
 

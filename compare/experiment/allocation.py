@@ -21,7 +21,7 @@ from compare.launch.engines.detect import find_job, require_started_once
 from compare.launch.engines.ssh import Ssh
 from compare.launch.signals import uninterrupted
 from compare.schema.hostfile import parse_hosts, read_hostfile, select
-from compare.schema.hosts import Host, is_local, listed, local_host, place, shown
+from compare.schema.hosts import Host, fill_slots, is_local, listed_hosts, local_host, printable_line
 from compare.text import duration
 
 DEFAULT_RANKS = 2
@@ -58,7 +58,7 @@ def choose_allocation(
     if len(hosts) == 1 and here:
         # Launchers know this machine by one name only: mpirun takes neither ::1 nor 127.0.0.9.
         hosts = (msgspec.structs.replace(here[0], name="localhost"),)
-    hosts = place(hosts, ranks)
+    hosts = fill_slots(hosts, ranks)
     return found._replace(hosts=hosts, source=f"{len(hosts)} of {found.source}")
 
 
@@ -80,7 +80,7 @@ def find_allocation(
     """
     require_started_once(environ)
     asked = _read_hosts(hostfile, named)
-    source = shown(str(hostfile or "-H"))
+    source = printable_line(str(hostfile or "-H"))
     if engine == "local":
         return _allocate_this_machine(asked, source)
     if engine == "slurm":
@@ -135,7 +135,7 @@ def _allocate_slurm_nodes(asked: tuple[Host, ...], source: str, environ: Mapping
     if strangers := [host for host in asked if host.name not in names]:
         raise UsageError(
             f"{strangers[0].source}: {strangers[0].name} is not a node of {found.source}.",
-            found=listed(found.hosts),
+            found=listed_hosts(found.hosts),
             remedy="Name only nodes of the job, or leave the hosts out.",
         )
     return found._replace(hosts=asked, source=f"{found.source}, from {source}") if asked else found

@@ -21,7 +21,7 @@ from compare.experiment.settle import UserRequest, settle
 from compare.launch.arm import Observer
 from compare.launch.cluster import Cluster, open_cluster
 from compare.schema.config import RunConfig
-from compare.schema.hosts import place
+from compare.schema.hosts import fill_slots
 from compare.schema.results import Run
 from compare.schema.scale import Mode, Scale, Series, batch_of, folder_of
 from compare.schema.store import RESULTS_FILE, SCALE_FILE, create_directory, create_output
@@ -113,7 +113,7 @@ def _settle_counts(request: ScaleRequest, say: Callable[[str], None]) -> tuple[d
 @contextmanager
 def _cluster_of(request: ScaleRequest, count: int, interface: str) -> Iterator[Cluster]:
     """Yield a cluster of the hosts that ``count`` ranks need, whose agents are ended after the block."""
-    allocation = request.allocation._replace(hosts=place(request.allocation.hosts, count))
+    allocation = request.allocation._replace(hosts=fill_slots(request.allocation.hosts, count))
     with (
         naming_scheduler(allocation.job),
         open_cluster(allocation, interface=interface, exported=request.exported) as cluster,

@@ -1,4 +1,4 @@
-"""Write the manifest of an MPIJob, which Kubernetes' MPI operator carries out.
+"""Write the manifest of an MPIJob, a job that Kubernetes' MPI operator runs.
 
 The operator starts the pods, gives them a common ssh key, and writes a hostfile into the launcher's pod.
 Ringside runs in the launcher's pod, and reaches the workers over ssh.
@@ -13,82 +13,83 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from compare.errors import UsageError
-from compare.jobs import flag_value, require_command, require_printable
+from compare.jobs import flag_value, require_launching_command, require_printable
 from compare.schema.config import LARGEST_NUMBER
 from compare.text import counted, duration, seconds_of
 
 MEMORY, SHARED_MEMORY = "8Gi", "1Gi"
-"""Sizes of a worker's memory and of its /dev/shm if the user gives none."""
+"""The sizes of a worker's memory and of its /dev/shm, unless the user gives others."""
 _SSHD_PORT = 22
 _START_SECONDS = 600
-"""Maximum time for the workers' pods to start; a job shorter than three times this gives them a third."""
+"""Maximum time for the workers' pods to start; it is at most a third of the job's time."""
 _END_SECONDS = 60
-"""Time that is kept at the end to save the result, before Kubernetes deletes the launcher's pod."""
+"""Time at the end of a job to save the result, before Kubernetes deletes the launcher's pod."""
 _READY_SECONDS = 2
 _VOLUME = "shared-memory"
 _LAUNCHER = {"cpu": "1", "memory": "2Gi"}
-"""Resources of the launcher's pod, which trains nothing."""
+"""The resources of the launcher's pod, which trains nothing."""
 # The name of a job. Kubernetes makes the names of pods from it, with up to 17 more characters.
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _QUANTITY = re.compile(r"([1-9][0-9]*(?:\.[0-9]+)?)([MGT])(i?)")
 
 
 class Resources(NamedTuple):
-    """What a job asks for. CPUs, GPUs and memory are those of one worker."""
+    """The resources that a job asks for; CPUs, GPUs and memory are those of one worker."""
 
     image: str
     workers: int
+    """Number of pods that run ranks."""
     ranks_per_worker: int
     minutes: int
-    """Time limit of the whole job."""
+    """Time limit of the whole job in minutes."""
     cpus: int | None = None
-    """CPUs of a worker; None for one CPU for each rank."""
+    """Number of CPUs of a worker; None for one CPU for each rank."""
     gpus: int = 0
     name: str = ""
-    """Name of the job; empty for a name made from the command."""
+    """Name of the job; empty for a name that is made from the command."""
     namespace: str = ""
     """Kubernetes' namespace; empty for the default of kubectl."""
     memory: str = MEMORY
-    """Memory of a worker, with a unit as in 8Gi."""
+    """Memory of a worker, written with a unit as in 8Gi."""
     shared_memory: str = SHARED_MEMORY
-    """Size of /dev/shm, which is a part of the memory."""
+    """Size of a worker's /dev/shm, which is a part of its memory."""
 
 
 def job_name(resources: Resources, words: Sequence[str]) -> str:
-    """Return the name that the user gave the job, or ``compare-`` and the command."""
+    """Return the name that the user gave the job, or else ``compare-`` and the command's name."""
     return resources.name or f"compare-{words[0]}"
 
 
 def write_manifest(resources: Resources, words: Sequence[str]) -> str:
-    """Return the manifest that runs a command of Ringside as an MPIJob, in JSON, which kubectl reads as well.
+    """Return the manifest of an MPIJob that runs a command of Ringside.
 
-    ``words`` is the command line, without the name of the program.
+    It is in JSON, which kubectl reads like YAML. ``words`` is the command line without the program's name.
 
     Raises:
-        UsageError: the command launches no ranks, has a value of ``-x``, or has no time left to measure; or
-            the resources are wrong.
+        UsageError: the command launches no ranks, has a value of ``-x`` or no time left to measure, or the
+            resources are wrong.
     """
-    require_command(
+    require_launching_command(
         words,
-        secrets="Add it to the launcher's container as a variable from a Secret, and give only its name: "
+        secrets_remedy="Add it to the launcher's container as a variable from a Secret, and give only its name: "
         "-x NAME",
     )
     require_printable([*words, resources.image, resources.namespace])
-    _require_written_well(resources)
+    _require_valid(resources)
     return json.dumps(_manifest(resources, words), indent=2, ensure_ascii=False) + "\n"
 
 
 def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:
-    own = {"cpu": str(resources.cpus or resources.ranks_per_worker), "memory": resources.memory}
+    worker = {"cpu": str(resources.cpus or resources.ranks_per_worker), "memory": resources.memory}
     if resources.gpus:
-        own["nvidia.com/gpu"] = str(resources.gpus)
+        worker["nvidia.com/gpu"] = str(resources.gpus)
     command = ["ringside", *(word.replace("$", "$$") for word in words)]  # Kubernetes would expand $(NAME)
-    wait, left = _shares(resources, words)
+    start_seconds, measure_seconds = _divide_time(resources, words)
     # Without --engine ssh, a command might use only the launcher's pod.
-    added = {"--engine": "ssh", "--wait-for-hosts": f"{wait:g}"}
-    if _sets_budget(words):
-        added["--budget"] = f"{left:g}"
-    for flag, value in added.items():
+    defaults = {"--engine": "ssh", "--wait-for-hosts": f"{start_seconds:g}"}
+    if _adds_budget(words):
+        defaults["--budget"] = f"{measure_seconds:g}"
+    for flag, value in defaults.items():
         if flag_value(words, flag) is None:
             command += [flag, value]
     sshd = {
@@ -96,11 +97,11 @@ def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:
         "command": ["/usr/sbin/sshd", "-De", "-oStrictModes=no", f"-p{_SSHD_PORT}"],
         "readinessProbe": {"tcpSocket": {"port": _SSHD_PORT}, "periodSeconds": _READY_SECONDS},
     }
-    named = {"namespace": resources.namespace} if resources.namespace else {}
+    namespace = {"namespace": resources.namespace} if resources.namespace else {}
     return {
         "apiVersion": "kubeflow.org/v2beta1",
         "kind": "MPIJob",
-        "metadata": {"name": job_name(resources, words), **named},
+        "metadata": {"name": job_name(resources, words), **namespace},
         "spec": {
             "slotsPerWorker": resources.ranks_per_worker,
             "runPolicy": {
@@ -110,103 +111,107 @@ def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:
             },
             "mpiReplicaSpecs": {
                 "Launcher": _replicas(1, resources, {"command": command}, _LAUNCHER),
-                "Worker": _replicas(resources.workers, resources, sshd, own),
+                "Worker": _replicas(resources.workers, resources, sshd, worker),
             },
         },
     }
 
 
 def explain_time(resources: Resources, words: Sequence[str], usual_seconds: float) -> str:
-    """Return sentences that state how a job divides its time, and whether that is enough to measure.
+    """Return sentences that state how a job divides its time, and whether enough is left to measure.
 
-    ``usual_seconds`` is the time that a run without a limit takes to settle its verdicts.
+    ``usual_seconds`` is the time that a run without a time limit usually takes until its verdicts are settled.
 
     Raises:
         UsageError: no time is left to measure, or a flag's time is wrong.
     """
-    wait, left = _shares(resources, words)
-    shares = (
-        f"Of the job's {resources.minutes} min, the workers may take {duration(wait)} to start, and the end "
-        f"has {duration(_END_SECONDS)}. That leaves {duration(left)} to measure"
+    start_seconds, measure_seconds = _divide_time(resources, words)
+    division = (
+        f"Of the job's {resources.minutes} min, the workers may take {duration(start_seconds)} to start, and "
+        f"the end has {duration(_END_SECONDS)}. That leaves {duration(measure_seconds)} to measure"
     )
-    asked = _seconds(words, "--budget") if words[0] == "run" else None
-    if asked is not None:
+    budget_seconds = _flag_seconds(words, "--budget") if words[0] == "run" else None
+    if budget_seconds is not None:
         budget = f"--budget {flag_value(words, '--budget')}"
-        if asked <= left:
-            return f"{shares}: enough for {budget}."
+        if budget_seconds <= measure_seconds:
+            return f"{division}: enough for {budget}."
         return (
-            f"{shares}. {budget} is longer, so the result would be lost: "
-            f"give the job -t {_least_minutes(words, asked)}, or --budget {left:g}."
+            f"{division}. {budget} is longer, so the result would be lost: "
+            f"give the job -t {_least_minutes(words, budget_seconds)}, or --budget {measure_seconds:g}."
         )
-    if not _sets_budget(words):
-        return f"{shares}. A command that takes longer loses its result: in doubt, raise -t."
-    if left >= usual_seconds:
-        return f"{shares} (--budget)."
+    if not _adds_budget(words):
+        return f"{division}. A command that takes longer loses its result: in doubt, raise -t."
+    if measure_seconds >= usual_seconds:
+        return f"{division} (--budget)."
     least = _least_minutes(words, usual_seconds)
-    return f"{shares} (--budget). Verdicts may take {duration(usual_seconds)}: give the job -t {least}."
+    return f"{division} (--budget). Verdicts may take {duration(usual_seconds)}: give the job -t {least}."
 
 
-def _sets_budget(words: Sequence[str]) -> bool:
-    """Return whether the job adds ``--budget``: only to ``run`` without ``--budget`` and ``--repeats``."""
+def _adds_budget(words: Sequence[str]) -> bool:
+    """Return whether the job adds ``--budget`` to a command.
+
+    It does so only for ``run``, if the user gave neither ``--budget`` nor ``--repeats``.
+    """
     return words[0] == "run" and all(flag_value(words, flag) is None for flag in ("--repeats", "--budget"))
 
 
-def _shares(resources: Resources, words: Sequence[str]) -> tuple[float, float]:
-    """Return the seconds in which the workers may start, and those that are left to measure.
+def _divide_time(resources: Resources, words: Sequence[str]) -> tuple[float, float]:
+    """Return the seconds in which the workers may start, and the seconds that are left to measure.
 
     Raises:
-        UsageError: none are left to measure, or the value of ``--wait-for-hosts`` is no time.
+        UsageError: no time is left to measure, or the value of ``--wait-for-hosts`` is wrong.
     """
     limit = 60 * resources.minutes
-    asked = _seconds(words, "--wait-for-hosts")
-    wait = min(_START_SECONDS, limit // 3) if asked is None else asked
-    left = limit - wait - _END_SECONDS
-    if not left > 0:
+    given = _flag_seconds(words, "--wait-for-hosts")
+    start_seconds = min(_START_SECONDS, limit // 3) if given is None else given
+    measure_seconds = limit - start_seconds - _END_SECONDS
+    if not measure_seconds > 0:
         raise UsageError(
             f"-t {resources.minutes} leaves no time to measure.",
-            found=f"The workers may take {wait:g} s to start, and {_END_SECONDS} s are kept for the end.",
+            found=f"The workers may take {start_seconds:g} s to start, and {_END_SECONDS} s are for the end.",
             remedy="Give the job longer with -t, or shorten --wait-for-hosts.",
         )
-    return wait, left
+    return start_seconds, measure_seconds
 
 
 def _least_minutes(words: Sequence[str], seconds: float) -> int:
-    """Return the minutes of the shortest job that leaves so many seconds to measure."""
-    whole = seconds + _END_SECONDS
-    asked = _seconds(words, "--wait-for-hosts")
+    """Return how many minutes the shortest job has that leaves ``seconds`` to measure."""
+    needed = seconds + _END_SECONDS
+    given = _flag_seconds(words, "--wait-for-hosts")
     # In a short job, the workers may take a third of the time to start.
-    return math.ceil((min(whole + _START_SECONDS, whole * 3 / 2) if asked is None else whole + asked) / 60)
+    return math.ceil((min(needed + _START_SECONDS, needed * 3 / 2) if given is None else needed + given) / 60)
 
 
-def _seconds(words: Sequence[str], flag: str) -> float | None:
+def _flag_seconds(words: Sequence[str], flag: str) -> float | None:
     """Return the value of a flag in seconds, or None if the command line lacks the flag.
 
     Raises:
-        UsageError: the value is no time, or is out of range.
+        UsageError: the value is not a time, or is out of range.
     """
-    asked = flag_value(words, flag)
-    if asked is None:
+    value = flag_value(words, flag)
+    if value is None:
         return None
     try:
-        seconds = seconds_of(asked)
+        seconds = seconds_of(value)
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds <= LARGEST_NUMBER:
         raise UsageError(
-            f"{flag} cannot be {asked!r}.",
+            f"{flag} cannot be {value!r}.",
             remedy=f"Give a number of seconds, or a number with a unit: {flag} 5m.",
         )
     return seconds
 
 
 def _replicas(
-    count: int, resources: Resources, runs: Mapping[str, Any], asked: Mapping[str, str]
+    count: int, resources: Resources, command: Mapping[str, Any], amounts: Mapping[str, str]
 ) -> dict[str, Any]:
+    """Return ``count`` equal pods of a manifest, with the fields of their command and amounts of resources."""
     container = {
         "name": "ringside",
         "image": resources.image,
-        **runs,
-        "resources": {"requests": dict(asked), "limits": dict(asked)},
+        **command,
+        "resources": {"requests": dict(amounts), "limits": dict(amounts)},
         "volumeMounts": [{"name": _VOLUME, "mountPath": "/dev/shm"}],  # noqa: S108 -- of POSIX
     }
     memory = {"medium": "Memory", "sizeLimit": resources.shared_memory}
@@ -217,7 +222,7 @@ def _replicas(
     }
 
 
-def _require_written_well(resources: Resources) -> None:
+def _require_valid(resources: Resources) -> None:
     if not resources.image:
         raise UsageError(
             "An MPIJob needs an image.",
@@ -245,6 +250,11 @@ def _require_written_well(resources: Resources) -> None:
 
 
 def _bytes(flag: str, size: str) -> float:
+    """Return the bytes of a size such as 8Gi or 500M; the error names ``flag``.
+
+    Raises:
+        UsageError: the size has no unit, or another form.
+    """
     match = _QUANTITY.fullmatch(size)
     if not match:
         raise UsageError(

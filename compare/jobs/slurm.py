@@ -19,21 +19,21 @@ from compare.errors import (
     UsageError,
     system_reason,
 )
-from compare.jobs import flag_value, require_command, require_printable
+from compare.jobs import flag_value, require_launching_command, require_printable
 from compare.schema.environment import import_path
 from compare.system.files import write_text
 from compare.system.scontrol import fields_of, show_job
 
-_LOOK_SECONDS = 2.0
+_POLL_SECONDS = 2.0
 _SILENT_SECONDS = 60.0
-"""Maximum time without an answer from Slurm's controller."""
+"""Maximum time for which the state of a job may be unknown."""
 _ENDED = {
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"),
     *("DEADLINE", "OUT_OF_MEMORY", "REVOKED"),
 }
 """States of a job that has ended."""
 
-# How options of sbatch begin, what they do, what is wrong with that, what to do.
+# For each kind: how options of sbatch begin, what they do, why that is refused, and the remedy.
 _REFUSED = (
     (
         ("--ou", "-o"),
@@ -57,12 +57,14 @@ _REFUSED = (
 
 
 class Resources(NamedTuple):
-    """What a job asks for: values for the options of sbatch."""
+    """The resources that a job asks for, which become options of sbatch."""
 
     nodes: int
     ranks_per_node: int
     minutes: int
+    """Time limit of the job in minutes."""
     partition: str = ""
+    """Name of Slurm's partition; empty for the default."""
     options: Sequence[str] = ()
     """Further options of sbatch, such as ``--gres=gpu:4``."""
 
@@ -70,15 +72,15 @@ class Resources(NamedTuple):
 def write_script(resources: Resources, words: Sequence[str], output: Path) -> str:
     """Return the script that runs a command of Ringside as a Slurm job.
 
-    ``words`` is the command line, without the name of the program. ``output`` is the file for what it prints.
+    ``words`` is the command line without the program's name. The job's output goes to the file ``output``.
 
     Raises:
         UsageError: the command launches no ranks, or has a value of ``-x``, which the script would reveal. An
             option that makes another kind of job or moves the output is refused as well.
     """
-    require_command(
+    require_launching_command(
         words,
-        secrets="Set the variable in your shell, which the job inherits, and give only its name: -x NAME",
+        secrets_remedy="Set the variable in your shell, which the job inherits, and give only its name: -x NAME",
     )
     engine = ("--engine", "slurm") if flag_value(words, "--engine") is None else ()
     options = [
@@ -107,16 +109,16 @@ def write_script(resources: Resources, words: Sequence[str], output: Path) -> st
 def _require_one_job(options: Sequence[str]) -> None:
     """Refuse options with which sbatch would make several jobs, or write the output to another file.
 
-    Only the first letters are compared, because sbatch accepts long options that are cut, such as
+    Only the first letters are compared, because sbatch accepts long options that are cut short, such as
     ``--arr=1-3``.
 
     Raises:
         UsageError: an option makes an array or a heterogeneous job, or names the output.
     """
     for option in options:
-        for beginnings, what, found, remedy in _REFUSED:
+        for beginnings, effect, found, remedy in _REFUSED:
             if option.startswith(beginnings):
-                raise UsageError(f"--option={option} {what}.", found=found, remedy=remedy)
+                raise UsageError(f"--option={option} {effect}.", found=found, remedy=remedy)
 
 
 def submit(script: str, file: Path) -> str:
@@ -144,40 +146,42 @@ def submit(script: str, file: Path) -> str:
         raise UnavailableError(
             "Slurm refused the job.",
             found=done.stderr.strip(),
-            remedy=f"Correct what it names, and submit again. The script is {file}.",
+            remedy=f"Correct what Slurm names, and submit again. The script is {file}.",
         )
     return done.stdout.strip().partition(";")[0]
 
 
 def follow(job: str, output: Path, show: Callable[[str], None]) -> int:
-    """Pass a job's output to ``show`` as it grows, until the job ends, and return the job's exit status.
+    """Pass the output of a job to ``show`` as it grows, until the job ends; return its exit status.
+
+    ``job`` is the job's number, and ``output`` the file that it writes.
 
     Raises:
         AllocationError: the job did not end by itself, so it has no exit status of its own.
-        UnavailableError: Slurm's controller has not answered for a minute.
+        UnavailableError: Slurm's controller has not reported the job's state for a minute.
     """
     fields: dict[str, str] = {}
-    shown, answered = 0, time.monotonic()
+    shown_bytes, answered = 0, time.monotonic()
     while fields.get("JobState") not in _ENDED:
-        time.sleep(_LOOK_SECONDS)
-        why = "Slurm's answers do not contain it."
+        time.sleep(_POLL_SECONDS)
+        reason = "Slurm's answers do not contain it."
         try:  # before the output is read, so that the last output is shown
             fields = fields_of(show_job(job))
         except RingsideError as error:
-            fields, why = {}, error.found
+            fields, reason = {}, error.found
         if "JobState" in fields:
             answered = time.monotonic()
         elif time.monotonic() - answered > _SILENT_SECONDS:
             raise UnavailableError(
                 f"Slurm does not report the state of job {job}.",
-                found=f"The state has been unknown for {_SILENT_SECONDS:g} s. {why}".strip(),
+                found=f"The state has been unknown for {_SILENT_SECONDS:g} s. {reason}".strip(),
                 remedy=f"The job may still be running: `scontrol show job {job}`. Its output is in {output}.",
             )
         if output.exists():
             with output.open("rb") as file:
-                file.seek(shown)
+                file.seek(shown_bytes)
                 text = file.read()
-            shown += len(text)
+            shown_bytes += len(text)
             if text:
                 show(text.decode(errors="replace"))
     state, (code, _, number) = fields["JobState"], fields.get("ExitCode", "").partition(":")
@@ -185,12 +189,12 @@ def follow(job: str, output: Path, show: Callable[[str], None]) -> int:
         raise AllocationError(
             f"Slurm job {job} did not end by itself.",
             found=f"Its state is {state}.",
-            remedy=f"Its output is in {output}.",
+            remedy=f"Read its output in {output}, and submit the job again.",
         )
     return int(code or 0)
 
 
 def default_files(folder: Path, command: str) -> tuple[Path, Path]:
-    """Return two paths in ``folder``, for a new job's script and its output, named by time and command."""
+    """Return the paths in ``folder`` of a new job's script and of its output, named by time and command."""
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{command}-{os.getpid()}"
     return folder / f"{stem}.sh", folder / f"{stem}.out"

@@ -20,7 +20,7 @@ from compare.errors import UnavailableError
 from compare.launch.cluster import HostFacts
 from compare.schema.arms import Arm
 from compare.schema.config import LaunchConfig
-from compare.schema.environment import EXPORTED, inherited, library_settings, settings
+from compare.schema.environment import EXPORTED, inherited_variables, launch_settings, library_settings
 from compare.schema.job import LaunchJob, Planned, Progress
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.results import Launch, Run
@@ -118,7 +118,7 @@ class LaunchFolders:
             added["HOROVOD_GLOO_TIMEOUT_SECONDS"] = _NO_TIMEOUT
         if not self.in_place:
             # What your shell tells the libraries holds on every host; on this machine it is inherited.
-            return library_settings(inherited(os.environ)) | added
+            return library_settings(inherited_variables(os.environ)) | added
         if "OMPI_MCA_btl" not in os.environ:
             # Otherwise Open MPI's ranks would listen for peers on other hosts, on every address.
             added["OMPI_MCA_btl"] = "^tcp"
@@ -173,7 +173,7 @@ def _commands(config: LaunchConfig, arm: Arm, folders: LaunchFolders, port: int)
             remedy=LAUNCHERS[name].REMEDY,
         )
     network, hosts = folders.hosts.network, folders.hosts.hosts
-    of_all_arms = settings(
+    of_all_arms = launch_settings(
         threads=config.threads_per_rank,
         interface=network.interface,
         executables=python.parent,

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from compare.errors import LaunchError, StalledError
 from compare.schema.arms import Arm
-from compare.schema.environment import inherited, library_settings, readers_of
+from compare.schema.environment import inherited_variables, library_settings, readers_of
 
 ErrorType = TypeVar("ErrorType", bound=LaunchError)
 _LIBRARIES_BY_LAUNCHER = {
@@ -120,7 +120,7 @@ def shell_settings(environment: Mapping[str, str]) -> dict[str, str]:
     LD_LIBRARY_PATH is one of them. A variable that has another value in ``environment``, which is that of the
     launcher's command, is left out.
     """
-    shell = inherited(os.environ)
+    shell = inherited_variables(os.environ)
     from_shell = library_settings(shell)
     from_shell |= {name: shell[name] for name in ("LD_LIBRARY_PATH",) if name in shell}
     return {name: value for name, value in from_shell.items() if environment.get(name, value) == value}

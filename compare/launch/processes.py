@@ -17,7 +17,7 @@ import psutil
 from backends.launchers.request import MARKER, Command
 from compare.errors import OutputError, UnavailableError, system_reason
 from compare.launch.signals import uninterrupted
-from compare.schema.environment import inherited
+from compare.schema.environment import inherited_variables
 from compare.schema.launch_files import LaunchFiles
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- where MPICH makes its segments
@@ -106,7 +106,7 @@ def _start(command: Command, name: str, log: Path) -> subprocess.Popen[bytes]:
             # A session of its own: Ctrl-C reaches this program alone, which ends the ranks in order.
             return subprocess.Popen(
                 command.argv,
-                env=inherited(os.environ) | dict(command.environment) | {MARKER: name},
+                env=inherited_variables(os.environ) | dict(command.environment) | {MARKER: name},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

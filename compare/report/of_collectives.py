@@ -17,7 +17,7 @@ from compare.report.limits import refused_copies
 from compare.report.origin import facts_of
 from compare.report.pictures import BYTES, RATE, SECONDS, Picture, Point, draw_lines
 from compare.schema.collectives import CollectivesRun, Exchange
-from compare.schema.hosts import rehearsed_on
+from compare.schema.hosts import rehearsal_headline
 from compare.text import counted, listed
 
 _Rows: TypeAlias = Sequence[GroupAtSize]
@@ -101,7 +101,7 @@ def _headline(run: CollectivesRun) -> str:
     launches = "1 launch" if config.rounds == 1 else f"{config.rounds} launches"
     parts = [
         f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}",
-        rehearsed_on(run.network, run.hosts) or over_hosts,
+        rehearsal_headline(run.network, run.hosts) or over_hosts,
         config.device,
         f"{launches} × {counted(config.iterations, 'iteration')}",
     ]

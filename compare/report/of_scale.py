@@ -13,7 +13,7 @@ from compare.report.document import Column, Document, Table
 from compare.report.limits import noisy_in
 from compare.report.origin import attested_by, facts_of, trained
 from compare.report.pictures import SECONDS_FROM_ZERO, SHARE, Picture, Point, draw_lines, of_counts
-from compare.schema.hosts import rehearsed_on
+from compare.schema.hosts import rehearsal_headline
 from compare.schema.scale import Scale
 from compare.text import counted, listed
 
@@ -73,7 +73,7 @@ def _headline(scale: Scale) -> str:
         f"{listed(map(str, scale.series.counts))} ranks × {counted(config.threads_per_rank, 'thread')}",
         config.device,
         f"batch {size} {'per rank' if weak else 'in all'}",
-        rehearsed_on(run.network, run.hosts),
+        rehearsal_headline(run.network, run.hosts),
         counted(config.rounds, "round"),
     ]
     return " · ".join(filter(None, parts))

@@ -8,7 +8,7 @@ from compare.analysis.summary import Summary
 from compare.report.document import Attested
 from compare.schema.arms import Arm
 from compare.schema.collectives import CollectivesRun
-from compare.schema.hosts import rehearsed_on
+from compare.schema.hosts import rehearsal_headline
 from compare.schema.results import Run
 from compare.schema.scale import Series
 from compare.text import counted
@@ -30,7 +30,7 @@ def headline(run: Run, summary: Summary | None = None) -> str:
         config.precision if config.precision != "float32" else "",
         "compiled" if config.compile else "",
         f"batch {config.batch_size_per_rank}{'' if summary else ' per rank'}{passes}",
-        rehearsed_on(run.network, run.hosts),
+        rehearsal_headline(run.network, run.hosts),
         *(_rounds(run, summary) if summary else _length(run)),
     ]
     return " · ".join(filter(None, parts))

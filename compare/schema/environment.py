@@ -1,8 +1,8 @@
 """Choose the environment variables of a launch.
 
 Launchers copy their environment into ssh command lines and logs. So a launch inherits only the variables that
-this module lists, and a token in the user's shell stays in the shell. Ringside sets others, with the same
-values for every arm.
+this module lists, and a token in the user's shell stays in the shell. Ringside sets further variables, with
+the same values for every arm.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from compare import PACKAGE_ROOT
 from compare.errors import UsageError
 
 MASK = "***"
-"""Shown in place of a value that only the ranks may see."""
+"""The text that is shown in place of a value that only the ranks may see."""
 EXPORTED = "RINGSIDE_EXPORTED"
-"""The variable that names the file with the values of ``-x``, which must not be logged."""
+"""Name of the variable that holds the path of the file with the values of ``-x``.
+
+The values are in a file because they must not be logged.
+"""
 
 _NAMES = {
     *("HOME", "LANG", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ"),
@@ -77,9 +80,12 @@ _READ_BY = (
 
 
 def readers_of(name: str, value: str) -> tuple[str, ...]:
-    """Return which libraries read a setting, by parts of their names; empty if any library may read it."""
+    """Return parts of the names of the libraries that read a setting; empty if any library may read it.
+
+    The setting is the variable ``name`` with ``value``.
+    """
     setting = f"{name}={value}"
-    return next((readers for start, readers in _READ_BY if re.match(start, setting)), ())
+    return next((readers for pattern, readers in _READ_BY if re.match(pattern, setting)), ())
 
 
 # The variables that an arm may set. Only Open MPI's parameters have small letters.
@@ -96,21 +102,21 @@ _DECIDED_BY_LAUNCH = re.compile(
 
 
 def refusal_of(name: str, *, may_be_secret: bool = False) -> str:
-    """Return why a user may not set a variable, as a clause; empty if the user may.
+    """Return a clause that states why users may not set a variable; empty if they may.
 
-    With ``may_be_secret`` a name may look like that of a secret, because its value is not printed or saved.
+    With ``may_be_secret``, names of secrets are allowed, because the value is neither printed nor saved.
     """
     if not _SETTING.fullmatch(name):
         return "a name consists of capital letters, digits and underscores, and begins with a letter"
     if _SECRET.search(name) and not may_be_secret:
         return "its name looks like a secret, and an arm's settings are printed and saved"
-    of_all_arms = settings(threads=1, interface="lo", executables=Path())
+    of_all_arms = launch_settings(threads=1, interface="lo", executables=Path())
     if name in of_all_arms or name in _DECIDED_BY_ARM or _DECIDED_BY_LAUNCH.fullmatch(name):
         return "Ringside or its launcher sets it, the same for every arm"
     return ""
 
 
-def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+def inherited_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of ``environ`` that a launch may inherit; secrets are not among them."""
     return {
         name: value
@@ -120,14 +126,14 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def library_settings(environ: Mapping[str, str], *, masked: Collection[str] = ()) -> dict[str, str]:
+def library_settings(environ: Mapping[str, str], *, hidden: Collection[str] = ()) -> dict[str, str]:
     """Return the variables of ``environ`` that are settings of libraries, sorted by name.
 
     Secrets are left out, and so are variables that describe one launch or a container image. The values of
-    the names in ``masked`` are replaced by ``MASK``.
+    the variables named in ``hidden`` are replaced by ``MASK``.
     """
     return {
-        name: MASK if name in masked else value
+        name: MASK if name in hidden else value
         for name, value in sorted(environ.items())
         if (name.startswith(_PREFIXES) or name == "LD_PRELOAD")
         and not name.startswith(_OF_ONE_LAUNCH)
@@ -140,14 +146,15 @@ def _is_secret(name: str, value: str) -> bool:
     return bool(_SECRET.search(name) or _SECRET_VALUE.search(value))
 
 
-def settings(
+def launch_settings(
     *, threads: int, interface: str, executables: Path, sources: Path = PACKAGE_ROOT
 ) -> dict[str, str]:
     """Return the variables that Ringside sets for every rank of every arm.
 
-    The number of threads is set because the launchers' defaults differ: torchrun sets one OpenMP thread, and
-    horovodrun allows one per core. ``executables`` is the folder of the launchers, which is added to PATH
-    because horovodrun looks there for mpirun. ``sources`` is the folder of the worker's code.
+    ``threads`` is the number of a rank's threads. It is set because the launchers' defaults differ: torchrun
+    sets one OpenMP thread, and horovodrun allows one for each core. ``interface`` is the network interface.
+    ``executables`` is the folder of the launchers, which is added to PATH because horovodrun looks there for
+    mpirun. ``sources`` is the folder of the worker's code.
     """
     return {
         "PATH": os.pathsep.join([str(executables), os.environ.get("PATH", os.defpath)]),
@@ -166,7 +173,7 @@ def settings(
 
 
 def import_path(environ: Mapping[str, str], sources: Path = PACKAGE_ROOT) -> str:
-    """Return a PYTHONPATH with the folder ``sources`` first, then the user's own PYTHONPATH.
+    """Return a PYTHONPATH that has the folder ``sources`` first, and then the PYTHONPATH in ``environ``.
 
     Raises:
         UsageError: the path of the folder contains a colon, which separates folders in PYTHONPATH.
@@ -187,14 +194,16 @@ _EXPORT = re.compile(r"-[A-Za-z]*x|--e(?:nv?)?")
 _EXPORT_IN_ONE_WORD = re.compile(r"(-[A-Za-z]*x|--e(?:nv?)?=)([^-].*)", re.DOTALL)
 
 
-def read_env_flags(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of ``-x NAME=VALUE``, and of ``-x NAME`` with their values in ``environ``.
+def read_env_flags(texts: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the user sets by ``-x NAME=VALUE`` or ``-x NAME``, by name.
+
+    ``texts`` are the values of the flag. Without a value, a variable gets its value in ``environ``.
 
     Raises:
         UsageError: a variable cannot be set by ``-x``, or has no value in either place.
     """
     exported = {}
-    for text in asked:
+    for text in texts:
         name, given, value = text.partition("=")
         reason, remedy = refusal_of(name, may_be_secret=True), "Name another variable, or leave it out."
         if not reason and name.startswith(_READ_AT_START):
@@ -212,12 +221,12 @@ def read_env_flags(asked: Sequence[str], environ: Mapping[str, str]) -> dict[str
     return exported
 
 
-def masked(words: Sequence[str]) -> list[str]:
+def hide_exports(words: Sequence[str]) -> list[str]:
     """Return a command line with ``MASK`` in place of every value of ``-x``, however the flag is written."""
-    shown = []
+    hidden = []
     for before, word in itertools.pairwise(["", *words]):
         flag, value = _EXPORT_IN_ONE_WORD.fullmatch(word), _EXPORT.fullmatch(before)
         name, given, _ = (flag[2] if flag else word).partition("=")
-        own = (flag or value) and given
-        shown.append(f"{flag[1] if flag else ''}{name}={MASK}" if own else word)
-    return shown
+        has_value = (flag or value) and given
+        hidden.append(f"{flag[1] if flag else ''}{name}={MASK}" if has_value else word)
+    return hidden

@@ -5,14 +5,14 @@ A host is written in any form that the field uses::
     node1 slots=4 max_slots=8   # Open MPI, Horovod, DeepSpeed
     node1:4                     # MPICH, Intel MPI; [::1]:4 for an IPv6 address
     node1 4                     # LSF
-    node1                       # PBS: one slot for every line that names the host
+    node1                       # PBS: one slot for each line that names the host
     node[1-4] slots=8           # a range, as in Slurm and ClusterShell
     alice@node1 slots=4         # log in as another user
     node1,node[3-4]             # several, with commas, all in the same form
     node1 4 all.q@node1 <NULL>  # Grid Engine's $PE_HOSTFILE
 
-Other forms that are known are refused by their names: see ``hostfile_forms``. Nothing here looks a name
-up or starts a process, and only ``read_hostfile`` reads a file. Every mistake in a text is a ``UsageError``,
+Other known forms are refused by errors that name them: see ``hostfile_forms``. Nothing here looks a name up
+or starts a process, and only ``read_hostfile`` reads a file. Every mistake in a text is a ``UsageError``,
 which names file:line, shows the line and gives the right form.
 """
 
@@ -29,14 +29,23 @@ from pathlib import Path
 import msgspec
 
 from compare.errors import UsageError, system_reason
-from compare.schema.hostfile_forms import may_be_a_port, plain, recognised, which_of_both
-from compare.schema.hosts import KEYS, MAX_SLOTS, NAME, Host, HostFaultError, listed, shown, with_slots
+from compare.schema.hostfile_forms import as_hostfile_line, may_be_a_port, recognise_form, slots_or_port_remedy
+from compare.schema.hosts import (
+    KEYS,
+    MAX_SLOTS,
+    NAME,
+    Host,
+    HostFaultError,
+    host_with_slots,
+    listed_hosts,
+    printable_line,
+)
 from compare.system.files import read_bytes
 
 MAX_HOSTS = 16_384
 """Maximum number of hosts.
 
-It is far above any real cluster. A slip such as node[1-100000000] ends in a message, not in swap.
+It is far above any real cluster, but a typing error such as node[1-100000000] cannot fill the memory.
 """
 MAX_FILE_BYTES = 16 * 2**20
 
@@ -47,7 +56,7 @@ _REPEAT_FORM = "Name a host once with slots=N, or repeat its bare name, one slot
 _RANGE_FORM = "is not a range of host names such as node[1-4] or node[01-08,12]"
 
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-"""How a text of UTF-16 begins, as Windows writes it."""
+"""The first bytes of a text in UTF-16, as Windows writes it."""
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _BLANKS = " \t\v\f"
 _GAP = re.compile(r"[ \t\v\f]+")
@@ -59,7 +68,7 @@ _RANGE = re.compile(rf"\[({_SPAN}(?:,{_SPAN})*)\]")
 
 
 def read_hostfile(path: str | PathLike[str]) -> tuple[Host, ...]:
-    """Read the hosts of a file, in its order.
+    """Read a hostfile, and return its hosts in the order in which they are first named.
 
     Raises:
         UsageError: the file is missing, unreadable, not text or names no host, or a line is wrong.
@@ -81,9 +90,9 @@ def read_hostfile(path: str | PathLike[str]) -> tuple[Host, ...]:
 
 
 def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
-    """Parse the text of a hostfile; ``source`` is its name in errors.
+    """Return the hosts of a hostfile's text; ``source`` is the file's name in errors.
 
-    Hosts come in the order in which they are first named, those of a range in the order written.
+    Hosts are in the order in which they are first named, and those of a range in the order written.
 
     Raises:
         UsageError: a line is wrong, a host is named twice, or there is no host at all.
@@ -97,12 +106,12 @@ def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
 
 
 def parse_hosts(spec: str) -> tuple[Host, ...]:
-    """Parse hosts from the command line, such as ``node1:4,node2:4`` or ``node[1-2,5]:4``.
+    """Return the hosts of a list from the command line: ``node1:4,node2:4`` or ``node[1-2,5]:4``.
 
-    Errors number the hosts as a hostfile's lines: ``-H:2`` is the second of the list.
+    Errors number the hosts like the lines of a hostfile, so ``-H:2`` is the second host of the list.
 
     Raises:
-        UsageError: as ``parse_hostfile``.
+        UsageError: a host is wrong or is named twice.
     """
     items = list(_split_list(spec))
     try:
@@ -115,100 +124,123 @@ def parse_hosts(spec: str) -> tuple[Host, ...]:
 def select(
     hosts: Sequence[Host], include: Iterable[str] = (), exclude: Iterable[str] = ()
 ) -> tuple[Host, ...]:
-    """Keep the hosts that are included and not excluded, in their order.
+    """Return the hosts that are included and not excluded, in their order.
 
-    Without ``include`` all are included. Both take names, ranges, and comma-separated lists of them.
+    Without ``include`` all hosts are included. Each text of ``include`` and ``exclude`` is a name, a range, or
+    a comma-separated list of them.
 
     Raises:
-        UsageError: a name is none of the hosts', or no host is left.
+        UsageError: a text names a host that is not in ``hosts``, or no host is left.
     """
     known = {host.key for host in hosts}
-    wanted = _named(include, "--include", hosts) or known
-    unwanted = _named(exclude, "--exclude", hosts)
+    wanted = _keys_of_patterns(include, "--include", hosts) or known
+    unwanted = _keys_of_patterns(exclude, "--exclude", hosts)
     kept = tuple(host for host in hosts if host.key in wanted - unwanted)
     if not kept:
         remedy = "Exclude fewer hosts, or include one that is not excluded."
-        raise UsageError("--exclude: no host is left", found=listed(hosts), remedy=remedy)
+        raise UsageError("--exclude: no host is left", found=listed_hosts(hosts), remedy=remedy)
     return kept
 
 
 def format_hostfile(hosts: Sequence[Host]) -> str:
-    """Return hosts as a hostfile in Open MPI's form.
+    """Return the text of a hostfile in Open MPI's form, which ``parse_hostfile`` reads as the same hosts.
 
-    Parsing it gives the same hosts again. It has no comments and no blank lines, because Horovod's own
-    parser fails on both.
+    It has no comments and no blank lines, because Horovod's own parser fails on both.
     """
     return "".join(f"{host.destination} slots={host.slots}\n" for host in hosts)
 
 
 def format_hosts(hosts: Sequence[Host]) -> str:
-    """Return hosts as ``-H`` takes them, quoted for a shell."""
+    """Return hosts as the value of the flag ``-H``, quoted for a shell."""
     joints = (" slots=" if may_be_a_port(str(host.slots)) else ":" for host in hosts)
-    return shlex.quote(",".join(map(with_slots, hosts, joints)))
+    return shlex.quote(",".join(map(host_with_slots, hosts, joints)))
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """A line of a hostfile, or a host of a list."""
+    """A line of a hostfile, or a host of a list, with what errors state about it."""
 
     source: str
+    """Name of the file or flag."""
     number: int
+    """Number of the line, or of the host in the list, from 1."""
     text: str
     form: str = _FILE_FORM
+    """The sentence that tells a user the right form."""
 
     @property
     def where(self) -> str:
         return f"{self.source}:{self.number}"
 
     def error(self, fault: HostFaultError) -> UsageError:
-        """Return the error of a fault, or of the other program's form that the line has."""
-        what, remedy = str(fault), fault.remedy or self.form
-        if not fault.remedy and (form := recognised(self.text)):
-            what, remedy = form[0], f"{form[1]} {self.form}".strip()
-        return UsageError(f"{self.where}: {what}", found=shown(self.text), remedy=remedy)
+        """Return the error that tells a user of a fault in this line.
+
+        If the line has the form of another program, the error names that form instead of the fault.
+        """
+        problem, remedy = str(fault), fault.remedy or self.form
+        if not fault.remedy and (form := recognise_form(self.text)):
+            problem, remedy = form[0], f"{form[1]} {self.form}".strip()
+        return UsageError(f"{self.where}: {problem}", found=printable_line(self.text), remedy=remedy)
 
 
 def _collect(lines: Iterable[_Line]) -> tuple[Host, ...]:
+    """Return the hosts of all lines, each once.
+
+    Raises:
+        UsageError: a line is wrong, or a host is named twice.
+    """
     hosts: dict[str, Host] = {}
     counted: set[str] = set()  # hosts whose slots are written out, and must not be repeated
     for line in lines:
         try:
-            text, adds = plain(line.text)
+            text, adds = as_hostfile_line(line.text)
             entries = list(_split_list(text))
             _refuse_unclear_slots(entries, text)
             for entry in entries:
-                _enter(hosts, counted, line, entry, adds=adds)
+                _add_entry(hosts, counted, line, entry, adds=adds)
         except HostFaultError as fault:
             raise line.error(fault) from None
     return tuple(hosts.values())
 
 
 def _refuse_unclear_slots(entries: Sequence[str], text: str) -> None:
-    """Refuse ``slots=`` in a list that has a host without a number too.
+    """Refuse ``slots=`` in a list in which another host has no number.
 
-    In ``a,b slots=4`` it is not clear whose slots they are; ``a,b:4`` is clear.
+    In ``a,b slots=4`` it is not clear whether the slots are those of both hosts, but ``a,b:4`` is clear.
+
+    Raises:
+        HostFaultError: the list of ``entries``, whose text is ``text``, has both.
     """
-    worded = [len(_GAP.split(entry)) > 1 for entry in entries]
-    bare = [not words and ":" not in entry for words, entry in zip(worded, entries, strict=True)]
-    if any(worded) and any(bare):
+    with_words = [len(_GAP.split(entry)) > 1 for entry in entries]
+    bare = [not words and ":" not in entry for words, entry in zip(with_words, entries, strict=True)]
+    if any(with_words) and any(bare):
         raise HostFaultError(text, "does not say whether the slots are those of each host or of the last")
 
 
-def _enter(hosts: dict[str, Host], counted: set[str], line: _Line, entry: str, *, adds: bool) -> None:
-    """Enter the hosts of an entry; with ``adds``, slots may add up."""
+def _add_entry(hosts: dict[str, Host], counted: set[str], line: _Line, entry: str, *, adds: bool) -> None:
+    """Add the hosts of an entry to ``hosts``; with ``adds``, slots of a repeated host add up.
+
+    Raises:
+        HostFaultError: the entry is wrong, repeats a host that must not be repeated, or is one too many.
+    """
     pattern, user, slots = _parse_entry(entry)
     for name in _expand(pattern):
         host = Host(name, 1 if slots is None else slots, user, line.where)
         key = host.key
-        more = (slots is None or adds) and key not in counted
-        hosts[key] = _repeated(hosts[key], host, bare=more) if key in hosts else host
+        may_repeat = (slots is None or adds) and key not in counted
+        hosts[key] = _add_slots(hosts[key], host, allowed=may_repeat) if key in hosts else host
         if slots is not None and not adds:
             counted.add(key)
     if len(hosts) > MAX_HOSTS:
         raise HostFaultError(line.text, f"is one host too many: the limit is {MAX_HOSTS:,}")
 
 
-def _repeated(first: Host, again: Host, *, bare: bool) -> Host:
-    if not bare:
+def _add_slots(first: Host, again: Host, *, allowed: bool) -> Host:
+    """Return the host with the slots of both lines that name it.
+
+    Raises:
+        HostFaultError: the host must not be repeated, or the lines name different users.
+    """
+    if not allowed:
         problem = f"was named before, at {first.source}, and only a bare name may be repeated"
         raise HostFaultError(again.name, problem, _REPEAT_FORM)
     if first.user != again.user:
@@ -218,7 +250,11 @@ def _repeated(first: Host, again: Host, *, bare: bool) -> Host:
 
 
 def _parse_entry(text: str) -> tuple[str, str, int | None]:
-    """Return the name, user and slots of a line."""
+    """Return the name or range, the user and the slots of an entry; the slots are None if not given.
+
+    Raises:
+        HostFaultError: the entry has another form.
+    """
     # Open MPI reads '=' as a word of its own, so 'slots = 4' is as good as 'slots=4'.
     head, *words = _GAP.sub(" ", text).replace(" =", "=").replace("= ", "=").split(" ")
     user, at, address = head.rpartition("@")
@@ -226,7 +262,7 @@ def _parse_entry(text: str) -> tuple[str, str, int | None]:
         raise HostFaultError(head, "has no user before the '@'")
     pattern, count = _split_count(address)
     if count is not None and may_be_a_port(count):
-        remedy = which_of_both(shown(f"{user}{at}{pattern}"), count)
+        remedy = slots_or_port_remedy(printable_line(f"{user}{at}{pattern}"), count)
         raise HostFaultError(head, f"may mean {count} slots or a port", remedy)
     numbers: dict[str, int] = {} if count is None else {"slots": _number("slots", count)}
     for word in words:
@@ -242,9 +278,9 @@ def _parse_entry(text: str) -> tuple[str, str, int | None]:
 
 
 def _split_count(address: str) -> tuple[str, str | None]:
-    """Split ``host:N``.
+    """Split ``host:N`` into the host and the number, which is None if there is none.
 
-    Two colons or more without brackets can only be an IPv6 address.
+    A text with two colons or more and without brackets can only be an IPv6 address.
     """
     if ipv6 := _BRACKETED_IPV6.fullmatch(address):
         return ipv6[1], ipv6[2]
@@ -261,7 +297,11 @@ def _number(key: str, text: str) -> int:
 
 
 def _expand(pattern: str) -> Sequence[str]:
-    """Return the names of a range, in the order written."""
+    """Return the names of a range in the order written; a text without brackets is the only name.
+
+    Raises:
+        HostFaultError: the range has another form, names a host twice, or is too large.
+    """
     if "[" not in pattern and "]" not in pattern:
         return (pattern,)
     if not NAME.fullmatch(_RANGE.sub("0", pattern)):
@@ -282,19 +322,22 @@ def _expand(pattern: str) -> Sequence[str]:
 
 
 def _span(text: str) -> tuple[range, int]:
-    """Return the numbers of ``4``, ``1-4``, ``01-10`` or ``0-8/2``, and the width of padded ones, else 0."""
+    """Return the numbers of ``4``, ``1-4``, ``01-10`` or ``0-8/2``, and their width.
+
+    The width is 0 for numbers that are not padded with zeros.
+    """
     first, _, rest = text.partition("-")
-    last, _, step = rest.partition("/")
-    ends, each = (first, last or first), int(step or 1)
+    last, _, step_text = rest.partition("/")
+    ends, step = (first, last or first), int(step_text or 1)
     padded = any(len(end) > 1 and end.startswith("0") for end in ends)
-    numbers = range(int(ends[0]), int(ends[1]) + 1, each) if each else range(0)
+    numbers = range(int(ends[0]), int(ends[1]) + 1, step) if step else range(0)
     if not numbers or (padded and len(ends[0]) != len(ends[1])):
         raise HostFaultError(f"[{text}]", "is not a range: write [1-4], [01-10] or [0-8/2]")
     return numbers, len(first) if padded else 0
 
 
 def _split_list(spec: str) -> Iterator[str]:
-    """Split at commas, except those inside brackets, which belong to a range."""
+    """Yield the parts of a list between its commas; commas inside brackets belong to a range."""
     depth = start = 0
     for index, character in enumerate(spec):
         depth += (character == "[") - (character == "]")
@@ -304,24 +347,28 @@ def _split_list(spec: str) -> Iterator[str]:
     yield spec[start:].strip(_BLANKS)
 
 
-def _named(patterns: Iterable[str], option: str, hosts: Sequence[Host]) -> set[str]:
-    """Return the keys of the hosts that patterns name, each written as in a hostfile."""
+def _keys_of_patterns(patterns: Iterable[str], flag: str, hosts: Sequence[Host]) -> set[str]:
+    """Return the keys of the hosts that the values of a flag name, each written as in a hostfile.
+
+    Raises:
+        UsageError: a value is wrong, or names a host that is not in ``hosts``.
+    """
     known = {host.key: host for host in hosts}
-    named: set[str] = set()
+    keys: set[str] = set()
     for number, text in enumerate(patterns, 1):
         try:
-            named.update(key for item in _split_list(text) for key in _keys(item, known))
+            keys.update(key for item in _split_list(text) for key in _keys_of_item(item, known))
         except HostFaultError as fault:
-            raise _Line(option, number, text, _NAME_FORM).error(fault) from None
-    return named
+            raise _Line(flag, number, text, _NAME_FORM).error(fault) from None
+    return keys
 
 
-def _keys(item: str, known: Mapping[str, Host]) -> Iterator[str]:
-    pattern, user, slots = _parse_entry(plain(item)[0])
+def _keys_of_item(item: str, known: Mapping[str, Host]) -> Iterator[str]:
+    pattern, user, slots = _parse_entry(as_hostfile_line(item)[0])
     for name in _expand(pattern):
-        asked = Host(name, 1 if slots is None else slots, user)
-        found = known.get(asked.key)
-        if not found or user not in {"", found.user} or slots not in {None, found.slots}:
-            written = asked.destination if slots is None else with_slots(asked)
-            raise HostFaultError(written, f"is none of the {listed(known.values())}")
-        yield asked.key
+        named = Host(name, 1 if slots is None else slots, user)
+        host = known.get(named.key)
+        if not host or user not in {"", host.user} or slots not in {None, host.slots}:
+            text = named.destination if slots is None else host_with_slots(named)
+            raise HostFaultError(text, f"is none of the {listed_hosts(known.values())}")
+        yield named.key

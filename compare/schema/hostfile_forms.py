@@ -1,7 +1,7 @@
 """Recognise the forms in which other programs write lists of hosts.
 
-A line with only one possible meaning is changed into the form of a hostfile, and read. For other lines, the
-error names the form and states what to write in its place.
+A line with only one possible meaning is changed into the form of a hostfile, and then read. For other lines,
+the error names the form and states what to write instead.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _NUMBER_OF_SLOTS = (
 _SSH_PORTS, _FIRST_PORT, _LAST_PORT = {22, 222}, 1024, 65535
 _ONE_LINE = "Put each host on a line of its own, or put commas between them."
 
-# Each has a pattern of the whole line, the line in the form of a hostfile, and whether its slots add up.
-_READ = (
+# For each form: the pattern of a whole line, what replaces it, and whether slots of a repeated host add up.
+_READABLE_FORMS = (
     # Grid Engine's $PE_HOSTFILE: host, slots, queue@host, processors. A host may have several queues.
     (re.compile(r"(\S+)[ \t]+(\d+)[ \t]+\S+@\S+(?:[ \t]+\S+)?"), r"\1 slots=\2", True),
     (re.compile(r"(.*[^,;\s])\s*[,;]"), r"\1", False),
@@ -27,19 +27,19 @@ _READ = (
 )
 
 
-def plain(text: str) -> tuple[str, bool]:
-    """Return a line in the form of a hostfile, and whether its slots add to earlier ones.
+def as_hostfile_line(text: str) -> tuple[str, bool]:
+    """Return a line in the form of a hostfile, and whether its slots add to earlier ones of the same host.
 
-    A line that no pattern matches is returned as it is.
+    A line that is in no other known form is returned unchanged.
     """
     adds = False
-    for pattern, sense, its_adds in _READ:
+    for pattern, replacement, form_adds in _READABLE_FORMS:
         if match := pattern.fullmatch(text):
-            text, adds = match.expand(sense), adds or its_adds
+            text, adds = match.expand(replacement), adds or form_adds
     return text, adds
 
 
-_FORMS = (
+_REFUSED_FORMS = (
     ("this is JSON, or a list from a program", r'^[{\[]\s*(?:$|["\'{\[])|^"[^"]*"\s*:\s|^[}\]],?$', ""),
     ("this is XML", r"^<", ""),
     ("this is YAML", r"^---$|^[\w.-]+:\s*$|^[\w.-]+:\s+[^\d\s]|^-\s+[A-Za-z_]+:\s", ""),
@@ -152,19 +152,22 @@ _FORMS = (
         _ONE_LINE,
     ),
 )
-"""Forms that are recognised in order to refuse them by their names.
+"""The forms that are refused by an error that names them.
 
 Each has a clause that names the form, the pattern of its lines, and a sentence that states what to write, or
 an empty text. ``{0}`` stands for the first matched group of the pattern.
 """
 
 
-def recognised(line: str) -> tuple[str, str] | None:
-    """Return the clause that names a line's form, and what to write instead; None for an unknown form."""
-    for what, pattern, write in _FORMS:
+def recognise_form(line: str) -> tuple[str, str] | None:
+    """Return a clause that names the form of a line, and a sentence that states what to write instead.
+
+    The sentence may be empty. The result is None for a line of an unknown form.
+    """
+    for name, pattern, remedy in _REFUSED_FORMS:
         if match := re.search(pattern, line, re.ASCII):
-            groups = [_spelled(group) for group in match.groups() if group is not None]
-            return what.format(*groups), write.format(*groups)
+            groups = [_code_point(group) for group in match.groups() if group is not None]
+            return name.format(*groups), remedy.format(*groups)
     return None
 
 
@@ -174,11 +177,11 @@ def may_be_a_port(count: str) -> bool:
     return number in _SSH_PORTS or _FIRST_PORT <= number <= _LAST_PORT
 
 
-def which_of_both(name: str, count: str) -> str:
-    """Return the remedy for a number that may mean slots or a port: how to write each of them."""
+def slots_or_port_remedy(name: str, count: str) -> str:
+    """Return the remedy for a number after a host's name, which states how to write slots and how a port."""
     return f"Write '{name} slots={count}' for slots, or '{name}' and --ssh-port {count} for a port."
 
 
-def _spelled(group: str) -> str:
-    """Return ASCII text unchanged, and any other character as its code point, such as U+2013."""
+def _code_point(group: str) -> str:
+    """Return ASCII text unchanged, and any other single character as its code point, such as U+2013."""
     return group if group.isascii() else f"U+{ord(group):04X}"

@@ -30,11 +30,11 @@ LOOPBACK = "lo"
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit")
 _LATENCY = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
-_RATES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_SLOWEST = 10**5
-_FASTEST = 10**12
-_LONGEST_SECONDS = 10.0
+_RATE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_LATENCY_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_MIN_BITS_PER_SECOND = 10**5
+_MAX_BITS_PER_SECOND = 10**12
+_MAX_LATENCY_SECONDS = 10.0
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,21 +46,21 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     """Time that is added to each packet from one host to another."""
 
     def __str__(self) -> str:
-        """Return rate and latency for people: ``1 gbit/s, 2 ms``, or ``no rate limit``."""
+        """Return the rate and the latency as people read them: ``1 gbit/s, 2 ms``, or ``no rate limit``."""
         if self.bits_per_second is None:
             return "no rate limit"
         rate = next(
             f"{self.bits_per_second / size:g} {prefix}bit/s"
-            for prefix, size in reversed(_RATES.items())
+            for prefix, size in reversed(_RATE_UNITS.items())
             if self.bits_per_second >= size
         )
         return f"{rate}, {self.latency_seconds * 1e3:g} ms" if self.latency_seconds else rate
 
 
 def parse_link(written: str, flag: str = "--link") -> Link:
-    """Read RATE[,LATENCY], each with a unit as in the tool ``tc``: ``1gbit,2ms``.
+    """Return the link that a text such as ``1gbit,2ms`` describes.
 
-    ``flag`` is named in errors.
+    The text is RATE or RATE,LATENCY, each with a unit as in the tool ``tc``. Errors name ``flag``.
 
     Raises:
         UsageError: the text has another form, or a value is out of range.
@@ -71,9 +71,9 @@ def parse_link(written: str, flag: str = "--link") -> Link:
         raise UsageError(
             f"{flag} cannot be {written!r}.", remedy="Use RATE or RATE,LATENCY: 100mbit, or 1gbit,2ms."
         )
-    bits = float(rate[1]) * _RATES[rate[2]]
-    seconds = float(latency[1]) * _TIMES[latency[2]] if latency else 0.0
-    if not _SLOWEST <= bits <= _FASTEST or seconds > _LONGEST_SECONDS:
+    bits = float(rate[1]) * _RATE_UNITS[rate[2]]
+    seconds = float(latency[1]) * _LATENCY_UNITS[latency[2]] if latency else 0.0
+    if not _MIN_BITS_PER_SECOND <= bits <= _MAX_BITS_PER_SECOND or seconds > _MAX_LATENCY_SECONDS:
         raise UsageError(
             f"{flag} {written} is out of range.",
             remedy="Use a rate from 100kbit to 1tbit, and a latency of at most 10s.",
@@ -82,13 +82,14 @@ def parse_link(written: str, flag: str = "--link") -> Link:
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
-    """How the ranks of all arms reach each other."""
+    """The network over which the ranks of all arms communicate."""
 
     interface: str = LOOPBACK
+    """Name of the network interface, the same on every host."""
     network: str = ""
     """The network that all hosts share on the interface, such as 10.0.0.0/24.
 
-    It is the interface's name if the hosts share no network and are only routed to each other. On one
+    If the hosts share no network and are only routed to each other, it is the name of the interface. On one
     machine it is empty.
     """
     addresses: tuple[str, ...] = ("127.0.0.1",)
@@ -100,35 +101,35 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of the hosts' links in ``compare rehearse``; None for real hosts."""
 
 
-def rehearsed_on(network: Network, hosts: Sequence[Host]) -> str:
-    """Return a headline that describes the rehearsal, with hosts and links; empty for real hosts."""
+def rehearsal_headline(network: Network, hosts: Sequence[Host]) -> str:
+    """Return a headline that states the hosts and links of a rehearsal; empty for real hosts."""
     if network.rehearsed is None:
         return ""
     return f"REHEARSED: {counted(len(hosts), 'host')} on one machine, {network.rehearsed}"
 
 
 class HostFaultError(ValueError):
-    """A host is written wrongly; the code that catches this adds the line of the hostfile.
+    """An error in the way in which a host is written; its catcher adds the line of the hostfile.
 
-    ``found`` is the wrong text, and ``problem`` continues the sentence that begins with it.
+    ``found`` is the wrong text, and ``problem`` continues the sentence that begins with this text.
     """
 
     def __init__(self, found: str, problem: str, remedy: str = "") -> None:
-        super().__init__(f"'{shown(found)}' {problem}")
+        super().__init__(f"'{printable_line(found)}' {problem}")
         self.remedy = remedy
 
 
 class Host(msgspec.Struct, frozen=True):
-    """A machine that takes ranks.
+    """A machine that runs ranks.
 
     Args:
-        name: host name, IPv4 address, or IPv6 address without brackets.
-        slots: how many ranks it takes.
-        user: the user to log in as; empty for the default of the program that reaches the host, such as ssh.
+        name: its host name, IPv4 address, or IPv6 address without brackets.
+        slots: the number of ranks that it can run.
+        user: the user to log in as; empty for the default of the program that logs in, such as ssh.
         source: the "file:line" where the host was read, for errors.
 
     Raises:
-        ValueError: no launcher could use it; ``msgspec.ValidationError`` when decoded from JSON.
+        ValueError: no launcher could use the host; ``msgspec.ValidationError`` when decoded from JSON.
     """
 
     name: str
@@ -137,7 +138,7 @@ class Host(msgspec.Struct, frozen=True):
     source: str = ""
 
     def __post_init__(self) -> None:
-        """Check name, user and slots, so that launchers can rely on them wherever the host comes from."""
+        """Refuse a name, user or number of slots that launchers cannot use."""
         if ":" in self.name:
             # Each address gets one spelling; otherwise ::1 and 0::1 would count as two hosts.
             msgspec.structs.force_setattr(self, "name", _ipv6(self.name))
@@ -160,7 +161,7 @@ class Host(msgspec.Struct, frozen=True):
 
 
 def local_host(slots: int) -> Host:
-    """Return this machine as a host named ``localhost``.
+    """Return this machine as a host named ``localhost`` with so many slots.
 
     Raises:
         UsageError: ``slots`` is not from 1 to ``MAX_SLOTS``.
@@ -173,12 +174,12 @@ def local_host(slots: int) -> Host:
 
 
 def is_local(host: Host) -> bool:
-    """Return whether a host is this machine, judged by its name.
+    """Return whether a host's name means this machine.
 
-    ``localhost``, this machine's own name and loopback addresses are local. A longer or shorter form of its
+    ``localhost``, this machine's own name and loopback addresses are local. A longer or shorter form of the
     own name is local if it resolves to an address of this machine. So the launcher of an MPIJob recognises
-    itself in the hostfile. Any other name is remote, even if it leads to this machine. A host with a user is
-    never local, because ``alice@localhost`` asks for a login as alice.
+    itself in the hostfile. Any other name is remote, even if it resolves to this machine. A host with a user
+    is never local, because ``alice@localhost`` asks for a login as alice.
     """
     if host.user:
         return False
@@ -188,50 +189,49 @@ def is_local(host: Host) -> bool:
     try:
         return ipaddress.ip_address(host.name).is_loopback
     except ValueError:
-        return host.key.partition(".")[0] == own.partition(".")[0] and _leads_here(host.name)
+        return host.key.partition(".")[0] == own.partition(".")[0] and _resolves_to_this_machine(host.name)
 
 
-def _leads_here(name: str) -> bool:
+def _resolves_to_this_machine(name: str) -> bool:
     """Return whether a name resolves to an address of this machine; False if it cannot be looked up."""
     import psutil  # imported late, because most runs look up no name
 
     try:
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
+        addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
     except (OSError, UnicodeError):
         return False  # the name may be unknown so far: a pod's DNS record appears after its start
     own = {address.address for each in psutil.net_if_addrs().values() for address in each}
-    return any(address in own or ipaddress.ip_address(address).is_loopback for address in found)
+    return any(address in own or ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
-def place(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
-    """Fill the slots of the hosts with ranks, host after host.
+def fill_slots(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
+    """Give the ranks to the hosts, host after host, and return the hosts that got some.
 
-    With ``ranks`` None every slot is filled. Copies of the hosts that got a rank are returned, each with as
-    many slots as it has ranks.
+    Each returned host is a copy with as many slots as it has ranks. With ``ranks`` None, every slot is filled.
 
     Raises:
         UsageError: ``ranks`` is larger than the number of slots.
     """
-    room = sum(host.slots for host in hosts)
-    wanted = room if ranks is None else ranks
-    if wanted > room:
+    total = sum(host.slots for host in hosts)
+    wanted = total if ranks is None else ranks
+    if wanted > total:
         raise UsageError(
-            f"{wanted} ranks do not fit: the hosts take {room}",
-            found=listed(hosts),
-            remedy=f"Ask for at most {room} (-np {room}), or give the hosts more slots.",
+            f"{wanted} ranks do not fit: the hosts take {total}",
+            found=listed_hosts(hosts),
+            remedy=f"Ask for at most {total} (-np {total}), or give the hosts more slots.",
         )
     before = itertools.accumulate((host.slots for host in hosts), initial=0)
     counts = [min(host.slots, max(0, wanted - taken)) for host, taken in zip(hosts, before, strict=False)]
-    placed = zip(hosts, counts, strict=True)
-    return tuple(msgspec.structs.replace(host, slots=count) for host, count in placed if count)
+    pairs = zip(hosts, counts, strict=True)
+    return tuple(msgspec.structs.replace(host, slots=count) for host, count in pairs if count)
 
 
-def listed(hosts: Iterable[Host]) -> str:
-    """Return the hosts with their slots, as an error shows them: ``hosts: a:2,me@b:2``."""
-    return f"hosts: {shown(','.join(map(with_slots, hosts))) or 'none'}"
+def listed_hosts(hosts: Iterable[Host]) -> str:
+    """Return the hosts with their slots in the form that errors show: ``hosts: a:2,me@b:2``."""
+    return f"hosts: {printable_line(','.join(map(host_with_slots, hosts))) or 'none'}"
 
 
-def shown(text: str) -> str:
+def printable_line(text: str) -> str:
     """Return text as one line, cut after 160 characters, with control and non-ASCII characters escaped."""
     line = text.strip().replace("\t", " ")
     if not (line.isascii() and line.isprintable()):
@@ -239,8 +239,8 @@ def shown(text: str) -> str:
     return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}..."
 
 
-def with_slots(host: Host, joint: str = ":") -> str:
-    """Return a host with its user and its slots: ``me@b:2``, or with another ``joint`` before the slots."""
+def host_with_slots(host: Host, joint: str = ":") -> str:
+    """Return the text of a host with its user and slots, such as ``me@b:2``; ``joint`` precedes the slots."""
     name = f"[{host.name}]" if ":" in host.name else host.name
     return f"{host.user}@{name}{joint}{host.slots}" if host.user else f"{name}{joint}{host.slots}"
 
@@ -259,6 +259,11 @@ def _check_name(name: str) -> None:
 
 
 def _ipv6(name: str) -> str:
+    """Return the usual spelling of an IPv6 address.
+
+    Raises:
+        HostFaultError: ``name`` is not an IPv6 address, or has a zone.
+    """
     try:
         address = ipaddress.IPv6Address(name)
     except ValueError:

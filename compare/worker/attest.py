@@ -50,7 +50,7 @@ def attest_group(group: Group, job: LaunchJob) -> Facts:
         "sources": str(PACKAGE_ROOT),
         "malloc": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
         "group": group.attest(),
-        "environment": library_settings(os.environ, masked=job.exported),
+        "environment": library_settings(os.environ, hidden=job.exported),
         "warnings": noted_warnings(),
     }
 

@@ -20,7 +20,7 @@ from backends.launchers import LAUNCHERS, find_launcher
 from backends.launchers.request import Request
 from compare.analysis.figures import LaunchFigures
 from compare.schema.arms import parse_arm
-from compare.schema.environment import inherited, settings
+from compare.schema.environment import inherited_variables, launch_settings
 from compare.schema.hosts import local_host
 from compare.schema.store import read_run
 from tests.bench.machine import Load, LoadMeter, family_seconds
@@ -30,7 +30,7 @@ THREADS = 1
 """Threads per rank: two ranks fill two cores."""
 SHARED_MEMORY = "manual:mode=shared_memory"
 _TIMEOUT_SECONDS = 600
-_SETTINGS = settings(threads=THREADS, interface="lo", executables=Path(sys.executable).parent)
+_SETTINGS = launch_settings(threads=THREADS, interface="lo", executables=Path(sys.executable).parent)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def start_ranks(script, arguments, *, arm="ddp", ranks=2):
     )
     with tempfile.TemporaryDirectory() as scratch:  # torchrun leaves a folder here
         for command in LAUNCHERS[name].commands(request):
-            execute(command.argv, inherited(os.environ) | dict(command.environment) | {"TMPDIR": scratch})
+            execute(command.argv, inherited_variables(os.environ) | dict(command.environment) | {"TMPDIR": scratch})
 
 
 def read_ranks(folder, ranks):

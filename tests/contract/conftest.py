@@ -16,7 +16,7 @@ from backends.launchers.request import Request
 from compare.errors import RingsideError
 from compare.launch.processes import supervise
 from compare.schema.arms import parse_arm
-from compare.schema.environment import settings
+from compare.schema.environment import launch_settings
 from compare.schema.hosts import Host
 from tests.contract.plan import LAUNCHES, Launch
 from tests.contract.records import GroupRecord, RankRecord, ReplicaRecord
@@ -86,7 +86,7 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks, short_folder):
             arguments=(str(job),),
             port=free_port(),
             # torchrun leaves a folder here, and Open MPI needs a short path for its socket.
-            environment=settings(threads=1, interface=LOOPBACK, executables=Path(sys.executable).parent)
+            environment=launch_settings(threads=1, interface=LOOPBACK, executables=Path(sys.executable).parent)
             | {"TMPDIR": short_folder},
             interface=LOOPBACK,
             options=launch.options,

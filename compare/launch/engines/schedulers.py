@@ -16,7 +16,7 @@ from compare.errors import UsageError
 from compare.launch.engines import HOSTS_REMEDY, LOCAL_REMEDY, Allocation, Carrier
 from compare.launch.engines.ssh import Ssh
 from compare.schema.hostfile import format_hosts, parse_hostfile, read_hostfile
-from compare.schema.hosts import Host, local_host, shown
+from compare.schema.hosts import Host, local_host, printable_line
 from compare.text import counted
 
 NUMBER, MANY = "[0-9]+", "0*(?:[2-9]|[1-9][0-9]+)"
@@ -69,7 +69,7 @@ class Scheduler(NamedTuple):
     def job_name(self, environ: Mapping[str, str]) -> str:
         """Return the name of this scheduler's job for messages, such as ``Grid Engine job 7``."""
         if number := environ.get(self.number):
-            return f"{self.name} job {shown(number)}"
+            return f"{self.name} job {printable_line(number)}"
         return self.name if self.name.startswith("the ") else f"a job of {self.name}"
 
 
@@ -302,7 +302,7 @@ def matching_variables(signs: tuple[str, ...], environ: Mapping[str, str]) -> di
 
 def format_variables(signs: Mapping[str, str]) -> str:
     """Return variables with their values for messages, as ``A=1, B=2``."""
-    return ", ".join(f"{name}={shown(value)}" for name, value in signs.items())
+    return ", ".join(f"{name}={printable_line(value)}" for name, value in signs.items())
 
 
 def _read(value: str, variable: str, form: Callable[[str], str] | None, job: str) -> tuple[Host, ...]:
@@ -310,7 +310,7 @@ def _read(value: str, variable: str, form: Callable[[str], str] | None, job: str
     try:
         return parse_hostfile(form(value), variable) if form else read_hostfile(value)
     except (UsageError, ValueError) as error:
-        found = str(error) if isinstance(error, UsageError) else shown(value)
+        found = str(error) if isinstance(error, UsageError) else printable_line(value)
         what = f"{variable} does not name the hosts of {job} in a form that Ringside knows."
         raise UsageError(what, found="\n".join(found.split("\n")[:2]), remedy=HOSTS_REMEDY) from None
 

@@ -36,7 +36,7 @@ from compare.launch.engines import (
 )
 from compare.schema.environment import inherited
 from compare.schema.hostfile import parse_hosts
-from compare.schema.hosts import Host, shown
+from compare.schema.hosts import Host, printable_line
 from compare.system.clock import unix_time
 from compare.system.files import tail
 from compare.system.scontrol import UNSET, fields_of, show_job
@@ -143,7 +143,7 @@ def detect(environ: Mapping[str, str]) -> Allocation | None:
     number = environ[name]
     if not re.fullmatch(r"[1-9][0-9]*", number):
         raise UsageError(
-            f"{name} is '{shown(number)}', which is not a job number.",
+            f"{name} is '{printable_line(number)}', which is not a job number.",
             found="Slurm sets this variable within a job.",
             remedy=f"Unset it. {HOSTS_REMEDY}",
         )
@@ -167,7 +167,7 @@ def detect(environ: Mapping[str, str]) -> Allocation | None:
         ) from None
     job = SlurmJob(number, cpus, gpus, unix_time() + _seconds_left(fields) - _KEPT_BACK_SECONDS)
     hosts = tuple(Host(node, count, source=job.name) for node, count in zip(nodes, slots, strict=True))
-    names = tuple(sorted(inherited(environ)))
+    names = tuple(sorted(inherited_variables(environ)))
     carrier = Slurm(job=number, names=names, config=environ.get("SLURM_CONF", ""))
     return Allocation(hosts, carrier, job.name, job)
 
@@ -287,13 +287,13 @@ def _require_own(number: str, fields: Mapping[str, str]) -> None:
     if owner and int(owner[2]) != os.getuid() and not _is_renumbered():
         raise UsageError(
             f"Slurm job {number} is not yours.",
-            found=f"It belongs to {shown(owner[1])}, and SLURM_JOB_ID names it.",
+            found=f"It belongs to {printable_line(owner[1])}, and SLURM_JOB_ID names it.",
             remedy=f"Unset SLURM_JOB_ID. {HOSTS_REMEDY}",
         )
     if (state := fields.get("JobState", "RUNNING")) != "RUNNING":
         raise UsageError(
             f"Slurm job {number} is not running.",
-            found=f"Its state is {shown(state)}. SLURM_JOB_ID names this job.",
+            found=f"Its state is {printable_line(state)}. SLURM_JOB_ID names this job.",
             remedy=f"Start another job, or {UNSET}. {HOSTS_REMEDY}",
         )
 

@@ -202,26 +202,26 @@ OF_THE_ARM = "HOROVOD_CONTROLLER HOROVOD_CPU_OPERATIONS HOROVOD_RANK HOROVOD_SIZ
 
 @pytest.mark.parametrize("name", KEPT.split())
 def test_inherited_environment_keeps_what_a_launch_needs(name):
-    assert launch_environment.inherited({name: "value"}) == {name: "value"}
+    assert launch_environment.inherited_variables({name: "value"}) == {name: "value"}
 
 
 @pytest.mark.parametrize("name", f"{SECRETS} {OF_ANOTHER_LAUNCH} {OF_THE_ARM}".split())
 def test_inherited_environment_drops_secrets_and_contradictions(name):
-    assert launch_environment.inherited({name: "value", "PATH": "/bin"}) == {"PATH": "/bin"}
+    assert launch_environment.inherited_variables({name: "value", "PATH": "/bin"}) == {"PATH": "/bin"}
 
 
 @pytest.mark.parametrize("value", VALUES_OF_SECRETS)
 def test_inherited_environment_drops_a_secret_under_an_innocent_name(value):
     environ = {"TORCH_HOME_PAGE": value, "UCX_TLS": "tcp", "TORCH_HUB": "https://host:8080/path"}
     kept = {"UCX_TLS": "tcp", "TORCH_HUB": "https://host:8080/path"}
-    assert launch_environment.inherited(environ) == kept
+    assert launch_environment.inherited_variables(environ) == kept
     assert launch_environment.library_settings(environ) == kept
 
 
 @settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1), st.text()))
 def test_inherited_environment_changes_and_adds_nothing(environ):
-    assert launch_environment.inherited(environ).items() <= environ.items()
+    assert launch_environment.inherited_variables(environ).items() <= environ.items()
 
 
 # ---- the settings of every rank ----

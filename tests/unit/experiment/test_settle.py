@@ -224,8 +224,8 @@ def test_what_is_given_to_the_ranks_is_read_and_never_shown():
     shown = (
         "run -x A=*** -xB=*** --env C=*** --env=D=*** -x TOKEN --backend x:y=1 -vx A=*** -vxB=*** --en=D=***"
     )
-    assert environment.masked(written.split()) == shown.split()
-    assert environment.masked(["--en", "E=6", "--export-json", "a=b"]) == [
+    assert environment.hide_exports(written.split()) == shown.split()
+    assert environment.hide_exports(["--en", "E=6", "--export-json", "a=b"]) == [
         "--en",
         "E=***",
         "--export-json",

@@ -9,7 +9,7 @@ import pytest
 
 from compare.errors import UsageError
 from compare.schema.hostfile import parse_hostfile
-from compare.schema.hosts import Host, Link, is_local, local_host, parse_link, place
+from compare.schema.hosts import Host, Link, fill_slots, is_local, local_host, parse_link
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_local_host_is_this_machine():
 
 
 def placed(spec, ranks):
-    return [(host.name, host.slots) for host in place(parse_hostfile(spec, "hosts"), ranks)]
+    return [(host.name, host.slots) for host in fill_slots(parse_hostfile(spec, "hosts"), ranks)]
 
 
 @pytest.mark.parametrize(
