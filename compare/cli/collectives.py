@@ -137,7 +137,7 @@ def collectives(
         DTYPES,
         OPERATIONS,
         SweepFields,
-        read_bytes,
+        parse_size,
         read_collective,
     )
 
@@ -146,8 +146,8 @@ def collectives(
         "collectives": tuple(collectives) or ("all_reduce",),
         "dtypes": require_torch_names(_read_names("--dtype", dtype, DTYPES)) or ("float32",),
         "operations": _read_names("--op", operation, OPERATIONS) or ("sum",),
-        "begin_bytes": read_bytes("-b/--begin", begin),
-        "end_bytes": read_bytes("-e/--end", end),
+        "begin_bytes": parse_size("-b/--begin", begin),
+        "end_bytes": parse_size("-e/--end", end),
         "factor": factor,
         "iterations": iterations,
         "warmup_iterations": warmup,

@@ -4,7 +4,7 @@ Commas separate arms, and braces make a sweep. ``env.NAME=value`` sets an enviro
 of this arm only. In a value, put a backslash before a colon, a comma, a brace or a backslash.
 
 The registry in ``backends`` defines the backends and their options. An error about a wrong name or value
-states the right ones.
+states those that are allowed.
 """
 
 from __future__ import annotations
@@ -26,19 +26,22 @@ from compare.schema.environment import refusal_of
 OptionValue: TypeAlias = bool | float | str
 
 CONTROL = "none"
-"""The backend whose ranks do not communicate; the sync cost of an arm is its step time minus this one's."""
+"""Name of the backend whose ranks do not communicate.
+
+The sync cost of another arm is its step time minus that of this backend.
+"""
 
 _ENVIRONMENT = "env."
 """The prefix of settings that are environment variables of the ranks, not options of the backend."""
 
-_MOST_IN_A_SWEEP = 1000
+_MAX_SWEEP_ARMS = 1000
 # Text outside braces; a backslash escapes the next character.
 _PLAIN = r"(?:\\.|\\$|[^\\{}])*"
 _SWEEP = re.compile(rf"{{({_PLAIN})}}", re.DOTALL)
 _BALANCED = re.compile(rf"{_PLAIN}(?:{_SWEEP.pattern}{_PLAIN})*", re.DOTALL)
 
 _SPECIAL = re.compile(r"[\\:,{}]")
-_ALSO_CALLED = {
+_ARMS_BY_OTHER_NAME = {
     "allreduce": "manual",
     "torch": "ddp",
     "torchddp": "ddp",
@@ -48,22 +51,22 @@ _ALSO_CALLED = {
     "gloo": "ddp:process_group=gloo",
     "nccl": "ddp:process_group=nccl",
 }
-"""Other names that users try, each with the arm that it means.
+"""The arms that users mean by names that no backend has.
 
 The names are in lower case, without dashes, underscores and blanks.
 """
 _COUNT = re.compile(r"[0-9]{1,9}")
 
-_SWITCH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_SWITCH_VALUES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
-    """A Python interpreter and its libraries, as the interpreter itself reported them."""
+    """A Python interpreter and the versions of its libraries, as the interpreter itself reported them."""
 
     executable: str
     """Path of the interpreter. Symbolic links are kept, because they choose the virtual environment."""
     prefix: str
-    """Its ``sys.prefix``, which every rank must attest."""
+    """The interpreter's ``sys.prefix``, which every rank must report as well."""
     python: str
     """Version of Python."""
     torch: str
@@ -71,24 +74,24 @@ class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
     ringside: str
     """Version of the worker's code."""
     sources: str
-    """Folder of the worker's code, which every rank must attest."""
+    """Folder of the worker's code, which every rank must report as well."""
     own_sources: bool
-    """Whether ``sources`` is the package installed in that environment, not the one that runs the command."""
+    """Whether ``sources`` is a package in the interpreter's own environment, not the one of this command."""
 
 
 class Arm(msgspec.Struct, frozen=True):
-    """A backend with the options that the user gave it."""
+    """A backend with the values that the user gave to its options."""
 
     backend: str
     given: dict[str, OptionValue] = {}
-    """Values by option, and by ``env.NAME`` for variables; options with their default may be missing."""
+    """The values by name of the option, or by ``env.NAME`` for variables; others have their defaults."""
     twin: int = 0
     """1 or 2 for the two equal arms of `compare aa`, otherwise 0."""
     against: Interpreter | None = None
     """The other interpreter of `compare gate` if this arm's ranks run in it; otherwise None."""
 
     def __post_init__(self) -> None:
-        """Refuse an unknown backend, which the results of another version may name.
+        """Refuse an unknown backend, which a result of another version may have.
 
         Raises:
             ValueError: there is no such backend. Decoding from JSON raises ``msgspec.ValidationError``.
@@ -98,22 +101,22 @@ class Arm(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """Return the arm as a user writes it, with ``#1``, ``#2`` or ``@against`` added where that applies.
+        """Return the name of the arm in tables and results: what a user writes, and sometimes a suffix.
 
-        Tables and results name the arm by this label.
+        The suffix is ``#1`` or ``#2`` in `compare aa`, and ``@against`` for the other interpreter of a gate.
         """
-        given = (f"{name}={_spell(value)}" for name, value in self.given.items())
+        given = (f"{name}={_spelled(value)}" for name, value in self.given.items())
         twin = f"#{self.twin}" if self.twin else "@against" if self.against else ""
         return ":".join([self.backend, *given]) + twin
 
     @property
     def options(self) -> dict[str, OptionValue]:
-        """Return the value of every option of the backend: what the user gave, or the default."""
+        """Return the value of every option of the backend, which is the user's or the default."""
         return {option.name: self.given.get(option.name, option.default) for option in self.traits.options}
 
     @property
     def options_while_proven(self) -> dict[str, OptionValue]:
-        """Return the options for the parity check: as ``options``, but with none that delays an update."""
+        """Return the options for the parity check, which are ``options`` without those that delay updates."""
         return self.options | {
             option.name: option.while_proven
             for option in self.traits.options
@@ -136,7 +139,7 @@ class Arm(msgspec.Struct, frozen=True):
 
     @property
     def traits(self) -> Backend:
-        """Return the registry's entry of the backend, which is the same for all options."""
+        """Return the backend's entry in the registry, which does not depend on the options."""
         return BACKENDS[self.backend]
 
     @property
@@ -152,11 +155,10 @@ class Arm(msgspec.Struct, frozen=True):
 
         The backend declares this for its own strategy. It is False where an option chooses another one.
         """
-        chosen = self.traits
-        own = all(
-            self.options[option.name] == option.default for option in chosen.options if option.strategies
+        has_own_strategy = all(
+            self.options[option.name] == option.default for option in self.traits.options if option.strategies
         )
-        return chosen.zeros_for_unused and own
+        return self.traits.zeros_for_unused and has_own_strategy
 
     @property
     def exact(self) -> bool:
@@ -165,12 +167,12 @@ class Arm(msgspec.Struct, frozen=True):
 
     @property
     def gradient_tolerance(self) -> float:
-        """Return the largest error of an averaged gradient that the options allow.
+        """Return the largest error of an averaged gradient that the options allow; 0 for an exact arm.
 
-        The error is a fraction of the largest number in the tensor, and 0 for exact arms.
+        The error is a fraction of the largest number in the gradient's tensor.
         """
-        chosen = self.options
-        return sum(option.lossy.get(str(chosen[option.name]), 0.0) for option in self.traits.options)
+        values = self.options
+        return sum(option.lossy.get(str(values[option.name]), 0.0) for option in self.traits.options)
 
     @property
     def cuda_only(self) -> tuple[str, ...]:
@@ -189,23 +191,24 @@ class Arm(msgspec.Struct, frozen=True):
             lambda option, value: isinstance(value, (int, float)) and value < option.compiles_from
         )
 
-    def _settings(self, which: Callable[[Option, OptionValue], bool]) -> tuple[str, ...]:
+    def _settings(self, is_wanted: Callable[[Option, OptionValue], bool]) -> tuple[str, ...]:
+        """Return the options for whose values ``is_wanted`` is true, each as ``option=value``."""
         settings = ((option, self.options[option.name]) for option in self.traits.options)
-        return tuple(f"{option.name}={_spell(value)}" for option, value in settings if which(option, value))
+        return tuple(f"{option.name}={_spelled(value)}" for option, value in settings if is_wanted(option, value))
 
 
 def parse_arms(texts: Iterable[str]) -> tuple[Arm, ...]:
-    """Read arms; each text may hold several, separated by commas.
+    """Return the arms of some texts, in order; each text may hold several, separated by commas.
 
     Braces make a sweep: ``ddp:bucket_cap_mb={1,5,25}`` is three arms. Two pairs of braces in one arm give
     every combination, and the last pair varies fastest.
 
     Raises:
-        UsageError: an arm is wrong (see ``parse_arm``) or is there twice, braces are not balanced or hold an
+        UsageError: an arm is wrong (see ``parse_arm``) or named twice, braces are not balanced or hold an
             empty value, or a sweep has more than 1000 arms.
     """
-    written = [text.strip() for joined in texts for text in _split(joined, ",")]
-    arms = tuple(parse_arm(one) for text in written if text for one in _expand(text))
+    parts = [part.strip() for text in texts for part in _split(text, ",")]
+    arms = tuple(parse_arm(arm) for part in parts if part for arm in _expand(part))
     for arm in arms:
         if arms.count(arm) > 1:
             raise UsageError(
@@ -217,7 +220,7 @@ def parse_arms(texts: Iterable[str]) -> tuple[Arm, ...]:
 
 
 def parse_arm(text: str) -> Arm:
-    """Read one arm, without braces.
+    """Return the arm that a text without braces describes.
 
     Raises:
         UsageError: the text has an unknown backend, option or value, an option twice, or one without effect.
@@ -238,11 +241,11 @@ def parse_arm(text: str) -> Arm:
         if option.name not in arm.given or option.needs is None:
             continue
         other, value = option.needs
-        has = _spell(arm.options[other])
-        if has != value:
+        present = _spelled(arm.options[other])
+        if present != value:
             raise UsageError(
                 f"{text}: {option.name} has no effect here.",
-                found=f"It needs {other}={value}; this arm has {other}={has}.",
+                found=f"It needs {other}={value}; this arm has {other}={present}.",
                 remedy=f"Leave {option.name} out, or write {other}={value}.",
             )
     return arm
@@ -263,7 +266,7 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _expand(text: str) -> list[str]:
-    """Return the texts of all arms of a sweep; a text without braces is the only one.
+    """Return the texts of all arms of a sweep; without braces, the text itself is the only one.
 
     Raises:
         UsageError: the braces are not balanced, a value is empty, or the sweep has more than 1000 arms.
@@ -285,15 +288,20 @@ def _expand(text: str) -> list[str]:
             remedy="Write a value on both sides of every comma, as in {1,5,25}.",
         )
     count = math.prod(map(len, choices))
-    if count > _MOST_IN_A_SWEEP:
+    if count > _MAX_SWEEP_ARMS:
         raise UsageError(
             f"{text} makes {count} arms.",
-            remedy=f"A sweep may make at most {_MOST_IN_A_SWEEP} arms, so leave out some values.",
+            remedy=f"A sweep may make at most {_MAX_SWEEP_ARMS} arms, so leave out some values.",
         )
     return ["".join(chosen) for chosen in itertools.product(*choices)]
 
 
 def _parse_setting(backend: Backend, setting: str, text: str) -> tuple[str, OptionValue]:
+    """Return the name and value of ``name=value``; ``text`` is the whole arm, which errors show.
+
+    Raises:
+        UsageError: the backend has no such option, or the value is missing or wrong.
+    """
     key, equals, value = setting.partition("=")
     key, value = key.strip(), re.sub(r"\\(.)", r"\1", value.strip())
     if key.startswith(_ENVIRONMENT):
@@ -303,13 +311,13 @@ def _parse_setting(backend: Backend, setting: str, text: str) -> tuple[str, Opti
     if key not in options:
         raise _unknown(f"option of {backend.name}", key, options, text)
     if not equals or not value:
-        example = f"{key}={_spell(options[key].default)}"
+        example = f"{key}={_spelled(options[key].default)}"
         raise UsageError(f"{text}: {key} has no value.", remedy=f"Give it one, such as {example}.")
     return key, _parse_value(options[key], value, text)
 
 
 def _parse_variable(backend: Backend, name: str, value: str, text: str) -> str:
-    """Return the value of an environment variable for the ranks, after checking that an arm may set it.
+    """Return the value of a variable for the ranks, after checking that an arm may set the variable.
 
     Raises:
         UsageError: the variable is refused, or its value is empty or not printable.
@@ -333,8 +341,8 @@ def _parse_variable(backend: Backend, name: str, value: str, text: str) -> str:
 
 
 def _parse_value(option: Option, value: str, text: str) -> OptionValue:
-    if option.kind == "switch" and value.lower() in _SWITCH:
-        return _SWITCH[value.lower()]
+    if option.kind == "switch" and value.lower() in _SWITCH_VALUES:
+        return _SWITCH_VALUES[value.lower()]
     if option.kind == "choice" and value.replace("-", "_") in option.choices:
         return value.replace("-", "_")
     if option.kind == "number":
@@ -357,8 +365,9 @@ def _parse_value(option: Option, value: str, text: str) -> OptionValue:
 
 
 def _unknown(kind: str, name: str, known: Iterable[str], text: str) -> UsageError:
+    """Return the error for an unknown name of a ``kind`` of things, which suggests a ``known`` one."""
     known = list(known)
-    other = _ALSO_CALLED.get(re.sub("[-_ ]", "", name).lower(), "") if kind == "backend" else ""
+    other = _ARMS_BY_OTHER_NAME.get(re.sub("[-_ ]", "", name).lower(), "") if kind == "backend" else ""
     close = [other] if other else difflib.get_close_matches(name.lower(), known, n=1)
     return UsageError(
         f"There is no {kind} called {name!r}" + (f" (in {text})." if text != name else "."),
@@ -367,7 +376,8 @@ def _unknown(kind: str, name: str, known: Iterable[str], text: str) -> UsageErro
     )
 
 
-def _spell(value: OptionValue) -> str:
+def _spelled(value: OptionValue) -> str:
+    """Return the text of a value in an arm's label."""
     if isinstance(value, bool):
         return "true" if value else "false"
     # A number keeps every digit, because a label is read back as its arm and must be unique.

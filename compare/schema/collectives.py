@@ -20,25 +20,24 @@ from compare.schema.results import Count, Failure, LaunchRecord, Positive, exit_
 COLLECTIVES_FILE = "collectives.json"
 SWEEP_SCHEMA_VERSION = 1
 NONE = "none"
-"""What stands for the operation of a collective that only moves data, and for the dtype of a barrier."""
+"""The operation of a collective that only moves data, and the dtype of a barrier."""
 
 
 class Traits(NamedTuple):
-    """The properties in which collectives differ, as in nccl-tests."""
+    """The properties in which collectives differ from each other, as in nccl-tests."""
 
     reduces: bool = False
-    """Whether it applies an operation, such as a sum."""
+    """Whether the collective applies an operation, such as a sum."""
     divided: bool = False
-    """Whether its larger buffer has one part for each rank."""
+    """Whether the larger of a rank's two buffers has one part for each rank."""
     rooted: bool = False
-    """Whether it has a root, which is always rank 0."""
+    """Whether the collective has a root, which is always rank 0."""
     empty: bool = False
-    """Whether it carries no data."""
+    """Whether the collective carries no data."""
     memory: int = 6
-    """Memory that a rank needs, as a multiple of the larger buffer.
+    """Memory that a rank needs for the buffers and the check of the result, over the larger buffer's size.
 
-    The buffers and the check of the result take it. With two ranks and 256 MiB of float32, it was 3.6 to 7.1
-    times the larger buffer.
+    With two ranks and 256 MiB of float32, it was measured as 3.6 to 7.1 times the larger buffer.
     """
 
 
@@ -70,20 +69,20 @@ DTYPES = {
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
 }
-"""NCCL's dtypes by their names in torch, each with the bytes of an element."""
+"""The bytes of an element of each dtype; the dtypes are those of NCCL, by their names in torch."""
 OPERATIONS = ("sum", "prod", "min", "max", "avg")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"([0-9]{1,12})([KMG]?)(?:i?B)?", re.IGNORECASE)
 _MAXIMUM_BYTES = 1 << 36
 
 
-def read_bytes(flag: str, text: str) -> int:
+def parse_size(flag: str, text: str) -> int:
     """Return the bytes of a size that is written as for nccl-tests: 8, 32K, 64M.
 
-    K, M and G are 2^10, 2^20 and 2^30. ``flag`` is named in the error.
+    K, M and G are 2^10, 2^20 and 2^30. The error names ``flag``.
 
     Raises:
-        UsageError: ``text`` is no size.
+        UsageError: ``text`` is not a size.
     """
     written = _SIZE.fullmatch(text.strip())
     if not written:
@@ -94,7 +93,7 @@ def read_bytes(flag: str, text: str) -> int:
 
 
 def read_collective(text: str) -> str:
-    """Return the name of a collective that may be written with other signs: ``all-reduce``, ``AllReduce``.
+    """Return the name of a collective that a user may also write as ``all-reduce`` or ``AllReduce``.
 
     An unknown name is returned unchanged.
     """
@@ -103,7 +102,7 @@ def read_collective(text: str) -> str:
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """A collective with its dtype and operation."""
+    """A collective with its dtype and its operation, which are ``none`` where it has none."""
 
     collective: str = "all_reduce"
     dtype: str = "float32"
@@ -120,26 +119,26 @@ class Exchange(msgspec.Struct, frozen=True):
         return 0 if self.traits.rooted else -1
 
     def quantum(self, ranks: int) -> int:
-        """Return the smallest size in bytes: one element, times ``ranks`` if the larger buffer is divided.
+        """Return the smallest size in bytes of the larger buffer; all other sizes are multiples of it.
 
-        Every size is a multiple of this. A barrier has none.
+        It is one element, or one for each rank if the buffer is divided. A barrier has no such size.
         """
         return DTYPES[self.dtype] * (ranks if self.traits.divided else 1)
 
     def count(self, message_bytes: int, ranks: int) -> int:
-        """Return the number of elements in a rank's smaller buffer; 0 for a barrier."""
+        """Return the number of elements in the smaller of a rank's two buffers; 0 for a barrier.
+
+        ``message_bytes`` is the size of the larger buffer.
+        """
         return 0 if self.traits.empty else message_bytes // self.quantum(ranks)
 
     def __str__(self) -> str:
-        """Return the collective, dtype and operation, separated by spaces.
-
-        Parts that are "none" are left out.
-        """
+        """Return the collective, dtype and operation with spaces between them, without those that are none."""
         return " ".join(part for part in (self.collective, self.dtype, self.operation) if part != NONE)
 
 
 class SweepFields(LaunchFields, total=False):
-    """The settings of a sweep that a user gives before its hosts are known: fields of ``SweepConfig``."""
+    """The fields of ``SweepConfig`` that a user may set before the hosts are known."""
 
     collectives: tuple[str, ...]
     dtypes: tuple[str, ...]
@@ -153,10 +152,10 @@ class SweepFields(LaunchFields, total=False):
 
 
 class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
-    """All settings that decide what a sweep measures."""
+    """All settings of ``compare collectives``, which times collectives over a sweep of sizes."""
 
     groups: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-    """Names of the groups, in the user's order."""
+    """Names of the groups, which are keys of ``GROUPS``, in the user's order."""
     collectives: tuple[str, ...] = ("all_reduce",)
     dtypes: tuple[str, ...] = ("float32",)
     operations: tuple[str, ...] = ("sum",)
@@ -164,7 +163,7 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
     end_bytes: int = 64 << 20
     factor: int = 2
     iterations: int = 5
-    """Timed iterations of each size in each launch."""
+    """Number of timed iterations of each size in each launch."""
     warmup_iterations: int = 1
     """Minimum number of untimed calls of each size before the first timed one."""
     rounds: int = 3
@@ -193,18 +192,23 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
         require_count("--repeats", self.rounds)
 
     def _require_sizes(self) -> None:
+        """Refuse sizes that are out of range, or that are too small for a collective.
+
+        Raises:
+            UsageError: a size is wrong.
+        """
         for flag, size in (("-b/--begin", self.begin_bytes), ("-e/--end", self.end_bytes)):
             require(1 <= size <= _MAXIMUM_BYTES, flag, size, f"a size from 1 to {_MAXIMUM_BYTES} bytes")
         begin, end = self.begin_bytes, self.end_bytes
         require(begin <= end, "-b/--begin", begin, f"a size up to --end, which is {end} bytes")
         for exchange in self.exchanges:
             least = 0 if exchange.traits.empty else exchange.quantum(self.ranks)
-            right = f"at least {least} bytes, because each rank of {exchange} needs one element"
-            require(end >= least, "-e/--end", end, right)
+            allowed = f"at least {least} bytes, because each rank of {exchange} needs one element"
+            require(end >= least, "-e/--end", end, allowed)
 
     @property
     def exchanges(self) -> list[Exchange]:
-        """Return every collective with each dtype and operation that it takes."""
+        """Return every chosen collective with each dtype and operation that it can have."""
         return [
             Exchange(name, dtype, operation)
             for name in self.collectives
@@ -215,9 +219,9 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
     def sizes_of(self, exchange: Exchange) -> list[int]:
         """Return the sizes of the larger buffer in bytes, in ascending order; ``[0]`` for a barrier.
 
-        They go from ``begin_bytes`` to ``end_bytes`` by ``factor``, and the larger buffer counts as in
-        nccl-tests. Each is rounded down to whole elements, with equal parts for all ranks where the buffer is
-        divided. Sizes of 0 are left out. If no other size is left, the smallest possible one is returned.
+        They start at ``begin_bytes``, and each is ``factor`` times the one before, up to ``end_bytes``. Each
+        is rounded down to whole elements, with equal parts for all ranks where the buffer is divided. Sizes
+        of 0 are left out. If no other size is left, the smallest possible one is returned.
         """
         if exchange.traits.empty:
             return [0]
@@ -229,11 +233,11 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
 
     @property
     def measurements(self) -> list[tuple[Exchange, int]]:
-        """Return pairs of an exchange and a size in bytes, in the order in which a launch times them."""
+        """Return the pairs of a collective and a size in bytes, in the order in which a launch times them."""
         return [(exchange, size) for exchange in self.exchanges for size in self.sizes_of(exchange)]
 
     def arm_of(self, group: str) -> Arm:
-        """Return the arm that launches the group of this name."""
+        """Return the arm whose launcher and libraries serve to launch a group."""
         return Arm(GROUPS[group].backend, dict(GROUPS[group].options))
 
     # ``RunConfig`` has these two properties as well, because reports of progress need them.
@@ -245,7 +249,7 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
 
     @property
     def total_launches(self) -> int:
-        """Return the number of launches."""
+        """Return the number of launches of all groups together."""
         return self.rounds * len(self.groups)
 
 
@@ -253,30 +257,31 @@ class SizeTiming(Exchange, frozen=True, kw_only=True):
     """One rank's times of one collective at one size, measured without training."""
 
     message_bytes: Annotated[int, msgspec.Meta(ge=0)]
-    """Size of the larger buffer; 0 for a barrier."""
+    """Size of the larger buffer in bytes; 0 for a barrier."""
     calls: Count = 0
-    """Number of calls in a row in each iteration, the same on all ranks."""
+    """Number of successive calls in each iteration, which is the same on all ranks."""
     ns: list[Positive] = []
-    """Nanoseconds of one call for each iteration: the mean over its ``calls``."""
+    """Nanoseconds of one call, for each iteration: the mean over the iteration's ``calls``."""
     wrong: Count = 0
-    """Number of wrong elements in this rank's result of one further call."""
+    """Number of wrong elements in this rank's result of one more call, which is not timed."""
     refused: str = ""
-    """Why the library refused this collective, and nothing was timed; empty if it was timed."""
+    """Why the library refused this collective; empty if it was timed."""
     sent_bytes: float | None = None
-    """Bytes that this rank's host sent on the interface: mean of a call, headers included.
+    """Mean number of bytes that this rank's host sent on the interface in a call, with headers.
 
-    The kernel counts them during the timed iterations. They are None on one host, and on every rank of a host
-    but its first.
+    The kernel counts them during the timed iterations. It is None if there is only one host, and on all ranks
+    of a host except its first.
     """
     received_bytes: float | None = None
-    """Bytes that this rank's host received, counted like ``sent_bytes``."""
+    """Mean number of bytes that this rank's host received in a call, counted like ``sent_bytes``."""
     sent_packets: float = 0.0
-    """Number of packets that carried ``sent_bytes``: mean of a call."""
+    """Mean number of packets that carried ``sent_bytes``."""
     received_packets: float = 0.0
+    """Mean number of packets that carried ``received_bytes``."""
 
 
 class RankSweep(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank measured, and what the library attests."""
+    """The measurements of one rank, and the facts that it reports about what ran."""
 
     rank: int
     local_rank: int
@@ -284,7 +289,7 @@ class RankSweep(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     timings: list[SizeTiming]
     attestation: dict[str, Any]
-    """What ran, read back from the library and the kernel."""
+    """Facts about what ran, read back from the library and the kernel."""
 
 
 class SweepLaunch(LaunchRecord, frozen=True, kw_only=True):
@@ -295,7 +300,7 @@ class SweepLaunch(LaunchRecord, frozen=True, kw_only=True):
 
 
 class CollectivesRun(msgspec.Struct, frozen=True, kw_only=True):
-    """All measurements of ``compare collectives``."""
+    """The result of ``compare collectives``: its settings, hosts and all measurements."""
 
     schema_version: int = SWEEP_SCHEMA_VERSION
     ringside_version: str
@@ -308,15 +313,16 @@ class CollectivesRun(msgspec.Struct, frozen=True, kw_only=True):
     cores_by_host: list[Positive]
     """Number of CPUs that the ranks of each host may use, in the order of ``hosts``."""
     left_out: dict[str, str] = {}
-    """Groups that cannot run and that the user did not name, each with the reason."""
+    """Why groups that the user did not name cannot run, by the group's name."""
     launches: list[SweepLaunch] = []
     failures: list[Failure] = []
-    """The launches that failed. Only their own groups are not launched again."""
+    """The launches that failed; their groups were not launched again."""
     complete: bool = False
+    """Whether everything that the user asked for was measured."""
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code for wrong results, else that for a stalled or failed launch, else 0."""
+        """Return the exit code of the command: for wrong results, for a stalled or failed launch, or 0."""
         ranks = [rank for launch in self.launches for rank in launch.ranks]
         if any(timing.wrong for rank in ranks for timing in rank.timings):
             return ParityError.exit_code

@@ -17,20 +17,21 @@ OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
 """The optimizers, each with its default learning rate."""
 MOST_ROUNDS = 1000
 """Maximum number of rounds in a run that ends by time."""
-_SEEDS = 2**32
-# Far above any real run; JSON, the watchdog and torch's generators can hold it.
+_SEED_COUNT = 2**32
 LARGEST_NUMBER = 10**9
-_OWN = re.compile(r"[^/]+\.py:[A-Za-z_][A-Za-z0-9_]*")
+"""The largest value of most settings, far above any real run; the watchdog and torch can hold it."""
+_OWN_WORKLOAD = re.compile(r"[^/]+\.py:[A-Za-z_][A-Za-z0-9_]*")
 Interleave: TypeAlias = Literal["auto", "blocks", "launches"]
-"""How the arms of a round run.
+"""The order in which the arms of a round are measured.
 
-``blocks``: in turns, side by side. ``launches``: one launch after another. ``auto``: in turns if possible.
+With ``blocks``, all arms are launched together and take turns, a few blocks of steps each. With ``launches``,
+one launch follows another. ``auto`` means ``blocks`` where that is possible.
 """
 Precision: TypeAlias = Literal["float32", "bf16-autocast"]
 
 
 class LaunchFields(TypedDict, total=False):
-    """The settings of any launch that a user gives before its hosts are known: fields of ``LaunchConfig``."""
+    """The fields of ``LaunchConfig`` that a user may set before the hosts are known."""
 
     device: str
     launch_timeout_seconds: float
@@ -46,7 +47,7 @@ class Length(TypedDict):
 
 
 class RunFields(LaunchFields, total=False):
-    """The settings of a run that a user gives before its hosts are known: fields of ``RunConfig``."""
+    """The fields of ``RunConfig`` that a user may set before the hosts are known."""
 
     model: str
     optimizer: str
@@ -69,13 +70,14 @@ class RunFields(LaunchFields, total=False):
 
 
 class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of every launch, whether it trains or times collectives without training."""
+    """The settings that every launch has, whether it trains or times collectives without training."""
 
     ranks: int = 2
     device: str = "cpu"
     threads_per_rank: int = 1
     launch_timeout_seconds: float = 300.0
     stall_seconds: float = 30.0
+    """Maximum time in which a rank makes no progress before the launch is ended."""
 
     def __post_init__(self) -> None:
         """Refuse settings that no launch can have.
@@ -89,7 +91,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
             _require_seconds(flag, seconds)
 
     def as_run_by(self, arm: Arm, slots: int) -> Self:
-        """Return the config that the ranks of an arm read: this one, unless a subclass changes it.
+        """Return the config that the ranks of an arm read, which is this one unless a subclass changes it.
 
         ``slots`` is the number of ranks on the first host.
         """
@@ -107,50 +109,50 @@ def require_count(flag: str, value: int) -> None:
 
 
 def _require_seconds(flag: str, seconds: float) -> None:
-    right = f"a number of seconds above 0, at most {LARGEST_NUMBER}"
-    require(0 < seconds <= LARGEST_NUMBER, flag, seconds, right)
+    allowed = f"a number of seconds above 0, at most {LARGEST_NUMBER}"
+    require(0 < seconds <= LARGEST_NUMBER, flag, seconds, allowed)
 
 
 class RunConfig(LaunchConfig, frozen=True, kw_only=True):
-    """All settings that decide what a run measures, common to its arms."""
+    """All settings of a run, which are the same for all of its arms."""
 
     arms: Annotated[tuple[Arm, ...], msgspec.Meta(min_length=1)]
-    """The arms in the user's order, after the control if there is one."""
+    """The arms in the user's order; the control comes first if there is one."""
     baseline: str = ""
-    """Label of the arm that the others are compared with; empty while it is not settled yet."""
+    """Label of the arm with which the others are compared; empty while it is not chosen yet."""
     model: str = "mlp"
     """Name of a built-in model, or ``file.py:factory`` for a workload of the user's own."""
     optimizer: str = "sgd"
     learning_rate: float = 0.01
     """Learning rate, which is never scaled by the number of ranks."""
     batch_size_per_rank: int = 64
-    """Samples per forward pass on each rank."""
+    """Number of samples in a forward pass of each rank."""
     accumulate: int = 1
     """Number of forward and backward passes in a step; only the last one communicates."""
     epochs: int = 1
-    """Number of epochs, which counts only if ``steps`` is None."""
+    """Number of epochs; it counts only if ``steps`` is None."""
     steps: int | None = None
-    """Number of training steps with the warm-up, or None to train ``epochs``."""
+    """Number of training steps including the warm-up, or None to train for ``epochs``."""
     warmup_steps: int = 30
     """Number of steps at the start of the training that are not timed."""
     rounds: int = 5
     """Exact number of rounds, or their maximum if ``budget_seconds`` or ``settle_seconds`` is set."""
     interleave: Interleave = "launches"
-    """How the arms of a round run: in turns, side by side, or one launch after another."""
+    """The order in which the arms of a round are measured."""
     budget_seconds: float | None = None
-    """Time of ``--budget``: rounds go on until every verdict is settled or this time is over.
+    """The seconds of ``--budget``: rounds go on until every verdict is settled or this time is over.
 
-    None if the user gave no budget.
+    It is None if the user gave no budget.
     """
     settle_seconds: float | None = None
-    """Time in which rounds beyond the fifth may begin, until every verdict is settled.
+    """The seconds in which rounds beyond the fifth may begin, as long as a verdict is not settled.
 
-    It ends no launch, and it is None for a run with ``--repeats`` or ``--budget``.
+    A round that is running then is finished. It is None for a run with ``--repeats`` or ``--budget``.
     """
     comparisons: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Number of comparisons of `compare aa`, which share the rounds equally; None for other runs."""
+    """Number of comparisons of `compare aa`, among which the rounds are divided; None for other runs."""
     slower_limit: float | None = None
-    """Largest slowdown that `compare gate` allows, as a fraction; None for other runs."""
+    """The slowdown that `compare gate` allows, as a fraction of the step time; None for other runs."""
     max_reruns: int = 3
     """Maximum number of noisy rounds that are repeated."""
     seed: int = 0
@@ -174,15 +176,15 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
             ("--steps", 1 if self.steps is None else self.steps),
         ):
             require_count(flag, value)
-        reruns = f"a whole number from 0 to {LARGEST_NUMBER}"
-        require(0 <= self.max_reruns <= LARGEST_NUMBER, "--max-reruns", self.max_reruns, reruns)
+        allowed = f"a whole number from 0 to {LARGEST_NUMBER}"
+        require(0 <= self.max_reruns <= LARGEST_NUMBER, "--max-reruns", self.max_reruns, allowed)
         require(self.warmup_steps >= 0, "--warmup", self.warmup_steps, "0 or more steps")
-        require(0 <= self.seed < _SEEDS, "--seed", self.seed, f"a whole number from 0 to {_SEEDS - 1}")
+        require(0 <= self.seed < _SEED_COUNT, "--seed", self.seed, f"a whole number from 0 to {_SEED_COUNT - 1}")
         _require_seconds("--budget", 1.0 if self.limit_seconds is None else self.limit_seconds)
         require(0 < self.learning_rate < float("inf"), "--lr", self.learning_rate, "a number above 0")
         if not self.is_own:
-            right = right_names(self.model)
-            require(not right, "--model", self.model, right)
+            allowed = right_names(self.model)
+            require(not allowed, "--model", self.model, allowed)
             require(
                 self.global_batch_size <= TRAIN_COUNT,
                 "--batch-size",
@@ -208,23 +210,28 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
     def is_own(self) -> bool:
         """Return whether ``model`` names a workload of the user's own.
 
-        Only the ranks know the samples, the optimizer and the learning rate of such a workload.
+        This process does not know the samples, optimizer and learning rate of such a workload, but ranks do.
         """
-        return bool(_OWN.fullmatch(self.model))
+        return bool(_OWN_WORKLOAD.fullmatch(self.model))
 
     def _require_fit(self, arm: Arm) -> None:
+        """Refuse an arm that cannot run with these settings.
+
+        Raises:
+            UsageError: a setting rules the arm out.
+        """
         if arm.traits.own_step and not self.is_own:
             raise UsageError(
                 f"{arm.label} needs a training step of your own, and none was given.",
                 remedy="Name your file: --workload train.py:make, where make returns a Workload with "
                 "own_step.",
             )
-        asked = {
+        flags_in_use = {
             f"--accumulate {self.accumulate}": self.accumulate > 1,
             f"--precision {self.precision}": self.precision != "float32",
             "--compile": self.compile,
         }
-        flags = " ".join(flag for flag, given in asked.items() if given)
+        flags = " ".join(flag for flag, in_use in flags_in_use.items() if in_use)
         if flags and arm.traits.own_step:
             raise UsageError(
                 f"{arm.label} cannot take {flags}.",
@@ -251,8 +258,8 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
     def as_run_by(self, arm: Arm, slots: int) -> Self:
         """Return the config that the ranks of an arm read.
 
-        It is this config, unless the arm is one process. Then one rank gets the batches of all ranks, and the
-        threads of the ``slots`` ranks that other arms have on the first host.
+        It is this config, unless the arm is one process. Such an arm has one rank with the batches of all
+        ranks, and with the threads of the ``slots`` ranks that other arms have on the first host.
         """
         if not arm.traits.one_process:
             return self
@@ -267,8 +274,8 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
     def limit_seconds(self) -> float | None:
         """Return the run's time limit in seconds; None if it has exactly ``rounds`` rounds.
 
-        With ``budget_seconds``, a round that is running at the limit is cut short. With ``settle_seconds``,
-        the limit only keeps rounds beyond the fifth from starting.
+        With ``budget_seconds``, a round that is running at the limit is cut short. With ``settle_seconds``, no
+        round beyond the fifth starts after the limit.
         """
         return self.settle_seconds if self.budget_seconds is None else self.budget_seconds
 
@@ -291,15 +298,15 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
     def total_steps(self) -> int:
         """Return the number of training steps of a launch, including the warm-up.
 
-        An epoch has as many as there are whole global batches in a built-in model's training set.
+        An epoch has one step for each whole global batch in a built-in model's training set.
         """
         return self.steps or self.epochs * (TRAIN_COUNT // self.global_batch_size)
 
     @property
     def untimed_steps(self) -> int:
-        """Return the number of steps before the clock starts.
+        """Return the number of steps at the start of a launch that are not timed.
 
-        These are the warm-up steps. There is at least one, because the first step allocates buffers.
+        They are the warm-up steps, but at least one, because the first step allocates buffers.
         """
         return max(1, self.warmup_steps)
 
@@ -315,7 +322,7 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
     def control(self) -> Arm | None:
         """Return the arm whose ranks do not communicate, or None if the run has no such arm.
 
-        It is always None in a gate, whose two environments may compute at different speeds.
+        It is always None in `compare gate`, whose two environments may compute at different speeds.
         """
         if self.slower_limit is not None:
             return None
@@ -327,11 +334,11 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
         return self.rounds * len(self.arms) if self.limit_seconds is None else None
 
 
-def require(holds: bool, flag: str, found: Any, right: str) -> None:  # noqa: FBT001 -- reads as a sentence
-    """Refuse the value ``found`` of a flag unless ``holds`` is true.
+def require(holds: bool, flag: str, value: Any, allowed: str) -> None:  # noqa: FBT001 -- reads as a sentence
+    """Refuse the ``value`` of a flag unless ``holds`` is true.
 
     Raises:
-        UsageError: ``holds`` is false; the error names the flag, the value and the ``right`` ones.
+        UsageError: ``holds`` is false; the error names the flag, its value and the ``allowed`` ones.
     """
     if not holds:
-        raise UsageError(f"{flag} cannot be {found}.", remedy=f"Use {right}.")
+        raise UsageError(f"{flag} cannot be {value}.", remedy=f"Use {allowed}.")

@@ -39,7 +39,7 @@ from compare.launch.engines.ssh import Ssh
 from compare.launch.failures import read_crash_log
 from compare.report import FORMATS
 from compare.schema.arms import parse_arms
-from compare.schema.collectives import read_bytes
+from compare.schema.collectives import parse_size
 from compare.schema.environment import read_env_flags
 from compare.schema.hostfile import parse_hosts, read_hostfile
 from compare.schema.hosts import Host, parse_link
@@ -213,7 +213,7 @@ def test_values_of_flags_of_any_text_are_read_or_a_usage_error(text):
     for read in (
         parse_hosts,
         parse_link,
-        lambda text: read_bytes("-b", text),
+        lambda text: parse_size("-b", text),
         read_counts,
         own_source,
         lambda text: read_env_flags([text], {}),

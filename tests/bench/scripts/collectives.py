@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from backends.base import Placement
 from backends.groups.mpi_group import MPIGroup
-from compare.schema.collectives import SweepConfig, read_bytes
+from compare.schema.collectives import SweepConfig, parse_size
 from compare.schema.job import SweepJob
 from compare.worker.collectives import time_size
 from tests.bench.launches import BenchError
@@ -44,8 +44,8 @@ def main(collectives, begin, end, factor, like):
     config = SweepConfig(
         groups=("mpi",),
         collectives=tuple(collectives.split(",")),
-        begin_bytes=read_bytes("begin", begin),
-        end_bytes=read_bytes("end", end),
+        begin_bytes=parse_size("begin", begin),
+        end_bytes=parse_size("end", end),
         factor=int(factor),
         ranks=world.size,
     )

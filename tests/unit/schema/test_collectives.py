@@ -6,7 +6,7 @@ import pytest
 
 from compare.analysis.collectives import FORMS
 from compare.errors import UsageError
-from compare.schema.collectives import COLLECTIVES, Exchange, read_bytes, read_collective
+from compare.schema.collectives import COLLECTIVES, Exchange, parse_size, read_collective
 from compare.schema.job import Job, SweepJob, read_job
 from compare.schema.launch_files import LaunchFiles
 from compare.system.files import write_json
@@ -17,14 +17,14 @@ from tests.unit.factories import DIGITS, a_config
 @pytest.mark.parametrize(
     ("text", "size"), [("8", 8), ("32K", 32 << 10), ("64M", 64 << 20), ("1g", 1 << 30), ("4KiB", 4096)]
 )
-def test_read_bytes_units_are_powers_of_two(text, size):
-    assert read_bytes("-b", text) == size
+def test_parse_size_units_are_powers_of_two(text, size):
+    assert parse_size("-b", text) == size
 
 
 @pytest.mark.parametrize("text", ["", "-8", "8.5M", "8T", "many"])
-def test_read_bytes_no_size_is_refused_with_the_flag(text):
+def test_parse_size_no_size_is_refused_with_the_flag(text):
     with pytest.raises(UsageError, match="-e/--end cannot be"):
-        read_bytes("-e/--end", text)
+        parse_size("-e/--end", text)
 
 
 def test_sizes_default_rise_from_8_b_to_64_mib_by_twos():
