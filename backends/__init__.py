@@ -26,7 +26,7 @@ UNREADABLE: dict[str, str] = {}
 
 
 def _add_backends_of_packages() -> None:
-    """Add the backends of other packages to ``BACKENDS``; of several with one name, only the first is added."""
+    """Add the backends of other packages to ``BACKENDS``, except those whose name is taken."""
     for point in entry_points(group=ENTRY_POINT):
         try:
             backend = point.load()

@@ -35,7 +35,7 @@ Options: TypeAlias = "Mapping[str, OptionValue]"
 Facts: TypeAlias = "dict[str, Any]"
 """Facts that a running library reports, by their names; all values can be written as JSON."""
 Wait: TypeAlias = Callable[[], object]
-"""A function that returns when a collective has ended; on a GPU, only the device may wait for it."""
+"""A function that waits for a collective; on a GPU it may return before and let the device wait."""
 
 Trait: TypeAlias = Literal["sparse", "strided", "repeated", "unreached", "uncopied"]
 """A property of a model that some strategies do not support; see ``Replica.unsupported``."""

@@ -1,8 +1,8 @@
 """Find how MPI copies large messages between ranks of a host, and whether the system allows that.
 
-MPI saves one of two copies where the receiver may read the sender's memory (CMA, the call ``process_vm_readv``). Many
-containers refuse that call. Open MPI then tries it for every large message before it copies the message in
-parts, but MPICH raises an error.
+MPI saves one of two copies where the receiver may read the sender's memory (CMA, the call
+``process_vm_readv``). Many containers refuse that call. Open MPI then tries it for every large message before
+it copies the message in parts, but MPICH raises an error.
 
 Run as a program, this module prints why a process may not read the memory of its parent, or prints nothing
 if it may. It then needs only the standard library.
@@ -77,7 +77,7 @@ def refusal(pid: int, address: int) -> str:
 
 
 def _probable_cause() -> str:
-    """Return the end of a reason, which names the setting that probably refuses the call; empty if unknown."""
+    """Return the end of a reason: the setting that probably refuses the call; empty if unknown."""
     with suppress(OSError):
         scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
         if scope != "0":

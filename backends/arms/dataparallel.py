@@ -8,7 +8,7 @@ ARM = Backend(
     group="backends.groups.none:NoGroup",
     strategy="backends.strategies.data_parallel:DataParallelReplica",
     code=("backends.strategies.data_parallel:DataParallelReplica.__init__",),
-    options=(Option("gpus", 2, "number of GPUs to use; set it to the number of ranks on the first host", least=2),),
+    options=(Option("gpus", 2, "number of GPUs; set it to the number of ranks on the first host", least=2),),
     not_on_cpus="without two GPUs, nn.DataParallel silently returns the plain module",
     only_named=True,
     one_process=True,

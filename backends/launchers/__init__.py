@@ -73,5 +73,5 @@ def find_launcher(name: str, python: Path = Path(sys.executable)) -> Path | None
     folders = [str(python.parent), os.environ.get("PATH", "")]
     if name == hydra.EXECUTABLE:
         folders = [str(hydra.prefix() / "bin")]
-    found = shutil.which(name, path=os.pathsep.join(folders))
-    return Path(found) if found else None
+    path = shutil.which(name, path=os.pathsep.join(folders))
+    return Path(path) if path else None

@@ -63,7 +63,8 @@ class SharedSum:
         self._block = BLOCK_BYTES // dtype.itemsize * torch.get_num_threads()
         # Blocks save nothing if each element is added to once.
         blocks = [self._block] if self.layout.planes > RESULTS else []
-        self._piece_lengths = cut_at_multiples([p.numel() for p in parameters], [self.layout.chunk_elements, *blocks])
+        lengths = [p.numel() for p in parameters]
+        self._piece_lengths = cut_at_multiples(lengths, [self.layout.chunk_elements, *blocks])
         planes = [
             torch.frombuffer(self._memory, dtype=dtype, count=self.layout.elements, offset=offset)
             for offset in map(self.layout.plane_offset, range(self.layout.planes))
@@ -113,7 +114,7 @@ class SharedSum:
         }
 
     def _pieces_of(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the pieces into which one tensor for each parameter is cut, in order and not copied."""
+        """Return the pieces into which the tensors of all parameters are cut, in order and flat if cut."""
         pieces = []
         for gradient, lengths in zip(gradients, self._piece_lengths, strict=True):
             if len(lengths) == 1:

@@ -40,7 +40,7 @@ class AveragingReplica(Replica):
         return frozenset({UNREACHED} if adds_sparse else {UNREACHED, SPARSE})
 
     def backward(self, loss: torch.Tensor) -> None:
-        # A loss gradient of 1/N makes the ranks' gradients add up to the mean, without another pass over memory.
+        # With this loss gradient, the ranks' gradients add up to the mean, without another pass over memory.
         if self._loss_gradient is None:
             self._loss_gradient = torch.full_like(loss, 1 / self.group.world_size)
         loss.backward(self._loss_gradient)

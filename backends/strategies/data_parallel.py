@@ -29,8 +29,8 @@ class DataParallelReplica(SingleReplica):
         if available < self.parts_per_pass:
             raise BackendError(
                 f"gpus={self.parts_per_pass} needs {self.parts_per_pass} GPUs on one host, but torch finds "
-                f"{available}. Without them nn.DataParallel silently returns the plain module. Leave this arm "
-                "out."
+                f"{available}. Without them nn.DataParallel silently returns the plain module. Leave this "
+                "arm out."
             )
         self.gpus = list(range(self.parts_per_pass))
         self._wrapped = nn.DataParallel(model, device_ids=self.gpus)

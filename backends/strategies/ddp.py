@@ -68,7 +68,7 @@ class DDPReplica(Replica):
         self._passes_done += 1
 
     def _in_pass(self) -> AbstractContextManager[None]:
-        """Return the context of a pass, in which DDP communicates only if the pass is the last of its step."""
+        """Return the context of a pass, which keeps DDP from communicating before the last pass of a step."""
         return nullcontext() if self._is_last_pass() else self.wrapped.no_sync()
 
     def _is_last_pass(self) -> bool:

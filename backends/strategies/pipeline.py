@@ -79,9 +79,9 @@ class PipelineReplica(Replica):
                 else None
             )
             for number, empty in enumerate(_tensors_of(layer)):
-                tensor = held[number].clone() if held else torch.empty_like(empty, device=self.group.device)
-                self.group.broadcast_(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor, owner)
-                full[id(empty)] = tensor
+                value = held[number].clone() if held else torch.empty_like(empty, device=self.group.device)
+                self.group.broadcast_(value.view(torch.uint8) if value.dtype == torch.bool else value, owner)
+                full[id(empty)] = value
         return copy_with(self._plain, lambda empty: full[id(empty)])
 
     def attest(self) -> Facts:
@@ -211,7 +211,7 @@ class _Pass:
     def run(self, batch: Batch, loss: Loss, weight: float) -> None:
         """Run the passes of all microbatches, and add their gradients to those of this rank's layers.
 
-        The loss of each microbatch is multiplied by ``weight``. Every rank must call this with the same batch.
+        The loss of each microbatch is multiplied by ``weight``. All ranks must call this with the same batch.
         """
         self._loss, self._weight, self._outer_autocast = loss, weight, _autocast(self._group.device)
         self._parts = cut_batch(batch, len(self._part_numbers))

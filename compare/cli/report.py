@@ -33,17 +33,17 @@ def report(
     """Show a run again in any format, also one that was stopped."""
     from compare.report import document_of
     from compare.report.formats.html import page_of, pictures_of
-    from compare.schema.store import OF_RESULTS, file_of, find_run, read_result
+    from compare.schema.store import RESULT_FILES, find_run, read_result, result_file
     from compare.system.files import write_text
 
-    paths = [find_run(path, OF_RESULTS) for path in runs]
+    paths = [find_run(path, RESULT_FILES) for path in runs]
     if len(paths) > 1 and form != "html":
         raise UsageError(
             f"--format {form} shows one run.",
             found=f"{len(paths)} are named.",
             remedy="Name one of them, or use --format html.",
         )
-    if output and os.path.realpath(output) in map(os.path.realpath, map(file_of, paths)):
+    if output and os.path.realpath(output) in map(os.path.realpath, map(result_file, paths)):
         raise UsageError(f"{output} holds the run itself.", remedy="Write the report to another file.")
     results = [read_result(path) for path in paths]
     if pictures or form == "html":

@@ -167,7 +167,8 @@ def command_line() -> list[str]:
     from compare.schema.environment import hide_exports
 
     used = _USED.get()
-    words = [*hide_exports(sys.argv[1:]), *(["--config", os.path.abspath(used)] if used else [])]  # noqa: PTH100
+    path = ["--config", os.path.abspath(used)] if used else []  # noqa: PTH100
+    words = [*hide_exports(sys.argv[1:]), *path]
     # A path may hold bytes that are no text; they are shown, not lost.
     return ["compare", *(os.fsencode(word).decode(errors="replace") for word in words)]
 

@@ -71,8 +71,8 @@ def write_manifest(resources: Resources, words: Sequence[str]) -> str:
     """
     require_launching_command(
         words,
-        secrets_remedy="Add it to the launcher's container as a variable from a Secret, and give only its name: "
-        "-x NAME",
+        secrets_remedy="Add it to the launcher's container as a variable from a Secret, and give only its "
+        "name: -x NAME",
     )
     require_printable([*words, resources.image, resources.namespace])
     _require_valid(resources)
@@ -120,7 +120,7 @@ def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:
 def explain_time(resources: Resources, words: Sequence[str], usual_seconds: float) -> str:
     """Return sentences that state how a job divides its time, and whether enough is left to measure.
 
-    ``usual_seconds`` is the time that a run without a time limit usually takes until its verdicts are settled.
+    ``usual_seconds`` is the time in which a run without a time limit usually settles its verdicts.
 
     Raises:
         UsageError: no time is left to measure, or a flag's time is wrong.
@@ -206,7 +206,7 @@ def _flag_seconds(words: Sequence[str], flag: str) -> float | None:
 def _replicas(
     count: int, resources: Resources, command: Mapping[str, Any], amounts: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return ``count`` equal pods of a manifest, with the fields of their command and amounts of resources."""
+    """Return ``count`` equal pods of a manifest, with their command and amounts of resources."""
     container = {
         "name": "ringside",
         "image": resources.image,
@@ -250,11 +250,7 @@ def _require_valid(resources: Resources) -> None:
 
 
 def _bytes(flag: str, size: str) -> float:
-    """Return the bytes of a size such as 8Gi or 500M; the error names ``flag``.
-
-    Raises:
-        UsageError: the size has no unit, or another form.
-    """
+    """Return the bytes of a size such as 8Gi or 500M; the error for another text names ``flag``."""
     match = _QUANTITY.fullmatch(size)
     if not match:
         raise UsageError(

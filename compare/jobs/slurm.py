@@ -80,7 +80,8 @@ def write_script(resources: Resources, words: Sequence[str], output: Path) -> st
     """
     require_launching_command(
         words,
-        secrets_remedy="Set the variable in your shell, which the job inherits, and give only its name: -x NAME",
+        secrets_remedy="Set the variable in your shell, which the job inherits, and give only its name: "
+        "-x NAME",
     )
     engine = ("--engine", "slurm") if flag_value(words, "--engine") is None else ()
     options = [

@@ -116,7 +116,7 @@ class Arm(msgspec.Struct, frozen=True):
 
     @property
     def options_while_proven(self) -> dict[str, OptionValue]:
-        """Return the options for the parity check, which are ``options`` without those that delay updates."""
+        """Return the options for the parity check, which are ``options`` with values that delay no update."""
         return self.options | {
             option.name: option.while_proven
             for option in self.traits.options
@@ -194,7 +194,8 @@ class Arm(msgspec.Struct, frozen=True):
     def _settings(self, is_wanted: Callable[[Option, OptionValue], bool]) -> tuple[str, ...]:
         """Return the options for whose values ``is_wanted`` is true, each as ``option=value``."""
         settings = ((option, self.options[option.name]) for option in self.traits.options)
-        return tuple(f"{option.name}={_spelled(value)}" for option, value in settings if is_wanted(option, value))
+        wanted = (pair for pair in settings if is_wanted(*pair))
+        return tuple(f"{option.name}={_spelled(value)}" for option, value in wanted)
 
 
 def parse_arms(texts: Iterable[str]) -> tuple[Arm, ...]:
@@ -297,11 +298,7 @@ def _expand(text: str) -> list[str]:
 
 
 def _parse_setting(backend: Backend, setting: str, text: str) -> tuple[str, OptionValue]:
-    """Return the name and value of ``name=value``; ``text`` is the whole arm, which errors show.
-
-    Raises:
-        UsageError: the backend has no such option, or the value is missing or wrong.
-    """
+    """Return the name and value of ``name=value``; ``text`` is the whole arm, which errors show."""
     key, equals, value = setting.partition("=")
     key, value = key.strip(), re.sub(r"\\(.)", r"\1", value.strip())
     if key.startswith(_ENVIRONMENT):

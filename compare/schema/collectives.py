@@ -84,12 +84,12 @@ def parse_size(flag: str, text: str) -> int:
     Raises:
         UsageError: ``text`` is not a size.
     """
-    written = _SIZE.fullmatch(text.strip())
-    if not written:
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
         raise UsageError(
             f"{flag} cannot be {text!r}.", remedy="Use a number of bytes, such as 8, 32K or 64M."
         )
-    return int(written[1]) * _UNITS[written[2].upper()]
+    return int(match[1]) * _UNITS[match[2].upper()]
 
 
 def read_collective(text: str) -> str:
@@ -133,7 +133,7 @@ class Exchange(msgspec.Struct, frozen=True):
         return 0 if self.traits.empty else message_bytes // self.quantum(ranks)
 
     def __str__(self) -> str:
-        """Return the collective, dtype and operation with spaces between them, without those that are none."""
+        """Return the collective, dtype and operation with spaces between them, without those called none."""
         return " ".join(part for part in (self.collective, self.dtype, self.operation) if part != NONE)
 
 
@@ -192,11 +192,7 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
         require_count("--repeats", self.rounds)
 
     def _require_sizes(self) -> None:
-        """Refuse sizes that are out of range, or that are too small for a collective.
-
-        Raises:
-            UsageError: a size is wrong.
-        """
+        """Raise a ``UsageError`` for a size that is out of range, or too small for a collective."""
         for flag, size in (("-b/--begin", self.begin_bytes), ("-e/--end", self.end_bytes)):
             require(1 <= size <= _MAXIMUM_BYTES, flag, size, f"a size from 1 to {_MAXIMUM_BYTES} bytes")
         begin, end = self.begin_bytes, self.end_bytes

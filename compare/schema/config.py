@@ -17,7 +17,7 @@ OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
 """The optimizers, each with its default learning rate."""
 MOST_ROUNDS = 1000
 """Maximum number of rounds in a run that ends by time."""
-_SEED_COUNT = 2**32
+_SEEDS = 2**32
 LARGEST_NUMBER = 10**9
 """The largest value of most settings, far above any real run; the watchdog and torch can hold it."""
 _OWN_WORKLOAD = re.compile(r"[^/]+\.py:[A-Za-z_][A-Za-z0-9_]*")
@@ -179,7 +179,7 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
         allowed = f"a whole number from 0 to {LARGEST_NUMBER}"
         require(0 <= self.max_reruns <= LARGEST_NUMBER, "--max-reruns", self.max_reruns, allowed)
         require(self.warmup_steps >= 0, "--warmup", self.warmup_steps, "0 or more steps")
-        require(0 <= self.seed < _SEED_COUNT, "--seed", self.seed, f"a whole number from 0 to {_SEED_COUNT - 1}")
+        require(0 <= self.seed < _SEEDS, "--seed", self.seed, f"a whole number from 0 to {_SEEDS - 1}")
         _require_seconds("--budget", 1.0 if self.limit_seconds is None else self.limit_seconds)
         require(0 < self.learning_rate < float("inf"), "--lr", self.learning_rate, "a number above 0")
         if not self.is_own:
@@ -210,16 +210,12 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
     def is_own(self) -> bool:
         """Return whether ``model`` names a workload of the user's own.
 
-        This process does not know the samples, optimizer and learning rate of such a workload, but ranks do.
+        Only the ranks know the samples, the optimizer and the learning rate of such a workload.
         """
         return bool(_OWN_WORKLOAD.fullmatch(self.model))
 
     def _require_fit(self, arm: Arm) -> None:
-        """Refuse an arm that cannot run with these settings.
-
-        Raises:
-            UsageError: a setting rules the arm out.
-        """
+        """Raise a ``UsageError`` for an arm that cannot run with these settings."""
         if arm.traits.own_step and not self.is_own:
             raise UsageError(
                 f"{arm.label} needs a training step of your own, and none was given.",
@@ -274,8 +270,8 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
     def limit_seconds(self) -> float | None:
         """Return the run's time limit in seconds; None if it has exactly ``rounds`` rounds.
 
-        With ``budget_seconds``, a round that is running at the limit is cut short. With ``settle_seconds``, no
-        round beyond the fifth starts after the limit.
+        With ``budget_seconds``, a round that is running at the limit is cut short. With ``settle_seconds``,
+        no round beyond the fifth starts after the limit.
         """
         return self.settle_seconds if self.budget_seconds is None else self.budget_seconds
 

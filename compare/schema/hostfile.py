@@ -126,8 +126,8 @@ def select(
 ) -> tuple[Host, ...]:
     """Return the hosts that are included and not excluded, in their order.
 
-    Without ``include`` all hosts are included. Each text of ``include`` and ``exclude`` is a name, a range, or
-    a comma-separated list of them.
+    Without ``include`` all hosts are included. Each text of ``include`` and ``exclude`` is a name, a range,
+    or a comma-separated list of them.
 
     Raises:
         UsageError: a text names a host that is not in ``hosts``, or no host is left.
@@ -183,11 +183,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def _collect(lines: Iterable[_Line]) -> tuple[Host, ...]:
-    """Return the hosts of all lines, each once.
-
-    Raises:
-        UsageError: a line is wrong, or a host is named twice.
-    """
+    """Return the hosts of all lines, each once; raise a ``UsageError`` for a wrong line."""
     hosts: dict[str, Host] = {}
     counted: set[str] = set()  # hosts whose slots are written out, and must not be repeated
     for line in lines:
@@ -206,9 +202,6 @@ def _refuse_unclear_slots(entries: Sequence[str], text: str) -> None:
     """Refuse ``slots=`` in a list in which another host has no number.
 
     In ``a,b slots=4`` it is not clear whether the slots are those of both hosts, but ``a,b:4`` is clear.
-
-    Raises:
-        HostFaultError: the list of ``entries``, whose text is ``text``, has both.
     """
     with_words = [len(_GAP.split(entry)) > 1 for entry in entries]
     bare = [not words and ":" not in entry for words, entry in zip(with_words, entries, strict=True)]
@@ -217,11 +210,7 @@ def _refuse_unclear_slots(entries: Sequence[str], text: str) -> None:
 
 
 def _add_entry(hosts: dict[str, Host], counted: set[str], line: _Line, entry: str, *, adds: bool) -> None:
-    """Add the hosts of an entry to ``hosts``; with ``adds``, slots of a repeated host add up.
-
-    Raises:
-        HostFaultError: the entry is wrong, repeats a host that must not be repeated, or is one too many.
-    """
+    """Add the hosts of an entry to ``hosts``; with ``adds``, slots of a repeated host add up."""
     pattern, user, slots = _parse_entry(entry)
     for name in _expand(pattern):
         host = Host(name, 1 if slots is None else slots, user, line.where)
@@ -235,11 +224,7 @@ def _add_entry(hosts: dict[str, Host], counted: set[str], line: _Line, entry: st
 
 
 def _add_slots(first: Host, again: Host, *, allowed: bool) -> Host:
-    """Return the host with the slots of both lines that name it.
-
-    Raises:
-        HostFaultError: the host must not be repeated, or the lines name different users.
-    """
+    """Return the host with the slots of both lines that name it, unless it must not be repeated."""
     if not allowed:
         problem = f"was named before, at {first.source}, and only a bare name may be repeated"
         raise HostFaultError(again.name, problem, _REPEAT_FORM)
@@ -250,11 +235,7 @@ def _add_slots(first: Host, again: Host, *, allowed: bool) -> Host:
 
 
 def _parse_entry(text: str) -> tuple[str, str, int | None]:
-    """Return the name or range, the user and the slots of an entry; the slots are None if not given.
-
-    Raises:
-        HostFaultError: the entry has another form.
-    """
+    """Return the name or range, the user and the slots of an entry; the slots are None if not given."""
     # Open MPI reads '=' as a word of its own, so 'slots = 4' is as good as 'slots=4'.
     head, *words = _GAP.sub(" ", text).replace(" =", "=").replace("= ", "=").split(" ")
     user, at, address = head.rpartition("@")
@@ -266,10 +247,10 @@ def _parse_entry(text: str) -> tuple[str, str, int | None]:
         raise HostFaultError(head, f"may mean {count} slots or a port", remedy)
     numbers: dict[str, int] = {} if count is None else {"slots": _number("slots", count)}
     for word in words:
-        written, equals, value = word.rpartition("=")
-        if equals and written not in KEYS:
-            raise HostFaultError(written, "is not a key: hosts have slots and max_slots")
-        key = written.replace("-", "_") if equals else "slots"  # LSF writes a bare number of slots
+        name, equals, value = word.rpartition("=")
+        if equals and name not in KEYS:
+            raise HostFaultError(name, "is not a key: hosts have slots and max_slots")
+        key = name.replace("-", "_") if equals else "slots"  # LSF writes a bare number of slots
         if key in numbers:
             raise HostFaultError(word, f"gives {key} a second time")
         numbers[key] = _number(key, value)
@@ -297,11 +278,7 @@ def _number(key: str, text: str) -> int:
 
 
 def _expand(pattern: str) -> Sequence[str]:
-    """Return the names of a range in the order written; a text without brackets is the only name.
-
-    Raises:
-        HostFaultError: the range has another form, names a host twice, or is too large.
-    """
+    """Return the names of a range in the order written; a text without brackets is the only name."""
     if "[" not in pattern and "]" not in pattern:
         return (pattern,)
     if not NAME.fullmatch(_RANGE.sub("0", pattern)):
@@ -348,11 +325,7 @@ def _split_list(spec: str) -> Iterator[str]:
 
 
 def _keys_of_patterns(patterns: Iterable[str], flag: str, hosts: Sequence[Host]) -> set[str]:
-    """Return the keys of the hosts that the values of a flag name, each written as in a hostfile.
-
-    Raises:
-        UsageError: a value is wrong, or names a host that is not in ``hosts``.
-    """
+    """Return the keys of the hosts that the values of a flag name; raise a ``UsageError`` for others."""
     known = {host.key: host for host in hosts}
     keys: set[str] = set()
     for number, text in enumerate(patterns, 1):

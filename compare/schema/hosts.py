@@ -57,7 +57,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         return f"{rate}, {self.latency_seconds * 1e3:g} ms" if self.latency_seconds else rate
 
 
-def parse_link(written: str, flag: str = "--link") -> Link:
+def parse_link(text: str, flag: str = "--link") -> Link:
     """Return the link that a text such as ``1gbit,2ms`` describes.
 
     The text is RATE or RATE,LATENCY, each with a unit as in the tool ``tc``. Errors name ``flag``.
@@ -65,17 +65,17 @@ def parse_link(written: str, flag: str = "--link") -> Link:
     Raises:
         UsageError: the text has another form, or a value is out of range.
     """
-    rate_text, comma, latency_text = written.lower().partition(",")
+    rate_text, comma, latency_text = text.lower().partition(",")
     rate, latency = _RATE.fullmatch(rate_text.strip()), _LATENCY.fullmatch(latency_text.strip())
     if rate is None or (comma and latency is None):
         raise UsageError(
-            f"{flag} cannot be {written!r}.", remedy="Use RATE or RATE,LATENCY: 100mbit, or 1gbit,2ms."
+            f"{flag} cannot be {text!r}.", remedy="Use RATE or RATE,LATENCY: 100mbit, or 1gbit,2ms."
         )
     bits = float(rate[1]) * _RATE_UNITS[rate[2]]
     seconds = float(latency[1]) * _LATENCY_UNITS[latency[2]] if latency else 0.0
     if not _MIN_BITS_PER_SECOND <= bits <= _MAX_BITS_PER_SECOND or seconds > _MAX_LATENCY_SECONDS:
         raise UsageError(
-            f"{flag} {written} is out of range.",
+            f"{flag} {text} is out of range.",
             remedy="Use a rate from 100kbit to 1tbit, and a latency of at most 10s.",
         )
     return Link(bits_per_second=round(bits), latency_seconds=seconds)
@@ -183,13 +183,14 @@ def is_local(host: Host) -> bool:
     """
     if host.user:
         return False
-    own = socket.gethostname().lower()
-    if host.key in ("localhost", own):
+    own_name = socket.gethostname().lower()
+    if host.key in ("localhost", own_name):
         return True
     try:
         return ipaddress.ip_address(host.name).is_loopback
     except ValueError:
-        return host.key.partition(".")[0] == own.partition(".")[0] and _resolves_to_this_machine(host.name)
+        same_host_part = host.key.partition(".")[0] == own_name.partition(".")[0]
+        return same_host_part and _resolves_to_this_machine(host.name)
 
 
 def _resolves_to_this_machine(name: str) -> bool:
@@ -200,14 +201,14 @@ def _resolves_to_this_machine(name: str) -> bool:
         addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
     except (OSError, UnicodeError):
         return False  # the name may be unknown so far: a pod's DNS record appears after its start
-    own = {address.address for each in psutil.net_if_addrs().values() for address in each}
-    return any(address in own or ipaddress.ip_address(address).is_loopback for address in addresses)
+    own_addresses = {address.address for each in psutil.net_if_addrs().values() for address in each}
+    return any(address in own_addresses or ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
 def fill_slots(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
     """Give the ranks to the hosts, host after host, and return the hosts that got some.
 
-    Each returned host is a copy with as many slots as it has ranks. With ``ranks`` None, every slot is filled.
+    Each of them is a copy with as many slots as it has ranks. With ``ranks`` None, every slot is filled.
 
     Raises:
         UsageError: ``ranks`` is larger than the number of slots.
@@ -259,11 +260,7 @@ def _check_name(name: str) -> None:
 
 
 def _ipv6(name: str) -> str:
-    """Return the usual spelling of an IPv6 address.
-
-    Raises:
-        HostFaultError: ``name`` is not an IPv6 address, or has a zone.
-    """
+    """Return the usual spelling of an IPv6 address; raise a ``HostFaultError`` for any other text."""
     try:
         address = ipaddress.IPv6Address(name)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Define what the parent and its ranks exchange through files."""
+"""Define the data that the parent, which runs the command, and its ranks exchange through files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Stage = Literal[
 ]
 """The stages of a rank, in their usual order.
 
-``parity`` may also come after ``test``. ``turn`` is every wait for a turn, before and after ``train``.
+``parity`` may also come after ``test``. ``turn`` means that the rank waits while ranks of other arms train.
 """
 _LAST_BYTES = 4096
 
@@ -43,15 +43,15 @@ class LaunchJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="work"):
     config: LaunchConfig
     arm: Arm
     affinity: list[int]
-    """CPUs that every rank must be allowed to use."""
+    """Numbers of the CPUs that every rank must be allowed to use."""
     number: int
-    """Number of the launch in the run, which decides the order of its blocks."""
+    """Number of the launch in the run, from 1, which decides the order of its blocks."""
     launched_at: float
-    """Unix time just before the parent starts the launcher."""
+    """Unix time just before the parent started the launcher."""
     turns: str = ""
-    """Folder of ``TurnFiles``, the same on every host; empty if the launch takes no turns."""
+    """Folder of the ``TurnFiles`` on every host; empty if the launch takes no turns with others."""
     exported: list[str] = []
-    """Names of the variables of ``-x``, without their values, which are never saved."""
+    """Names of the variables that the user set by ``-x``; their values are never saved."""
 
 
 class Job(LaunchJob, frozen=True, kw_only=True, tag="training"):
@@ -60,12 +60,12 @@ class Job(LaunchJob, frozen=True, kw_only=True, tag="training"):
     config: RunConfig
     dataset: DatasetSource
     proof: Proof = "brief"
-    """Which passes the parity check of the training has."""
+    """The extent of the parity check, a key of ``PASSES``."""
     proven: list[Fingerprint] = []
-    """The fingerprint of each rank, in their order, that the arm's proven launches have in common.
+    """The fingerprints of the ranks, in order, which all proven launches of the arm have in common.
 
     A launch that ends with the same fingerprints is not proven again; any other is proven after its training.
-    An empty list asks for the proof before the training.
+    If the list is empty, the launch is proven before its training.
     """
 
 
@@ -83,13 +83,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """One progress record of a rank."""
 
     stage: Stage
-    """The stage that the rank is in."""
+    """The stage in which the rank is."""
     step: int
-    """Number of finished training steps; of finished measurements in a ``SweepJob``."""
+    """Number of finished training steps, or of finished measurements if collectives are timed."""
     at: float
     """Unix time of the record."""
     limit_seconds: float
-    """Maximum time until the rank's next record."""
+    """Maximum time until the rank's next record; a rank that exceeds it has stalled."""
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):
-    """How the process of a rank exited, as its witness reported."""
+    """How the process of a rank exited, as the rank's witness, its parent process, reported."""
 
     pid: int
     time: float
@@ -116,13 +116,16 @@ class RankExit(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None
     """Number of the signal that killed the process, or None."""
     ended_by: Literal["", "signal", "lease"] = ""
-    """Why the witness ended the process: it got a signal, or the lease expired. Empty if it did not."""
+    """Why the witness ended the process; empty if it did not.
+
+    It received a signal, or the parent had not renewed the file ``lease`` of ``LaunchFiles`` in time.
+    """
     stopped: bool = False
-    """Whether the process was stopped, as by SIGSTOP, when it exited or about 2 s before."""
+    """Whether the process was stopped, for example by SIGSTOP, when it exited or about 2 s before."""
 
 
 def read_job(files: LaunchFiles) -> Job | SweepJob:
-    """Read the job of a launch: training, or timing collectives.
+    """Return the job of a launch, which trains or times collectives.
 
     Raises:
         OutputError: the file cannot be read, or is not of this version.
@@ -136,7 +139,7 @@ def open_progress(files: LaunchFiles, rank: int) -> BinaryIO:
 
 
 def read_progress(files: LaunchFiles, rank: int) -> Progress | None:
-    """Return a rank's latest whole progress record; None before the first, or if the file cannot be read."""
+    """Return the last progress record of a rank; None if there is none, or the file cannot be read."""
     try:
         with files.progress(rank).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _LAST_BYTES))
@@ -150,34 +153,35 @@ def read_progress(files: LaunchFiles, rank: int) -> Progress | None:
     return None
 
 
-def note_progress(file: BinaryIO, progress: Progress) -> None:
+def append_progress(file: BinaryIO, progress: Progress) -> None:
     """Append a progress record with one system call."""
     file.write(msgspec.json.encode(progress) + b"\n")
 
 
 class Planned(NamedTuple):
-    """A launch that is planned, and not started yet."""
+    """A launch that is planned but not started yet."""
 
     number: int
     """Number of the launch in the whole run, from 1."""
     round: int
-    """Number of its round, from 1."""
+    """Number of the launch's round, from 1."""
     arm: Arm
     group: str = ""
-    """The group whose collectives are timed without training; empty for a training."""
+    """Name of the group whose collectives are timed without training; empty for a training."""
 
     @property
     def label(self) -> str:
-        """Return the group's name, or the arm's label for a training, as a user writes it."""
+        """Return the name of the group, or the label of the arm for a training, as a user writes it."""
         return self.group or self.arm.label
 
 
 Proof: TypeAlias = Literal["brief", "whole"]
-"""Which parity check a launch has: ``brief`` in a run, ``whole`` in ``compare verify``."""
+"""The extent of a launch's parity check: ``brief`` in a run, and ``whole`` in ``compare verify``."""
 
 PASSES: dict[Proof, tuple[PassKind, ...]] = {
     "brief": ("float64",),
     "whole": ("float64", "float32", "as run"),
 }
+"""The passes of each parity check, in order."""
 STEPS = 20
 """Number of steps in a pass of the parity check; more steps would amplify rounding."""

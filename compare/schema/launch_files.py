@@ -11,10 +11,10 @@ from functools import partialmethod
 from pathlib import Path
 
 LEASE_SECONDS = 6.0
-"""Maximum time between two renewals of the lease by the parent.
+"""Maximum age of the lease, a file that the parent touches twice a second while it lives.
 
-The parent renews it twice a second. A witness checks it every second, and a rank may take 2 s to exit. So
-every rank has exited within 10 s after its parent died.
+The witness of each rank checks the age every second, and ends the rank when the lease is too old. A rank may
+take 2 s to exit. So every rank has exited within 10 s after its parent died.
 """
 _OF_A_RANK = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.(?:json|failure\.json|log|stacks|progress|witness|exit)")
 
@@ -32,38 +32,38 @@ class LaunchFiles:
         """The command lines of the launch, which are kept even if it fails."""
         self.launcher_log = directory / "launcher.log"
         self.lease = directory / "lease"
-        """The file that the parent touches while it lives."""
+        """The file that the parent touches twice a second while it lives."""
 
     @staticmethod
     def rank_of(name: str) -> int | None:
-        """Return the rank whose file has this name, or None if it is no file of a rank."""
+        """Return the rank that writes a file of this name, or None if no rank does."""
         matched = _OF_A_RANK.fullmatch(name)
         return int(matched[1]) if matched else None
 
     def launcher_logs(self) -> list[Path]:
-        """Return the logs of the launchers on all hosts that are in this folder, sorted by path."""
+        """Return the sorted paths of the launchers' logs in this folder, one for each host with a launcher."""
         return sorted(self.directory.glob(f"{self.launcher_log.stem}*{self.launcher_log.suffix}"))
 
-    def _of_rank(self, rank: int, ending: str) -> Path:
-        return self.directory / f"rank-{rank}.{ending}"
+    def _of_rank(self, rank: int, suffix: str) -> Path:
+        return self.directory / f"rank-{rank}.{suffix}"
 
-    result = partialmethod(_of_rank, ending="json")
-    """Return where a rank writes its ``RankResult``."""
-    failure = partialmethod(_of_rank, ending="failure.json")
-    """Return where a rank writes its ``RankFailure``."""
-    log = partialmethod(_of_rank, ending="log")
-    """Return the file that gets a rank's standard output and standard error."""
-    stacks = partialmethod(_of_rank, ending="stacks")
-    """Return where a rank writes the stacks of its threads when it receives SIGTERM."""
-    progress = partialmethod(_of_rank, ending="progress")
-    """Return where a rank appends its ``Progress`` records."""
-    witness = partialmethod(_of_rank, ending="witness")
-    """Return where a rank's witness writes its own process id when it starts."""
-    exit = partialmethod(_of_rank, ending="exit")
-    """Return where a rank's witness writes the ``RankExit``, which is the last file of a rank."""
+    result = partialmethod(_of_rank, suffix="json")
+    """Return the file into which a rank writes its ``RankResult``."""
+    failure = partialmethod(_of_rank, suffix="failure.json")
+    """Return the file into which a rank writes its ``RankFailure``."""
+    log = partialmethod(_of_rank, suffix="log")
+    """Return the file that receives a rank's standard output and standard error."""
+    stacks = partialmethod(_of_rank, suffix="stacks")
+    """Return the file into which a rank writes the stacks of its threads when it receives SIGTERM."""
+    progress = partialmethod(_of_rank, suffix="progress")
+    """Return the file to which a rank appends its ``Progress`` records."""
+    witness = partialmethod(_of_rank, suffix="witness")
+    """Return the file into which a rank's witness writes its own process id when it starts."""
+    exit = partialmethod(_of_rank, suffix="exit")
+    """Return the file into which a rank's witness writes the ``RankExit``, the last file of a rank."""
 
     def witnesses(self) -> set[int]:
-        """Return the process ids that witnesses of this launch have written on this host."""
+        """Return the process ids of this launch's witnesses on this host."""
         texts = []
         for file in self.directory.glob("rank-*.witness"):
             with suppress(OSError):

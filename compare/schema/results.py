@@ -1,7 +1,7 @@
-"""Define the schema of a run and of a rank's results.
+"""Define the schema of a run and of its ranks' results.
 
-A run holds raw samples, from which ``compare.analysis`` derives all figures. Times are seconds and sizes are
-bytes, with the unit in the name; raw clock readings are whole nanoseconds. docs/results.md describes every
+A run holds raw samples, from which ``compare.analysis`` derives all figures. Names contain the unit: times
+are in seconds, sizes in bytes, and raw clock readings in whole nanoseconds. docs/results.md describes every
 field of ``results.json``.
 """
 
@@ -24,31 +24,30 @@ SCHEMA_VERSION = 3
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 """A number of things, bytes or nanoseconds, from 0 to ``LARGEST``; a file with any other is refused."""
 Difference: TypeAlias = Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
-"""A difference of two readings, which may be below zero.
+"""A difference of two readings of a clock or counter, which may be below zero.
 
-For example, an earlier pass makes a gradient ready before the last forward pass, or a kernel corrects what
-it has counted.
+For example, a gradient may be ready before the last forward pass, or a kernel may correct its count.
 """
 Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 """A number of things, bytes or nanoseconds, from 1 to ``LARGEST``; a file with any other is refused."""
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """The final model's result on one rank's share of the test set."""
+    """The result of the trained model on one rank's part of the test set."""
 
     correct: float | None
-    """Number of right answers. For an own workload it is the sum of its metric, or None without a metric."""
+    """Number of right answers; for a user's own workload, the sum of its metric, or None without one."""
     samples: Count
     loss_sum: float | None
     """Sum of the loss over the samples; None if it is not finite, because the training diverged."""
 
 
 Mode = Literal["training", "reference"]
-"""What a block trains: the arm itself, or a second replica in the process that never synchronises."""
+"""The model that a block trains: that of the arm, or a second one in the process, without synchronisation."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive steps of one rank, timed together."""
+    """Consecutive steps of one rank that are timed together."""
 
     mode: Mode = "training"
     steps: Positive
@@ -56,30 +55,31 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     cpu_ns: Count
     """CPU time of the rank during the block, summed over its threads."""
     phases: dict[str, list[Count]] = {}
-    """Nanoseconds of forward, backward, sync and step in every step, by these names of the phases.
+    """Nanoseconds of each phase in every step of the block, by the phase's name.
 
-    Strategies that do not separate the forward pass have no ``forward``. Empty unless timed by phases.
+    Names are ``forward``, ``backward``, ``sync`` and ``step``, but some strategies lack one. It is empty if
+    phases are not timed.
     """
     turn: Count = 0
-    """Number of the turn, from 1; 0 in a launch without turns."""
+    """Number of the turn, a time in which no other arm trains, from 1; 0 in a launch without turns."""
 
 
 class MachineUse(msgspec.Struct, frozen=True, kw_only=True):
-    """How busy a host was during the measurement, as its first rank read it."""
+    """The load of a host during the measurement, as the first rank there read it."""
 
     wall_ns: Positive
     cpus: Positive
     """Number of CPUs that the ranks may use."""
     busy_ns: Difference
-    """Time in which these CPUs were not idle, summed over them."""
+    """Time in which these CPUs were not idle, added up over the CPUs."""
     stolen_ns: Difference
-    """The part of ``busy_ns`` that other guests of the physical machine took."""
+    """The part of ``busy_ns`` that other virtual machines on the same hardware took."""
     boot_id: str = ""
-    """Id of the running kernel; hosts with the same one are one machine. Empty in older results."""
+    """Boot id of the kernel; hosts with the same id are one machine. It is empty in older results."""
 
 
 class Moments(msgspec.Struct, frozen=True):
-    """Seconds from a launch's start to each stage of a rank; the last two leave out the proof."""
+    """Seconds from the start of a launch to stages of a rank; the last two exclude the parity check."""
 
     started: float
     data_ready: float
@@ -89,23 +89,23 @@ class Moments(msgspec.Struct, frozen=True):
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of all-reduces of one size, measured without training."""
+    """The times of all-reduces of one size, which are measured without training."""
 
     message_bytes: Count
     ns: Annotated[list[Positive], msgspec.Meta(min_length=1)]
-    """Nanoseconds of one all-reduce, for each sample."""
+    """Nanoseconds of an all-reduce, one number for each sample."""
 
 
 class GradientTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """When the gradient of one parameter is ready, in steps without synchronisation."""
+    """The times at which the gradient of one parameter is ready, in steps without synchronisation."""
 
     gradient_bytes: Count
     ready_ns: Annotated[list[Difference], msgspec.Meta(min_length=1)]
-    """Nanoseconds from the end of the last forward pass to the gradient, for each step."""
+    """Nanoseconds from the end of the last forward pass until the gradient is ready, for each step."""
 
 
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank measured, and what it attests."""
+    """The measurements of one rank, and the facts that it reports about what ran."""
 
     rank: int
     local_rank: int
@@ -120,57 +120,57 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """SHA-256 over the bytes of all buffers; empty without buffers, and in older results."""
     evaluation: Evaluation
     peak_memory_bytes: Count
-    """Largest resident set of this process before the reference existed, without the proof."""
+    """Largest resident set of the process in the arm's training, without parity check and reference."""
     whole_peak_memory_bytes: Count = 0
-    """Largest resident set of this process in all, with proof and reference; 0 in older results."""
+    """Largest resident set of the process, with parity check and reference; 0 in older results."""
     peak_device_memory_bytes: Count | None
-    """Largest number of bytes of tensors on the GPU before the reference existed; None on a CPU."""
+    """Most bytes of tensors on the GPU, before the reference was made; None on a CPU."""
     gradient_bytes: Count
     gradient_tensors: Count
     message_bytes: list[Count]
-    """Bytes of each call that averages gradients, for the calls of one step."""
+    """The bytes of each call that averages gradients in one step."""
     collective_ns: list[Positive]
-    """Nanoseconds of one step's collectives without training, for each sample.
+    """Nanoseconds of all collectives of a step, run without training, for each sample.
 
     The list is empty if the collectives cannot run without training.
     """
     sweep: list[Sweep] = []
-    """The group's all-reduce over sizes; empty if the strategy bypasses the group."""
+    """The times of the group's all-reduce at several sizes; empty if the strategy bypasses the group."""
     gradients: list[GradientTimes] = []
-    """When the reference's gradients are ready, in the order of the parameters.
+    """The times at which the reference's gradients are ready, in the order of the parameters.
 
-    Empty for an arm without a reference, and in older results.
+    It is empty for an arm without a reference, and in older results.
     """
     cpu_ns: Difference
     """CPU time of this rank from the first block to the last, without its waits for turns."""
     waited_ns: Count = 0
-    """Time that this rank waited for its turns."""
+    """Time for which this rank waited for its turns."""
     waited_cpu_ns: Difference = 0
     """CPU time of this rank's threads while it waited for its turns."""
     trained_steps: Count = 0
-    """Number of steps that this rank took. Those beyond ``config.total_steps`` are for timing only."""
+    """Number of steps that this rank took; those beyond ``config.total_steps`` only serve timing."""
     machine: MachineUse | None = None
-    """Load of the host, on its first rank; None on the others."""
+    """Load of the host, on the host's first rank; None on its other ranks."""
     moments: Moments
     parity: list[ParityPass] = []
-    """The passes of the proof: empty in the control, and where the training repeats a proven one."""
+    """The passes of the parity check: empty in the control, and if the training repeats a proven one."""
     end: EndStep | None = None
-    """The step that was compared after the training; None in the control, and in older results."""
+    """The step after the training that was compared; None in the control, and in older results."""
     unmoved: list[str] = []
-    """Names of trainable parameters that ended as they started, bit for bit; empty on ranks other than 0."""
+    """Names of the trainable parameters that the training did not change; empty on ranks other than 0."""
     sketch: list[float] = []
-    """A random projection of what the training changed; empty on ranks other than 0.
+    """A random projection of the change of all parameters; empty on ranks other than 0.
 
     The projection is the same for all arms, so two sketches are about as far apart as the parameters.
     """
     attestation: dict[str, Any]
-    """What ran, read back from the libraries and the kernel."""
+    """Facts about what ran, read back from the libraries and the kernel."""
 
     @property
     def fingerprint(self) -> Fingerprint | None:
-        """Return the hashes of what this rank's training began and ended with.
+        """Return the hashes of the model before and after this rank's training.
 
-        None if the training diverged, because all diverged models are alike.
+        The result is None if the training diverged, because all diverged models are alike.
         """
         if self.evaluation.loss_sum is None:
             return None
@@ -178,7 +178,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """How a launch was started, and how long it took."""
+    """The record of how a launch was started, and how long it took."""
 
     number: int
     """Number of the launch in the run, from 1."""
@@ -189,13 +189,13 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     argv: list[list[str]]
     """The command lines that were executed."""
     environment: dict[str, str]
-    """Variables that Ringside set for the ranks."""
+    """The variables that Ringside set for the ranks."""
     inherited: dict[str, str] = {}
-    """Settings of libraries that the launch took from the user's own environment."""
+    """The settings of libraries that the launch took from the user's own environment."""
     started_at: float
-    """Unix time."""
+    """Unix time of the start."""
     seconds: Annotated[float, msgspec.Meta(gt=0)]
-    """How long the launcher ran."""
+    """The time for which the launcher ran."""
     started_alone: bool = True
     """Whether no other launch started at the same time; True in older results."""
     restarted_because: str = ""
@@ -209,18 +209,18 @@ class Launch(LaunchRecord, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run stopped early, or a launch failed."""
+    """The reason why a run stopped early, or why a launch failed."""
 
     arm: str
     """Label of the arm, or name of the group in ``compare collectives``."""
     round: int
     kind: str
-    """Name of the error's class."""
+    """Name of the error's class, such as ``StalledError``."""
     message: str
 
 
 def exit_code_of(failures: Iterable[Failure]) -> int:
-    """Return the exit code for launches that failed: that of a stalled one first, and 0 without any."""
+    """Return the exit code for failed launches: that of a stall if there is one, and 0 without failures."""
     kinds = {failure.kind for failure in failures}
     if not kinds:
         return 0
@@ -228,12 +228,12 @@ def exit_code_of(failures: Iterable[Failure]) -> int:
 
 
 class Interleaved(msgspec.Struct, frozen=True, kw_only=True):
-    """How the arms of a round ran, and why."""
+    """The order in which the arms of a round were measured, and the reason for it."""
 
     mode: Literal["blocks", "launches"]
-    """``blocks``: in turns, side by side. ``launches``: one launch after another."""
+    """``blocks`` if the arms took turns, and ``launches`` if one launch followed another."""
     why: str = ""
-    """Why the arms could not run in turns, if the user left it open; otherwise empty."""
+    """Why the arms could not take turns, if the user left the choice to Ringside; otherwise empty."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,59 +248,62 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     dataset: DatasetSource
     hosts: Annotated[list[Host], msgspec.Meta(min_length=1)]
     network: Network = Network()
-    """How the ranks of all arms reach each other."""
+    """The network over which the ranks of all arms communicate."""
     cores: Positive
-    """Number of CPUs that a host's ranks may use; the minimum of all hosts."""
+    """Number of CPUs that the ranks of a host may use, on the host that has the fewest."""
     cores_by_host: list[Positive] = []
-    """Number of CPUs that each host's ranks may use, in the order of ``hosts``; empty in older results."""
+    """Number of CPUs that the ranks of each host may use, in the order of ``hosts``; empty if older."""
     left_out: dict[str, str] = {}
-    """Backends that cannot run and that the user did not name, each with the reason."""
+    """Why backends that the user did not name cannot run, by the backend's name."""
     interleaved: Interleaved = Interleaved(mode="launches")
     launches: list[Launch] = []
-    """The launches that count, in the order of time."""
+    """The launches that count, in order of time."""
     discarded: list[Launch] = []
-    """Launches of noisy rounds that were repeated, and of a last round that the budget cut short."""
+    """The launches of noisy rounds that were repeated, and of a last round that the budget cut short."""
     complete: bool = False
     """Whether everything that the user asked for was measured."""
     failure: Failure | None = None
     """Why the run stopped early; None if it did not."""
 
     def of(self, arm: Arm) -> list[Launch]:
-        """Return the launches of one arm that count, in the order of time."""
+        """Return the launches of one arm that count, in order of time."""
         return [launch for launch in self.launches if launch.arm == arm.label]
 
     def proven(self, arm: Arm) -> list[Fingerprint]:
-        """Return the fingerprint of each rank that all launches of an arm have in common.
+        """Return the ranks' fingerprints, in order, that all launches of an arm have in common.
 
         The list is empty before the first launch, and if two launches differ or one diverged. Then every
         launch needs a proof of its own.
         """
-        found = {tuple(rank.fingerprint for rank in launch.ranks) for launch in self.of(arm)}
-        (common,) = found if len(found) == 1 else ((),)
+        distinct = {tuple(rank.fingerprint for rank in launch.ranks) for launch in self.of(arm)}
+        (common,) = distinct if len(distinct) == 1 else ((),)
         return [] if None in common else list(filter(None, common))
 
 
 Outcome: TypeAlias = Literal["passed", "failed", "exempt", "nothing", "incomparable"]
-"""How a gate ended.
+"""The outcome of a gate, which is one check of an arm.
 
-``exempt``: the gate does not apply to the arm. ``nothing``: a wrong step would have passed as well, so the
-gate proves nothing. ``incomparable``: a single process takes no such step, or lacks what the step remembers.
+``exempt`` means that the gate does not apply to the arm. ``nothing`` means that a wrong step would have
+passed as well, so the gate proves nothing. ``incomparable`` means that a single process takes no such step,
+or lacks what the step remembers.
 """
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one check of an arm; a failure has the three parts of an error."""
+    """The result of one check of an arm; a failed one has the three parts of an error."""
 
     name: Literal["ranks", "samples", "float64", "float32", "end"]
     outcome: Outcome
     figure: float | None = None
-    """The relative difference that was found; None if there is none, or if it is not a number."""
+    """The relative difference that was measured; None if the gate has none, or it is not a number."""
     limit: float | None = None
-    """The largest ``figure`` that passes; None if there is none."""
+    """The largest ``figure`` that passes; None if the gate has no limit."""
     what: str = ""
-    """What failed, why an arm is exempt or unproven, or what a passed gate leaves open."""
+    """What failed, why the arm is exempt or unproven, or what a passed gate does not prove."""
     found: str = ""
+    """What was found if the gate failed; otherwise usually empty."""
     remedy: str = ""
+    """What the user can do if the gate failed; otherwise usually empty."""
 
 
 class ArmVerification(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,12 +312,12 @@ class ArmVerification(msgspec.Struct, frozen=True, kw_only=True):
     arm: str
     gates: list[Gate] = []
     curve: list[float | None] = []
-    """Relative difference from a single process after each step of the pass ``as run``.
+    """The relative difference from a single process after each step of the pass ``as run``.
 
-    It decides nothing, because rounding alone can make it large. Empty for the control.
+    It decides nothing, because rounding alone can make it large. It is empty for the control.
     """
     failure: Failure | None = None
-    """Why the arm's launch failed; None if there are gates."""
+    """Why the launch of the arm failed; None if it did not, so that there are gates."""
     seconds: float
 
     @property
@@ -324,19 +327,20 @@ class ArmVerification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unproven(self) -> Gate | None:
-        """Return the first gate that proves nothing or compares nothing; None if there is none."""
+        """Return the first gate whose outcome is ``nothing`` or ``incomparable``; None if there is none."""
         return next((gate for gate in self.gates if gate.outcome in {"nothing", "incomparable"}), None)
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole result of ``compare verify``, with the run that holds its launches."""
+    """The whole result of ``compare verify``."""
 
     run: Run
+    """The settings and launches, in the form of a run."""
     arms: list[ArmVerification] = []
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code for a failed gate, else a failed launch, else an unproven arm, else 0."""
+        """Return the exit code: for a failed gate, a failed launch, an unproven arm, or 0, in this order."""
         if any(gate.outcome == "failed" for arm in self.arms for gate in arm.gates):
             return ParityError.exit_code
         unproven = UnprovenError.exit_code if any(arm.unproven for arm in self.arms) else 0

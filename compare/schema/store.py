@@ -24,9 +24,9 @@ from compare.system.files import STANDARD_OUTPUT, read_json, write_json, write_t
 
 RESULTS_FILE = "results.json"
 RUNS = Path("runs")
-"""The folder for runs without ``--output``."""
+"""The folder for runs without ``--output``, relative to the working folder."""
 LAST = "last"
-"""What a user writes for the newest run in ``RUNS``."""
+"""The word that a user writes for the newest run in ``RUNS``."""
 VERIFICATION_FILE = "verification.json"
 CONFIG_FILE = "config.json"
 SCALE_FILE = "scale.json"
@@ -35,16 +35,17 @@ _LONGEST_NAME = 100
 Result: TypeAlias = Run | Scale | CollectivesRun | Verification
 """The results that ``compare report`` can show."""
 _RENAMED = {2: {"set_aside": "discarded"}, SCHEMA_VERSION: {}}
-"""The schema versions that are read, each with its renamed fields: the old name and the present one."""
+"""The new names of renamed fields by their old names, for each schema version that can be read."""
 
 
 def find_run(path: Path, names: Sequence[str]) -> Path:
     """Return ``path`` unchanged, or for ``last`` the folder of the newest run in ``runs``.
 
-    The newest run has the latest file with one of ``names``. A file or folder called ``last`` comes first.
+    The newest run is the folder whose file with one of ``names`` was written last. If there is a file or
+    folder called ``last``, it is returned instead.
 
     Raises:
-        OutputError: ``last`` was asked for, and there is no run yet.
+        OutputError: ``path`` is ``last``, and there is no run yet.
     """
     if path != Path(LAST) or path.exists():
         return path
@@ -59,7 +60,7 @@ def find_run(path: Path, names: Sequence[str]) -> Path:
 
 
 def list_runs(root: Path) -> list[Path]:
-    """Return the folders directly in ``root`` that hold a results file, by their names; links are left out.
+    """Return the folders directly in ``root`` that hold a results file, sorted by name, without links.
 
     Raises:
         OutputError: ``root`` cannot be read.
@@ -76,9 +77,9 @@ def list_runs(root: Path) -> list[Path]:
 
 
 def name_of_run(directory: Path) -> str:
-    """Return what a user writes to name a new run: ``last`` if it is in ``runs``, or else its path.
+    """Return what a user writes to name the newest run: ``last`` if it is in ``runs``, or else its path.
 
-    The path is quoted for a shell, and relative if the run lies below the working folder.
+    The path is quoted for a shell, and relative if the run is below the working folder.
     """
     if directory.absolute().parent == RUNS.absolute():
         return LAST
@@ -86,10 +87,10 @@ def name_of_run(directory: Path) -> str:
     return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
-def file_of(path: Path) -> Path:
-    """Return the file of a result, given the file or its folder.
+def result_file(path: Path) -> Path:
+    """Return the file of a result, given this file or its folder.
 
-    For a folder without any result, it is the path of ``results.json``, which does not exist.
+    For a folder without a result, it is the path of ``results.json``, which does not exist.
     """
     if not path.is_dir():
         return path
@@ -102,7 +103,7 @@ def read_result(path: Path) -> Result:
     Raises:
         OutputError: there is no result, or it is damaged or of another version.
     """
-    file = file_of(path)
+    file = result_file(path)
     read = _READERS.get(file.name) if file.exists() else None
     return read(file) if read else read_run(path)
 
@@ -119,17 +120,17 @@ _READERS: dict[str, Callable[[Path], Result]] = {
     SCALE_FILE: _read_scale,
     VERIFICATION_FILE: partial(read_json, kind=Verification),
 }
-"""The functions that read the results of commands other than ``compare run``, by the name of the file."""
-OF_RESULTS = (RESULTS_FILE, *_READERS)
-"""Names of the files that hold a result."""
+"""The functions that read results other than those of ``compare run``, by the name of the file."""
+RESULT_FILES = (RESULTS_FILE, *_READERS)
+"""The names of all files that hold a result."""
 
 
 def read_run(path: Path) -> Run:
     """Read a run, given its folder, its ``results.json`` or its JSON export.
 
-    Raises:
-        OutputError: there is no run, or it is damaged, or has an unknown schema version.
-    """
+        Raises:
+                OutputError: there is no run, or it is damaged, or has an unknown schema version.
+        """
     file = path / RESULTS_FILE if path.is_dir() else path
     if not file.exists():
         raise OutputError(
@@ -137,11 +138,11 @@ def read_run(path: Path) -> Run:
             found=f"{file} does not exist.",
             remedy="Give the folder that `compare run` printed, or its results.json.",
         )
-    return read_json(file, Run, adapt=partial(_fields, file))
+    return read_json(file, Run, adapt=partial(_run_fields, file))
 
 
-def _fields(file: Path, content: Any) -> dict[str, Any]:
-    """Return the fields of a run from the JSON of its file or of its export, by their present names.
+def _run_fields(file: Path, content: Any) -> dict[str, Any]:
+    """Return the fields of a run, by their present names, from the JSON of its file or its export.
 
     Raises:
         OutputError: the file holds a verification, or has an unknown schema version.
@@ -162,22 +163,22 @@ def _fields(file: Path, content: Any) -> dict[str, Any]:
             found=f"This version of Ringside reads schema versions {' and '.join(map(str, _RENAMED))}.",
             remedy="Read it with the version of Ringside that wrote it.",
         )
-    today = {_RENAMED[version].get(name, name): value for name, value in fields.items()}
-    return today | {"schema_version": SCHEMA_VERSION}
+    renamed = {_RENAMED[version].get(name, name): value for name, value in fields.items()}
+    return renamed | {"schema_version": SCHEMA_VERSION}
 
 
-def create_output(asked: Path | None, what: str, ranks: int, *, purpose: str = "") -> Path:
-    """Make the folder ``asked``, or a new one in ``runs``, and return its absolute path.
+def create_output(folder: Path | None, subject: str, ranks: int, *, purpose: str = "") -> Path:
+    """Make ``folder``, or a new folder in ``runs`` if that is None; return its absolute path.
 
-    A new folder is named by time, ``what``, the number of ranks and ``purpose``. Runs that start at the same
-    moment get a folder each.
+    A new folder is named by the time, the ``subject`` that is measured, the number of ranks and ``purpose``.
+    Runs that start at the same moment get a folder each.
 
     Raises:
         OutputError: the folder cannot be made or written, or it is not empty.
     """
-    if asked:
-        return create_directory(asked)
-    paths = _new_folders(what, ranks, purpose)
+    if folder:
+        return create_directory(folder)
+    paths = _new_folders(subject, ranks, purpose)
     with _errors_of_output(RUNS):
         RUNS.mkdir(exist_ok=True)
         while True:
@@ -208,6 +209,7 @@ def create_directory(path: Path) -> Path:
 
 @contextmanager
 def _errors_of_output(path: Path) -> Iterator[None]:
+    """Raise an ``OutputError`` that names ``path`` in place of an ``OSError`` of the block."""
     try:
         yield
     except OSError as error:
@@ -215,7 +217,7 @@ def _errors_of_output(path: Path) -> Iterator[None]:
 
 
 def write_request(run: Run | CollectivesRun, directory: Path) -> None:
-    """Write the config and the hostfile of a run into its folder.
+    """Write the config and the hostfile of a run into the run's folder.
 
     Raises:
         OutputError: one of these files cannot be written.
@@ -225,20 +227,22 @@ def write_request(run: Run | CollectivesRun, directory: Path) -> None:
 
 
 def default_output(config: RunConfig) -> Path:
-    """Return the path of a new folder in ``runs``, named by time, model and ranks, without making it."""
+    """Return the path of a new folder in ``runs``, named by time, model and ranks; it is not made yet."""
     return next(_new_folders(config.model, config.ranks))
 
 
-def _new_folders(what: str, ranks: int, purpose: str = "") -> Iterator[Path]:
-    """Yield paths in ``runs`` that do not exist yet, named by time and by the arguments."""
-    what = what.replace(":", "-")[:_LONGEST_NAME]  # scp and rsync treat the text before a colon as a host
-    name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{what}-np{ranks}{purpose}"
+def _new_folders(subject: str, ranks: int, purpose: str = "") -> Iterator[Path]:
+    """Yield paths in ``runs`` that do not exist yet, named by the time and the arguments."""
+    subject = subject.replace(":", "-")[
+        :_LONGEST_NAME
+    ]  # scp and rsync treat the text before a colon as a host
+    name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{subject}-np{ranks}{purpose}"
     names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
     return (path for path in map(RUNS.joinpath, names) if not path.exists())
 
 
 def require_writable(path: Path, *, to_be_made: Path | None) -> None:
-    """Check before a run that a file can be written after it.
+    """Require before a run that a file can be written after the run.
 
     ``to_be_made`` is the folder that the run will make for its own files, so it need not exist yet.
 
@@ -250,16 +254,16 @@ def require_writable(path: Path, *, to_be_made: Path | None) -> None:
         return
     folder = path.absolute().parent
     if to_be_made and folder == to_be_made.absolute():
-        if path.name in {*OF_RESULTS, CONFIG_FILE, "hostfile"}:
+        if path.name in {*RESULT_FILES, CONFIG_FILE, "hostfile"}:
             raise UsageError(f"{path}: the run itself writes this file.", remedy="Choose another name.")
         return
-    changed = path if path.exists() else folder
+    changed_path = path if path.exists() else folder
     if path.is_dir():
         problem = f"{path} is a folder."
     elif not folder.is_dir():
         problem = f"There is no folder {folder}."
-    elif not os.access(changed, os.W_OK):
-        problem = f"{changed} is read-only."
+    elif not os.access(changed_path, os.W_OK):
+        problem = f"{changed_path} is read-only."
     else:
         return
     raise OutputError(f"{path} cannot be written.", found=problem, remedy="Choose another path for it.")

@@ -1,1 +1,1 @@
-"""Read this machine's clock and limits, read and write its files, and ask Slurm's controller."""
+"""Read this machine's clock and its limits, read and write files, and ask Slurm's controller."""

@@ -1,4 +1,4 @@
-"""Read the time from a clock that does not follow changes of the machine's clock."""
+"""Read the time without the jumps that occur when the machine's clock is set."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ _BOOTED_AT = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def unix_time() -> float:
-    """Return the Unix time in seconds, unaffected by later changes of the machine's clock.
+    """Return the Unix time in seconds, as if nothing set the machine's clock after this module's import.
 
-    That clock is read only once, when this module is imported, so differences of two times are right. Time
-    during which the machine was suspended counts.
+    So differences of two times are right. Time during which the machine is suspended counts.
     """
     return _BOOTED_AT + time.clock_gettime(time.CLOCK_BOOTTIME)

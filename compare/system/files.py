@@ -20,18 +20,18 @@ from compare.system.limits import memory_left_bytes
 
 T = TypeVar("T")
 _PIPE_SECONDS = 10.0
-"""Maximum time until a program begins to write to a pipe."""
+"""Maximum time to wait until a program begins to write to a pipe."""
 _MEMORY_PER_BYTE = 20
-"""Bytes of memory that reading one byte of JSON may take.
+"""Number of bytes of memory that may be needed to read one byte of JSON.
 
-Samples take a third of this, and nested empty lists take all of it.
+Lists of samples need a third of this, and nested empty lists need all of it.
 """
 LARGEST = 10**18
-"""Largest whole number that a file of Ringside may hold: 31 years in nanoseconds, or an exabyte."""
-_MAY_BE_LARGER = re.compile(rb"\d{19}")
+"""The largest whole number that a file of Ringside may hold: 31 years in nanoseconds, or an exabyte."""
+_LONG_NUMBER = re.compile(rb"\d{19}")
 _TAIL_BYTES = 1 << 20
 STANDARD_OUTPUT = Path("-")
-"""What a user writes in place of a file to mean standard output."""
+"""The path that a user writes to mean standard output."""
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -49,9 +49,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Return a value as JSON in which every character that is not printable is escaped.
+    """Return a value as JSON in which all characters that cannot be printed are escaped.
 
-    So the text cannot control a terminal. JSON itself escapes only control characters below 32.
+    So the text cannot control a terminal. JSON itself requires this only for control characters below 32.
     """
     text = _json(value).decode()
     if text.isascii() and "\x7f" not in text:
@@ -79,17 +79,17 @@ def temporary_root() -> Path:
         raise OutputError(
             "Temporary files cannot be written.",
             found=f"{error.strerror or error}.",
-            remedy="Free some space in one of them, or set TMPDIR to another folder.",
+            remedy="Free some space in one of these folders, or set TMPDIR to another folder.",
         ) from None
 
 
 def executable_root() -> Path:
     """Return a folder in which temporary programs can be written and executed.
 
-    It is the folder for temporary files, or another one if that is mounted noexec.
+    It is the folder for temporary files, or another folder if that one is mounted noexec.
 
     Raises:
-        OutputError: there is no such folder.
+        OutputError: none of the usual folders can be used.
     """
     usual = (str(temporary_root()), "/tmp", "/var/tmp", "/dev/shm", "~/.cache")  # noqa: S108 -- names differ
     # A user without a home keeps the tilde, where pathlib would raise.
@@ -108,7 +108,7 @@ def write_text(path: Path, text: str) -> None:
     """Write text as UTF-8 into a file, whole or not at all, or to standard output for ``-``.
 
     Raises:
-        OutputError: as ``write_bytes``.
+        OutputError: the file cannot be written.
     """
     write_bytes(path, text.encode())
 
@@ -116,7 +116,7 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write bytes into a file, whole or not at all, or to standard output for ``-``.
 
-    A device or pipe is written directly. Standard output must get UTF-8, and always ends with a newline.
+    A device or pipe is written directly. Standard output takes only UTF-8, and gets one newline at the end.
 
     Raises:
         OutputError: the file cannot be written, for example because its folder is missing, read-only or full.
@@ -142,10 +142,10 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise OutputError.unwritten(path, error) from None
 
 
-def read_bytes(path: Path, most: int | None = None) -> bytes:
+def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
     """Return the content of a file, or of a pipe to which a program writes.
 
-    At most ``most`` bytes are read; None reads all.
+    At most ``max_bytes`` are read, or everything if it is None.
 
     Raises:
         OSError: the path cannot be read, is a folder or device, or is a pipe to which nothing is written.
@@ -159,21 +159,21 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
             os.set_blocking(file.fileno(), True)
         elif not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "It is neither a file nor a pipe", str(path))
-        return file.read(-1 if most is None else most)
+        return file.read(-1 if max_bytes is None else max_bytes)
 
 
 def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None = None) -> T:
-    """Return the value of type ``kind`` that ``write_json`` wrote.
+    """Read a file that ``write_json`` wrote, and return its value of the type ``kind``.
 
-    ``adapt`` changes the decoded JSON before it is converted, for files of older versions.
+    ``adapt`` gets the decoded JSON, and returns the JSON that is converted, for files of older versions.
 
     Raises:
-        OutputError: the file is missing, unreadable, too large for the memory, or no JSON of this type.
+        OutputError: the file is missing, unreadable, too large for the memory, or not JSON of this type.
     """
     try:
         _require_memory(path)
         data = read_bytes(path)
-        if _MAY_BE_LARGER.search(data):
+        if _LONG_NUMBER.search(data):
             _require_numbers(msgspec.json.decode(data))
         if adapt:
             return msgspec.convert(adapt(msgspec.json.decode(data)), type=kind)
@@ -185,10 +185,10 @@ def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None =
             remedy="Check that it is a file, or the folder of a run, and that you may read it.",
         ) from None
     except MemoryError:
-        size, left = path.stat().st_size / 1e9, memory_left_bytes() / 1e9
+        size, free = path.stat().st_size / 1e9, memory_left_bytes() / 1e9
         raise OutputError(
             f"{path} is too large to be read here.",
-            found=f"It has {size:.1f} GB, and may need twenty times as much memory. {left:.1f} GB are free.",
+            found=f"It has {size:.1f} GB, and may need twenty times as much memory. {free:.1f} GB are free.",
             remedy="Read it on a machine with more memory, or raise the limit (`ulimit -v`).",
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, UsageError, RecursionError, OverflowError) as error:
@@ -203,15 +203,15 @@ def _require_numbers(content: Any) -> None:
     """Require that no whole number in decoded JSON exceeds ``LARGEST``, because arithmetic could fail.
 
     Raises:
-        OverflowError: a number does.
+        OverflowError: a number is larger, or is below ``-LARGEST``.
     """
-    left = [content]
-    while left:
-        value = left.pop()
+    unchecked = [content]
+    while unchecked:
+        value = unchecked.pop()
         if isinstance(value, dict):
-            left += value.values()
+            unchecked += value.values()
         elif isinstance(value, list):
-            left += value
+            unchecked += value
         elif isinstance(value, int) and abs(value) > LARGEST:
             raise OverflowError(
                 f"It holds a whole number of {len(str(abs(value)))} digits, which is too large."
@@ -219,21 +219,21 @@ def _require_numbers(content: Any) -> None:
 
 
 def _require_memory(path: Path) -> None:
-    """Require that there is memory for the decoded content of a file.
+    """Require that enough memory is free for the decoded content of a file.
 
     Otherwise the machine might kill other programs while the file is read.
 
     Raises:
-        MemoryError: there is too little memory.
+        MemoryError: too little memory is free.
     """
     if path.is_file() and path.stat().st_size * _MEMORY_PER_BYTE > memory_left_bytes():
         raise MemoryError
 
 
 def tail(path: Path, lines: int = 8) -> str:
-    """Return the last lines of a file; empty if it cannot be read.
+    """Return the last ``lines`` lines of a file; empty if it cannot be read.
 
-    A rank may have written gigabytes, so only the last MiB is read.
+    Only the last MiB is read, because a rank may have written gigabytes.
     """
     try:
         with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""Read how much memory and CPU time this process may take.
+"""Read how much memory and CPU time this process may use.
 
 Schedulers, containers and services limit both by control groups. Version 2 of control groups has one tree of
-groups, and version 1 has a tree for each controller.
+groups, and version 1 has a tree for each controller, such as ``cpu`` or ``memory``.
 """
 
 from __future__ import annotations
@@ -13,32 +13,36 @@ from pathlib import Path
 import psutil
 
 ROOT = Path("/sys/fs/cgroup")
-OWN = Path("/proc/self/cgroup")
+"""The folder in which the kernel shows the control groups."""
+OWN_GROUPS = Path("/proc/self/cgroup")
+"""The file that names the control groups of this process, one a line."""
 
 
-def folders(controller: str, groups: Path = ROOT, own: Path = OWN) -> Iterator[tuple[Path, int]]:
+def group_folders(
+    controller: str, root: Path = ROOT, own_groups: Path = OWN_GROUPS
+) -> Iterator[tuple[Path, int]]:
     """Yield the folders of the control groups that limit this process, each with the version, 1 or 2.
 
     The parents of a group are included, because their limits hold as well. Inside a container, the kernel may
     report the path on the host, so some of the folders may not exist.
     """
-    for line in own.read_text().splitlines() if own.exists() else ():
+    for line in own_groups.read_text().splitlines() if own_groups.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        here = groups / controllers / path.lstrip("/")
-        for folder in (here, *here.parents):
-            if folder.is_relative_to(groups):
+        group = root / controllers / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(root):
                 yield folder, 1 if controllers else 2
 
 
-def core_quota(groups: Path = ROOT, own: Path = OWN) -> float | None:
+def core_quota(root: Path = ROOT, own_groups: Path = OWN_GROUPS) -> float | None:
     """Return the number of cores that control groups allow, or None if they set no limit.
 
-    The limit is a share of CPU time, so it may be a fraction.
+    It may be a fraction, because the limit is one of CPU time.
     """
     quotas = []
-    for folder, version in folders("cpu", groups, own):
+    for folder, version in group_folders("cpu", root, own_groups):
         with suppress(OSError, ValueError, ZeroDivisionError):  # no such group, or no limit ("max")
             quota, period = (
                 (folder / "cpu.max").read_text().split()
@@ -50,16 +54,16 @@ def core_quota(groups: Path = ROOT, own: Path = OWN) -> float | None:
     return min(quotas, default=None)
 
 
-def memory_left_bytes(groups: Path = ROOT, own: Path = OWN) -> int:
-    """Return how many bytes of memory this process may still take.
+def memory_left_bytes(root: Path = ROOT, own_groups: Path = OWN_GROUPS) -> int:
+    """Return how many more bytes of memory this process may use.
 
-    It is the minimum of what the machine has and what each control group leaves. File caches that the kernel
-    can free count as free.
+    It is the minimum of what is free on the machine and what each control group leaves. File caches that the
+    kernel can free count as free.
     """
     left = psutil.virtual_memory().available
-    for folder, version in folders("memory", groups, own):
+    for folder, version in group_folders("memory", root, own_groups):
         with suppress(OSError, ValueError):  # no such group, or no limit ("max")
-            left = min(left, _left_in(folder, *_CGROUP_FILES[version]))
+            left = min(left, _bytes_left_in(folder, *_CGROUP_FILES[version]))
     return max(0, left)
 
 
@@ -67,10 +71,10 @@ _CGROUP_FILES = {
     2: ("memory.max", "memory.current", "inactive_file"),
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-"""For each version: the files with the limit and the use, and the field of memory.stat with the cache."""
+"""The files with the limit and the use, and the cache's field in memory.stat, by version."""
 
 
-def _left_in(folder: Path, limit: str, used: str, cache: str) -> int:
+def _bytes_left_in(folder: Path, limit: str, used: str, cache: str) -> int:
     fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     taken = int((folder / used).read_text()) - int(fields.get(cache, 0))
     return int((folder / limit).read_text()) - taken

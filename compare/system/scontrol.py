@@ -8,20 +8,20 @@ import subprocess
 from compare.errors import UnavailableError, UsageError, system_reason
 
 UNSET = "unset SLURM_JOB_ID SLURM_JOBID"
-"""The command that takes a shell out of a job, for which Slurm sets both variables."""
+"""The shell command after which Ringside no longer takes itself to be in a job of Slurm."""
 
 _ANSWER_SECONDS = 10.0
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 
 
 def show_job(number: str, *, otherwise: str = "") -> str:
-    """Return what ``scontrol show job`` prints about a job, with all its details on one line.
+    """Return the line that ``scontrol show job`` prints about a job, with all details.
 
-    ``otherwise`` is a sentence that ends the remedies: what the user can do without the controller.
+    ``otherwise`` is a sentence that ends the remedies, and states what a user can do without the controller.
 
     Raises:
-        UnavailableError: the controller does not answer.
-        UsageError: it knows no such job.
+        UnavailableError: Slurm's controller does not answer, or scontrol cannot be executed.
+        UsageError: the controller knows no such job.
     """
     command = ["scontrol", "--details", "--oneliner", "show", "job", number]
     try:
@@ -45,15 +45,15 @@ def show_job(number: str, *, otherwise: str = "") -> str:
         raise UsageError(
             f"Slurm does not know a job {number}.",
             found="It may have ended some time ago, because Slurm soon forgets a job that has ended.",
-            remedy=f"Start another job, or {UNSET}. {otherwise}",
+            remedy=f"Start another job, or leave this one with `{UNSET}`. {otherwise}",
         )
     raise UnavailableError(
         f"Slurm gives no information about job {number}.",
         found=problem,
-        remedy=f"Does `scontrol show job {number}` work here? {otherwise}",
+        remedy=f"Check that `scontrol show job {number}` works here. {otherwise}",
     )
 
 
-def fields_of(shown: str) -> dict[str, str]:
-    """Return the fields of what ``show_job`` returned, such as ``JobState``, by their names."""
-    return dict(_FIELD.findall(shown))
+def fields_of(line: str) -> dict[str, str]:
+    """Return the fields of a line that ``show_job`` returned, such as ``JobState``, by their names."""
+    return dict(_FIELD.findall(line))

@@ -16,7 +16,7 @@ from contextlib import suppress
 from time import monotonic, time
 from typing import TYPE_CHECKING, BinaryIO
 
-from compare.schema.job import Progress, Stage, note_progress, open_progress
+from compare.schema.job import Progress, Stage, append_progress, open_progress
 from compare.schema.launch_files import LaunchFiles
 from compare.workload import WorkloadError
 
@@ -114,7 +114,7 @@ class Watchdog:
                 "Let the workload close only what it has opened itself."
             )
         record = Progress(stage=stage, step=step, at=time(), limit_seconds=limit_seconds)
-        note_progress(self._notes, record)
+        append_progress(self._notes, record)
 
 
 class PassTimer:

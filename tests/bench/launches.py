@@ -117,7 +117,8 @@ def start_ranks(script, arguments, *, arm="ddp", ranks=2):
     )
     with tempfile.TemporaryDirectory() as scratch:  # torchrun leaves a folder here
         for command in LAUNCHERS[name].commands(request):
-            execute(command.argv, inherited_variables(os.environ) | dict(command.environment) | {"TMPDIR": scratch})
+            inherited = inherited_variables(os.environ)
+            execute(command.argv, inherited | dict(command.environment) | {"TMPDIR": scratch})
 
 
 def read_ranks(folder, ranks):

@@ -86,7 +86,9 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks, short_folder):
             arguments=(str(job),),
             port=free_port(),
             # torchrun leaves a folder here, and Open MPI needs a short path for its socket.
-            environment=launch_settings(threads=1, interface=LOOPBACK, executables=Path(sys.executable).parent)
+            environment=launch_settings(
+                threads=1, interface=LOOPBACK, executables=Path(sys.executable).parent
+            )
             | {"TMPDIR": short_folder},
             interface=LOOPBACK,
             options=launch.options,

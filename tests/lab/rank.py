@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from compare.schema.job import Progress, RankFailure, note_progress, open_progress
+from compare.schema.job import Progress, RankFailure, append_progress, open_progress
 from compare.schema.launch_files import LaunchFiles
 from compare.system.files import write_json
 
@@ -24,7 +24,7 @@ def main(directory, rank, seconds, kind="result"):
         for step in range(int(float(seconds) * 10)):
             print(f"step {step}", file=log, flush=True)
             progress = Progress(stage="train", step=step, at=time.time(), limit_seconds=30)
-            note_progress(notes, progress)
+            append_progress(notes, progress)
             time.sleep(0.1)
     if kind == "failure":
         failure = RankFailure(rank=rank, host=socket.gethostname(), at=time.time(), message="on purpose")

@@ -10,7 +10,7 @@ from compare.schema.job import (
     Progress,
     RankExit,
     RankFailure,
-    note_progress,
+    append_progress,
     open_progress,
     read_progress,
 )
@@ -61,7 +61,7 @@ def failure_of(monitor, status=1, **ending):
 
 def note(files, rank, stage, limit_seconds=30.0):
     with open_progress(files, rank) as file:
-        note_progress(file, Progress(stage=stage, step=0, at=time.time(), limit_seconds=limit_seconds))
+        append_progress(file, Progress(stage=stage, step=0, at=time.time(), limit_seconds=limit_seconds))
 
 
 def exits(files, rank, status=0, **known):
