@@ -123,7 +123,7 @@ class HorovodGroup(Group):
         return evidence.tcp_transport(self.world_size)
 
     def _nccl_fact(self) -> Facts:
-        """Return the version of NCCL that Horovod was built for, as a fact; empty on a CPU or without NCCL."""
+        """Return the fact of the NCCL that Horovod was built for; empty on a CPU or without NCCL."""
         code = int(hvd.nccl_built()) if self.device.type == "cuda" else 0
         # NCCL_VERSION_CODE of nccl.h: 22809 is 2.28.9.
         return {"nccl": f"{code // 10_000}.{code // 100 % 100}.{code % 100}"} if code else {}

@@ -29,7 +29,12 @@ from pathlib import Path
 import msgspec
 
 from compare.errors import UsageError, system_reason
-from compare.schema.hostfile_forms import as_hostfile_line, may_be_a_port, recognise_form, slots_or_port_remedy
+from compare.schema.hostfile_forms import (
+    as_hostfile_line,
+    may_be_a_port,
+    recognise_form,
+    slots_or_port_remedy,
+)
 from compare.schema.hosts import (
     KEYS,
     MAX_SLOTS,

@@ -41,7 +41,7 @@ class LaunchFiles:
         return int(matched[1]) if matched else None
 
     def launcher_logs(self) -> list[Path]:
-        """Return the sorted paths of the launchers' logs in this folder, one for each host with a launcher."""
+        """Return the sorted paths of the launchers' logs in this folder; several hosts may have one."""
         return sorted(self.directory.glob(f"{self.launcher_log.stem}*{self.launcher_log.suffix}"))
 
     def _of_rank(self, rank: int, suffix: str) -> Path:

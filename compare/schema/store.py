@@ -128,9 +128,9 @@ RESULT_FILES = (RESULTS_FILE, *_READERS)
 def read_run(path: Path) -> Run:
     """Read a run, given its folder, its ``results.json`` or its JSON export.
 
-        Raises:
-                OutputError: there is no run, or it is damaged, or has an unknown schema version.
-        """
+    Raises:
+        OutputError: there is no run, or it is damaged, or has an unknown schema version.
+    """
     file = path / RESULTS_FILE if path.is_dir() else path
     if not file.exists():
         raise OutputError(
@@ -233,9 +233,8 @@ def default_output(config: RunConfig) -> Path:
 
 def _new_folders(subject: str, ranks: int, purpose: str = "") -> Iterator[Path]:
     """Yield paths in ``runs`` that do not exist yet, named by the time and the arguments."""
-    subject = subject.replace(":", "-")[
-        :_LONGEST_NAME
-    ]  # scp and rsync treat the text before a colon as a host
+    # scp and rsync treat the text before a colon as a host.
+    subject = subject.replace(":", "-")[:_LONGEST_NAME]
     name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{subject}-np{ranks}{purpose}"
     names = (name if n == 1 else f"{name}-{n}" for n in itertools.count(1))
     return (path for path in map(RUNS.joinpath, names) if not path.exists())
