@@ -34,7 +34,7 @@ from compare.launch.engines import (
     describe_host,
     ssh_stand_in,
 )
-from compare.schema.environment import inherited
+from compare.schema.environment import inherited_variables
 from compare.schema.hostfile import parse_hosts
 from compare.schema.hosts import Host, printable_line
 from compare.system.clock import unix_time

@@ -56,4 +56,4 @@ def test_horovod_without_cuda_is_refused_on_a_gpu(horovod, monkeypatch):
 )
 def test_horovod_attests_the_nccl_that_carries_it(horovod, monkeypatch, device, code, versions):
     monkeypatch.setattr(horovod.hvd, "nccl_built", lambda: code)
-    assert horovod.HorovodGroup(ALONE, torch.device(device), {})._nccl() == versions
+    assert horovod.HorovodGroup(ALONE, torch.device(device), {})._nccl_fact() == versions

@@ -30,7 +30,7 @@ def find(monkeypatch):
         points = [EntryPoint(value, value, backends.ENTRY_POINT) for value in values]
         monkeypatch.setattr(backends, "entry_points", lambda group: points)
         known = set(backends.BACKENDS)
-        backends._add_from_packages()
+        backends._add_backends_of_packages()
         return backends.BACKENDS.keys() - known, backends.UNREADABLE
 
     return found

@@ -145,7 +145,7 @@ def test_least_time_of_a_job_is_named_to_the_minute(words, seconds):
         ([], {}, "nothing to submit"),
         (["report"], {}, "not a command that can be submitted"),
         (["run", "-x", "TOKEN=hunter2"], {}, "value of -x"),
-        (["run", "a\nb"], {}, "control character"),
+        (["run", "a\nb"], {}, "unprintable character"),
         (["run"], {"image": ""}, "needs an image"),
         (["run"], {"name": "Mine"}, "--name cannot be"),
         (["run"], {"minutes": 1}, "-t 1 leaves no time to measure"),

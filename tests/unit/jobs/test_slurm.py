@@ -30,7 +30,7 @@ def test_script_asks_for_resources_and_executes_the_command(tmp_path):
         *((["run"], own, "names the file") for own in ("--output=mine", "--out=mine", "--ou=mine", "-omine")),
         *((["run"], array, "job array") for array in ("--array=1-3", "--arr=1-3", "-a1-3")),
         *((["run"], several, "heterogeneous") for several in ("hetjob", "packjob", "--het-group=0")),
-        (["run"], "--comment=a\ncurl evil", "control character"),
+        (["run"], "--comment=a\ncurl evil", "unprintable character"),
     ],
 )
 def test_script_of_no_launch_of_a_secret_or_of_another_job_is_refused(words, option, says):
@@ -69,7 +69,7 @@ def test_followed_job_shows_its_output_and_gives_its_status(programs, tmp_path):
 
 
 def test_silent_controller_is_no_end_of_the_job(programs, tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(slurm, "_POLL_SECONDS", 0.05)
     asked = tmp_path / "asked"
     programs("scontrol", f"[ -e {asked} ] || {{ : >{asked}; exit 1; }}; echo JobState=COMPLETED ExitCode=0:0")
     assert follow("17", tmp_path / "out", lambda _: None) == 0
