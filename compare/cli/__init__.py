@@ -1,1 +1,1 @@
-"""Read flags, call one function, print its result."""
+"""The commands: each reads flags, calls one function and prints its result."""

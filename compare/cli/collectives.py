@@ -10,7 +10,7 @@ import typer
 
 from compare.cli.options import Format, LaunchFlags, complete_names, output_flag, output_option, with_flags
 from compare.cli.output import carry_out, print_result
-from compare.cli.requests import read_launch
+from compare.cli.requests import read_launch_request
 from compare.errors import UsageError
 
 Groups: TypeAlias = Annotated[
@@ -24,8 +24,8 @@ Groups: TypeAlias = Annotated[
 Collectives: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        help="Collectives likewise: all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, "
-        "send_recv, barrier, or all.",
+        help="Collectives, comma separated or repeated: all_reduce, all_gather, reduce_scatter, broadcast, "
+        "reduce, all_to_all, send_recv, barrier, or all.",
         show_default="all_reduce",
         autocompletion=complete_names("compare.schema.collectives", "COLLECTIVES"),
     ),
@@ -33,8 +33,8 @@ Collectives: TypeAlias = Annotated[
 Dtypes: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        help="Dtypes likewise: int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, "
-        "bfloat16, float8_e4m3fn, float8_e5m2, or all.",
+        help="Dtypes, comma separated or repeated: int8, uint8, int32, uint32, int64, uint64, float16, "
+        "float32, float64, bfloat16, float8_e4m3fn, float8_e5m2, or all.",
         show_default="float32",
         autocompletion=complete_names("compare.schema.collectives", "DTYPES"),
     ),
@@ -43,14 +43,14 @@ Operations: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--op",
-        help="Operations likewise: sum, prod, min, max, avg, or all.",
+        help="Operations, comma separated or repeated: sum, prod, min, max, avg, or all.",
         show_default="sum",
         autocompletion=complete_names("compare.schema.collectives", "OPERATIONS"),
     ),
 ]
 
 _LEFT_OUT = "Leave it out"
-_FLAGS = {
+_ADVICE_BY_FLAGS = {
     ("-t", "--nthreads"): "Every rank is a process with one device: -np N.",
     ("-g", "--ngpus"): "Every rank is a process with one device: -np N --device cuda.",
     ("--minbytes",): "It is -b here.",
@@ -83,8 +83,9 @@ _FLAGS = {
     ("-D", "--device-implementation"): f"{_LEFT_OUT}: the library's own collectives are timed.",
     ("-V", "--device-cta-count"): f"{_LEFT_OUT}: set NCCL's variables in your shell.",
 }
-_ANSWERS = {flag: answer for flags, answer in _FLAGS.items() for flag in flags}
-_DTYPES = {
+_ADVICE = {flag: advice for flags, advice in _ADVICE_BY_FLAGS.items() for flag in flags}
+"""What to use in place of a flag of nccl-tests, by the flag."""
+_TORCH_NAMES = {
     "char": "int8",
     "int": "int32",
     "half": "float16",
@@ -98,6 +99,7 @@ _DTYPES = {
     "fp8_e5m2": "float8_e5m2",
     "f8e5m2": "float8_e5m2",
 }
+"""torch's name of a dtype, by its name in nccl-tests."""
 
 
 @with_flags(
@@ -141,9 +143,9 @@ def collectives(
         read_collective,
     )
 
-    collectives = map(read_collective, _read_names("--collective", collective, COLLECTIVES))
+    chosen = map(read_collective, _read_names("--collective", collective, COLLECTIVES))
     config: SweepFields = {
-        "collectives": tuple(collectives) or ("all_reduce",),
+        "collectives": tuple(chosen) or ("all_reduce",),
         "dtypes": require_torch_names(_read_names("--dtype", dtype, DTYPES)) or ("float32",),
         "operations": _read_names("--op", operation, OPERATIONS) or ("sum",),
         "begin_bytes": parse_size("-b/--begin", begin),
@@ -153,7 +155,7 @@ def collectives(
         "warmup_iterations": warmup,
         "rounds": repeats,
     }
-    request = SweepRequest(groups=_read_names("--group", group), **vars(read_launch(flags, config)))
+    request = SweepRequest(groups=_read_names("--group", group), **vars(read_launch_request(flags, config)))
     view = View(detail=detail)
     run, directory = carry_out(compare_collectives, request, flags, view)
     print_result(document_of(run, form, view), directory, flags, form)
@@ -161,6 +163,11 @@ def collectives(
 
 
 def _read_names(flag: str, written: list[str] | None, known: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the names that a flag has, separated by commas or in several places; ``all`` gives ``known``.
+
+    Raises:
+        UsageError: the flag is given without a name.
+    """
     names = tuple(name.strip() for text in written or () for name in text.split(",") if name.strip())
     if written and not names:
         raise UsageError(
@@ -172,22 +179,22 @@ def _read_names(flag: str, written: list[str] | None, known: Iterable[str] = ())
 # ---- the words of nccl-tests ----
 
 
-def answer_to(flag: str) -> str:
-    """Return what to use in place of a flag of nccl-tests; empty if there is no such flag."""
-    return _ANSWERS.get(flag.replace("_", "-"), "")
+def replacement_for(flag: str) -> str:
+    """Return a sentence on what replaces a flag of nccl-tests here; empty if it is no flag of theirs."""
+    return _ADVICE.get(flag.replace("_", "-"), "")
 
 
 def require_torch_names(dtypes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the dtypes unchanged, after checking that none is written as in nccl-tests.
+    """Return the dtypes unchanged, after checking that none has its name of nccl-tests.
 
     Raises:
-        UsageError: one is; the error gives torch's name.
+        UsageError: one has; the error states torch's name for it.
     """
     for dtype in dtypes:
-        if dtype in _DTYPES:
+        if dtype in _TORCH_NAMES:
             raise UsageError(
                 f"--dtype {dtype} is not known.",
                 found="Dtypes have torch's names.",
-                remedy=f"Use --dtype {_DTYPES[dtype]}.",
+                remedy=f"Use --dtype {_TORCH_NAMES[dtype]}.",
             )
     return dtypes

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from compare.cli.options import output_flag
-from compare.cli.output import ChangeFormat, show, show_changes, shown_from
+from compare.cli.output import ChangeFormat, as_output_error, show, show_changes
 
 
 def diff(
@@ -34,7 +34,7 @@ def diff(
 
     first, second = (find_run(path, (RESULTS_FILE,)) for path in (old, new))
     runs, names = (read_run(first), read_run(second)), (str(first), str(second))
-    with shown_from(first, second):
+    with as_output_error(first, second):
         changes = compare_runs(*runs, names, force=force)
     if export_markdown:
         show(document_of(changes), "markdown", output=export_markdown)

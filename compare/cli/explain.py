@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from compare.cli.options import output_flag
-from compare.cli.output import show, shown_from
+from compare.cli.output import as_output_error, show
 from compare.errors import UsageError
 
 
@@ -30,12 +30,12 @@ def explain(
 
     path = find_run(run_directory, [RESULTS_FILE])
     run = read_run(path)
-    labels = [own.label for own in run.config.arms if own.traits.communicates]
+    labels = [one.label for one in run.config.arms if one.traits.communicates]
     for name in arm or ():
         if name not in labels:
             raise UsageError(
                 f"{run_directory} has no arm {name} that communicates.",
                 remedy=f"Use one of: {', '.join(labels)}." if labels else "None of its arms communicates.",
             )
-    with shown_from(path):
+    with as_output_error(path):
         show(document_of(run, analyse(run), arm or ()), "table" if form == "text" else form)

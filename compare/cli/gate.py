@@ -100,7 +100,7 @@ def gate(
 
 
 def _export(run: Run, *, flags: RunFlags, export_junit: Path | None) -> None:
-    """Export the run of a gate; its Markdown and its JUnit are those of the gate, unless it ended early."""
+    """Export the run of a gate. If it is complete, Markdown and JUnit show the changes and not the run."""
     from compare.analysis import analyse
     from compare.report.changes import document_of, junit
     from compare.system.files import write_text
@@ -116,10 +116,10 @@ def _export(run: Run, *, flags: RunFlags, export_junit: Path | None) -> None:
 
 
 def read_percent(written: str) -> float:
-    """Return a percentage, written as ``5%`` or ``5``, as a fraction.
+    """Return a percentage, written as ``5%`` or ``5``, as a fraction: 0.05.
 
     Raises:
-        UsageError: it is no percentage above 0 and below 1000.
+        UsageError: the text is not a percentage above 0 and below 1000.
     """
     try:
         value = float(written.removesuffix("%"))
@@ -134,13 +134,13 @@ def read_percent(written: str) -> float:
 
 
 def require_passed(gate: Changes) -> None:
-    """Raise an error unless every arm passed.
+    """Raise an error unless every arm passed the gate.
 
-    The printed changes end with their conclusion, so the error does not repeat it.
+    The output of a gate ends with its conclusion, so the error does not repeat it.
 
     Raises:
-        SlowerError: an arm is slower.
-        TooNoisyError: an arm is open, or none was compared.
+        SlowerError: an arm is slower by more than the limit.
+        TooNoisyError: noise leaves it open whether an arm is slower, or no arm was compared.
     """
     if gate.outcome == "slower":
         raise SlowerError(

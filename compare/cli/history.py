@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from compare.cli.options import AsJson
-from compare.cli.output import show, shown_from
+from compare.cli.output import as_output_error, show
 from compare.errors import OutputError
 
 RunsFolder = Annotated[Path, typer.Argument(metavar="RUNS", help="Folder that holds the folders of runs.")]
@@ -26,7 +26,7 @@ def history(runs: RunsFolder = Path("runs"), *, as_json: AsJson = False) -> None
     entries, unread = [], {}
     for folder in list_runs(runs):
         try:
-            with shown_from(folder):
+            with as_output_error(folder):
                 entries.append(entry_of(folder.name, read_run(folder)))
         except OutputError as error:  # one of another version must not conceal the others
             unread[folder.name] = error.found

@@ -18,21 +18,29 @@ from typer.core import TyperGroup
 
 from compare import __version__
 from compare.cli.help import SUMMARIES
-from compare.cli.output import ClosedPipeError, leave_nothing_to_write, print_error, print_notes, take_over
+from compare.cli.output import (
+    ClosedPipeError,
+    flush_standard_streams,
+    print_error,
+    print_notes,
+    wrap_standard_streams,
+)
 from compare.cli.settings import ConfigFile, ConfiguredCommand
 from compare.errors import OutputError, RingsideError, UnavailableError, UsageError, system_reason
 from compare.launch.signals import INTERRUPTED, end_in_good_order, ignore_interrupts
 
-EITHER_SPELLING = {
+CONTEXT_SETTINGS = {
     "token_normalize_func": lambda name: name.replace("_", "-"),
     "help_option_names": ["-h", "--help"],
 }
+"""Settings of the parser: flags may be written with ``_`` for ``-``, and ``-h`` shows the help."""
 
 _WrongUsage: Any = typer.BadParameter.__mro__[1]
 """The parser's error for wrong usage: click's ``UsageError``, or the copy in newer versions of typer."""
 _GROUPS = {"data": ("fetch", "status"), "install": ("horovod", "mpich")}
 """The groups of commands, with the commands of each."""
-_REFUSALS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
+_LIMIT_ERRORS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
+"""Errors by which the system refuses another process or another open file."""
 
 EXIT_CODES = {
     0: "done",
@@ -56,23 +64,23 @@ EXIT_CODES = {
 
 
 class _Commands(TyperGroup):
-    """The group of all commands, which are imported when one of them is needed.
+    """The group of all commands, which are imported only when one of them is needed.
 
-    The program's own ``--help`` needs none of them, because it lists their summaries.
+    The program's own ``--help`` needs none, because it takes the summaries from ``compare.cli.help``.
     """
 
     _loaded: dict[str, Any] | None = None
 
     @property  # type: ignore[override]  # the class above has an attribute
     def commands(self) -> dict[str, Any]:
-        """Return every command by its name, after importing all at the first use."""
+        """Return every command by its name; the first use imports all of them."""
         if self._loaded is None:
             self._loaded = _load_commands()
         return self._loaded
 
     @commands.setter
     def commands(self, _: Any) -> None:
-        """Ignore what typer sets: the commands registered with ``app`` itself, which has none."""
+        """Ignore what typer sets, which are the commands of ``app`` itself: it has none."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write each command with its summary."""
@@ -89,7 +97,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,  # coloured help takes as long to load as all the rest
     pretty_exceptions_enable=False,
-    context_settings=EITHER_SPELLING,
+    context_settings=CONTEXT_SETTINGS,
     epilog="Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()),
 )
 
@@ -100,7 +108,7 @@ def main() -> None:
     A user's mistake ends in three lines and an exit code, never in a traceback.
     """
     end_in_good_order()
-    take_over()
+    wrap_standard_streams()
     try:
         sys.exit(_call())
     except KeyboardInterrupt:  # while a module was being loaded
@@ -112,14 +120,14 @@ def main() -> None:
                 print_error(error)
         sys.exit(error.exit_code)
     finally:
-        leave_nothing_to_write()
+        flush_standard_streams()
 
 
 def _call() -> int:
-    """Call the command that the arguments name, and return its exit code.
+    """Call the command that the program's arguments name, and return its exit code.
 
     Raises:
-        UsageError: an argument is wrong.
+        UsageError: an argument is wrong; the error tells how to find the right ones.
     """
     try:
         code = app(prog_name="compare", standalone_mode=False)
@@ -129,12 +137,12 @@ def _call() -> int:
             error.show()
             return error.exit_code
         if context.command_path == "compare collectives":
-            from compare.cli.collectives import answer_to
+            from compare.cli.collectives import replacement_for
 
             flag = getattr(error, "option_name", "")
-            if answer := answer_to(flag):
+            if advice := replacement_for(flag):
                 raise UsageError(
-                    f"{flag} is a flag of nccl-tests, not of this program.", remedy=answer
+                    f"{flag} is a flag of nccl-tests, not of this program.", remedy=advice
                 ) from None
         raise UsageError(
             error.format_message().replace("Value error, ", ""),
@@ -143,8 +151,12 @@ def _call() -> int:
     return code if isinstance(code, int) else 0
 
 
-def _register(to: typer.Typer, command: Callable[..., None], name: str, **settings: Any) -> None:
-    """Register a command with ``--config``, and turn Ctrl-C and errors of the system into exit codes."""
+def _register(group: typer.Typer, command: Callable[..., None], name: str, **settings: Any) -> None:
+    """Register a command in a group, and add ``--config`` to it.
+
+    The registered command turns Ctrl-C and errors of the system into exit codes. ``settings`` are further
+    settings of its parser.
+    """
 
     @wraps(command)
     def interruptible(*arguments: Any, config: Path | None = None, **options: Any) -> None:
@@ -164,7 +176,7 @@ def _register(to: typer.Typer, command: Callable[..., None], name: str, **settin
             print_notes(interrupt)
             raise typer.Exit(INTERRUPTED) from None
         except OSError as error:
-            if error.errno in _REFUSALS:
+            if error.errno in _LIMIT_ERRORS:
                 raise UnavailableError(
                     "The system refuses to start another process or to open another file.",
                     found=f"{system_reason(error)}.",
@@ -184,27 +196,27 @@ def _register(to: typer.Typer, command: Callable[..., None], name: str, **settin
     interruptible.__signature__ = signature.replace(  # type: ignore[attr-defined]  # typer reads it
         parameters=[*signature.parameters.values(), config]
     )
-    register = to.command(name, cls=ConfiguredCommand, context_settings=EITHER_SPELLING | settings)
+    register = group.command(name, cls=ConfiguredCommand, context_settings=CONTEXT_SETTINGS | settings)
     register(interruptible)
 
 
 def _load_commands() -> dict[str, Any]:
     """Import and register every command, and return the commands and groups by name.
 
-    A command is the function of its module that has its name.
+    The function of a command has the command's name, and is in the module of that name or of its group.
     """
-    every = typer.Typer(rich_markup_mode=None)
+    root = typer.Typer(rich_markup_mode=None)
     for name, summary in SUMMARIES.items():
         module = import_module(f"compare.cli.{name}")
         if name in _GROUPS:
             group = typer.Typer(help=summary, no_args_is_help=True, rich_markup_mode=None)
-            every.add_typer(group, name=name)
+            root.add_typer(group, name=name)
             for member in _GROUPS[name]:
                 _register(group, getattr(module, member), member)
         else:
             # Flags behind the command that is rehearsed are those of that command.
-            _register(every, getattr(module, name), name, allow_interspersed_args=name != "rehearse")
-    return dict(typer.main.get_group(every).commands)
+            _register(root, getattr(module, name), name, allow_interspersed_args=name != "rehearse")
+    return dict(typer.main.get_group(root).commands)
 
 
 def _print_version(asked: bool) -> None:

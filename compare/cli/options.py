@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from compare.report import View
 
 Format: TypeAlias = Literal["table", "markdown", "html", "csv", "json"]
-"""Formats of what was measured or predicted."""
+"""Formats in which a result or a prediction can be printed."""
 Order: TypeAlias = Literal["step", "name", "sync"]
-"""Orders of the arms in a report."""
+"""Figures by which a report can sort the arms."""
 
 
 def read_seconds(written: str | float) -> float:
-    """Return a time in seconds, which is written as a number or with a unit, such as ``5m``.
+    """Return a time in seconds, which is written as a number of seconds or with a unit, such as ``5m``.
 
     Raises:
-        BadParameter: it is neither; the parser adds the flag, or the file with its key.
+        BadParameter: it is neither; the parser adds the name of the flag or the key in the settings file.
     """
     try:
         return seconds_of(str(written))
@@ -38,10 +38,10 @@ def read_seconds(written: str | float) -> float:
 
 
 def complete_names(module: str, known: str) -> Callable[[str], list[str]]:
-    """Return a function by which a shell completes the last of several names, separated by commas.
+    """Return a function that completes the last of several names, separated by commas, for a shell.
 
-    The names are in the attribute ``known`` of ``module``, which only a completing shell imports, not
-    ``--help``.
+    The possible names are in the attribute ``known`` of ``module``. The module is imported when a shell
+    completes a word, so ``--help`` stays fast.
     """
 
     def complete(incomplete: str) -> list[str]:
@@ -57,7 +57,7 @@ training_flag = partial(typer.Option, rich_help_panel="Training")
 length_flag = partial(typer.Option, rich_help_panel="Time")
 hosts_flag = partial(typer.Option, rich_help_panel="Ranks and hosts")
 output_flag = partial(typer.Option, rich_help_panel="Output")
-"""Each of these declares a flag in one group of ``--help``."""
+"""Each of these five declares a flag, in the group of ``--help`` that it names."""
 
 time_flag = partial(length_flag, parser=read_seconds, metavar="TIME")
 DataDir = Annotated[
@@ -81,7 +81,7 @@ Backends = Annotated[
 
 
 def output_option(suffix: str = "", *, name: str = "runs/<time>-<model>-np<ranks>") -> Any:
-    """Return the option for the folder of results; ``--help`` shows ``name`` + ``suffix`` as its default."""
+    """Return the option for the folder of results; its help shows ``name`` and ``suffix`` as the default."""
     name += suffix
     return output_flag(show_default=name, help="Folder for results and logs.")
 
@@ -183,13 +183,13 @@ class LaunchFlags(HostFlags):
 
     @property
     def exports(self) -> dict[str, Path]:
-        """Return the file of each format that is to be exported, by the name of the format."""
-        named = ((form, getattr(self, f"export_{form}")) for form in ("json", "csv", "markdown", "html"))
-        return {form: path for form, path in named if path}
+        """Return the path of each file to export to, by the name of its format."""
+        paths = ((form, getattr(self, f"export_{form}")) for form in ("json", "csv", "markdown", "html"))
+        return {form: path for form, path in paths if path}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared(LaunchFlags):
+class TrainingFlags(LaunchFlags):
     """The flags of every command that trains arms."""
 
     backend: Backends = None
@@ -238,7 +238,7 @@ class Shared(LaunchFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimedFlags(Shared):
+class TimedFlags(TrainingFlags):
     """The flags of every command that trains arms for their times."""
 
     warmup: Annotated[int, training_flag(help="First steps, which train but are not timed.")] = 30
@@ -269,7 +269,10 @@ class ViewFlags:
     ] = None
 
     def view(self, report_argument: str = "RUN") -> View:
-        """Return the view that they choose; ``report_argument`` is that of ``compare report``."""
+        """Return the view that these flags choose.
+
+        ``report_argument`` is the argument that makes ``compare report`` show the same run.
+        """
         from compare.report import View
 
         return View(wide=self.wide, detail=self.detail, sort=self.sort, report_argument=report_argument)
@@ -283,11 +286,12 @@ class RunFlags(ViewFlags, TimedFlags):
 def with_flags(
     kind: type[Any], defaults: Mapping[str, Any] = MappingProxyType({}), **described: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator by which a command gets the flags of a dataclass as its first argument.
+    """Return a decorator for a command that takes an instance of the dataclass ``kind`` as first argument.
 
-    ``defaults`` replaces the defaults of some flags by name, and ``described`` their annotations, and so what
-    ``--help`` shows of them. The flags of ``LaunchFlags`` come last among those of ``kind``. The command's
-    own flags come after those of a command that reaches hosts, and before those of any other class.
+    The command then has a flag for each field of ``kind``. ``defaults`` replaces defaults of flags by their
+    names, and ``described`` their annotations, which hold the texts of ``--help``. In ``--help``, the flags
+    of ``LaunchFlags`` come last among those of ``kind``. The command's own flags follow after all of these if
+    ``kind`` is a ``HostFlags``, and otherwise come first.
     """
     hints = get_type_hints(kind, include_extras=True) | described
     # The signature of a dataclass has its flags, all with defaults.
@@ -303,9 +307,9 @@ def with_flags(
         def called(**given: Any) -> None:
             command(kind(**{flag.name: given.pop(flag.name) for flag in flags}), **given)
 
-        _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        both = [*flags, *own] if issubclass(kind, HostFlags) else [*own, *flags]
-        called.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
+        _, *own_flags = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [*flags, *own_flags] if issubclass(kind, HostFlags) else [*own_flags, *flags]
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return called
 
     return decorate

@@ -1,6 +1,6 @@
 """Print results to standard output and all else to standard error, or write results to files.
 
-Where standard output or error cannot be written, that is an ``OutputError``.
+If standard output or standard error cannot be written, an ``OutputError`` is raised.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ ChangeFormat: TypeAlias = Literal["table", "markdown", "json", "github-benchmark
 
 
 class ClosedPipeError(OutputError):
-    """The reader has closed the pipe, so no message is needed."""
+    """The reader of our output has closed its pipe, so no message is printed."""
 
 
-class _Output:
+class _CheckedStream:
+    """A text stream that raises an ``OutputError`` with its name if it cannot be written."""
+
     def __init__(self, stream: io.TextIOWrapper, name: str) -> None:
         stream.reconfigure(errors="replace")  # a terminal without a character shows another one
         self._stream = stream
@@ -71,16 +73,16 @@ class _Output:
             ) from None
 
 
-def take_over() -> None:
-    """Replace standard output and error, so that they raise an ``OutputError`` if they cannot be written."""
+def wrap_standard_streams() -> None:
+    """Make standard output and error raise an ``OutputError`` if they cannot be written."""
     for attribute, name in (("stdout", "Standard output"), ("stderr", "Standard error")):
         stream = getattr(sys, attribute)
         if isinstance(stream, io.TextIOWrapper):
-            setattr(sys, attribute, _Output(stream, name))
+            setattr(sys, attribute, _CheckedStream(stream, name))
 
 
-def leave_nothing_to_write() -> None:
-    """Flush standard output and error, and discard what they cannot write, so that Python does not warn."""
+def flush_standard_streams() -> None:
+    """Flush standard output and error. What cannot be written is discarded, so that Python does not warn."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream:
@@ -90,13 +92,13 @@ def leave_nothing_to_write() -> None:
 
 
 def print_notes(error: BaseException) -> None:
-    """Print the notes of an error, which say what was kept and where."""
+    """Print the notes that were added to an error, such as where the finished part of a run is kept."""
     for note in getattr(error, "__notes__", ()):
         typer.echo(printable(note), err=True)
 
 
 def print_error(error: RingsideError) -> None:
-    """Print an error in its three parts: what is wrong, what was found, and the remedy."""
+    """Print an error in its three parts, each on lines of its own: what failed, what was found, a remedy."""
     # The parts may hold text from a host or a file.
     what, *parts = map(printable, (error.what, error.found, error.remedy))
     typer.secho(f"error: {what}", fg=typer.colors.RED, bold=True, err=True)
@@ -106,9 +108,9 @@ def print_error(error: RingsideError) -> None:
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Make a console as wide as the terminal.
+    """Make a console for standard output or standard error, as wide as the terminal.
 
-    For a file or a pipe it is as wide as the widest table, unless ``COLUMNS`` is set.
+    For a file or a pipe, it is as wide as the widest table unless ``COLUMNS`` is set.
     """
     from rich.console import Console
 
@@ -121,7 +123,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def make_say(console: Console, *, quiet: bool = False) -> Callable[[str], None]:
-    """Return a function that prints one dim line, or nothing if ``quiet``."""
+    """Return a function that prints a dim line to the console, or one that prints nothing if ``quiet``."""
     if quiet:
         return lambda _line: None
     return lambda line: console.print(printable(line), style="dim", markup=False, soft_wrap=True)
@@ -130,42 +132,42 @@ def make_say(console: Console, *, quiet: bool = False) -> Callable[[str], None]:
 def show(
     document: Document, form: str = "table", *, stderr: bool = False, output: Path | None = None
 ) -> None:
-    """Print a document in one format, or write it to the file ``output``.
+    """Print a document in the format ``form``, or write it to the file ``output``.
 
     A printed table is as wide as the terminal.
     """
     from compare.report.formats import write
-    from compare.report.formats.terminal import Shown
+    from compare.report.formats.terminal import ConsoleDocument
     from compare.system.files import write_text
 
     if output:
         write_text(output, write(document, form) + "\n")
     elif form == "table":
-        make_console(stderr=stderr).print(Shown(document))
+        make_console(stderr=stderr).print(ConsoleDocument(document))
     else:
         typer.echo(write(document, form), err=stderr)
 
 
 @contextmanager
-def shown_from(*paths: Path) -> Iterator[None]:
-    """Turn errors of the analysis or the report of stored results into an ``OutputError`` that names them.
+def as_output_error(*paths: Path) -> Iterator[None]:
+    """Turn errors while stored results are analysed or shown into an ``OutputError`` that names ``paths``.
 
-    A file may fit the schema and still hold what no command writes, because it was edited.
+    A stored file may fit the schema and still hold what no command writes, because it was edited.
     """
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
-        named = "; ".join(map(str, paths))
+        names = "; ".join(map(str, paths))
         raise OutputError(
-            f"{named} cannot be shown, because its content is not what Ringside writes.",
+            f"{names} cannot be shown, because its content is not what Ringside writes.",
             found=f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno}).",
             remedy="If it was edited, restore it or measure again. If not, please report this as a bug.",
         ) from error
 
 
 def show_changes(changes: Changes, form: ChangeFormat, *, stderr: bool = False) -> None:
-    """Print what a gate or ``compare diff`` found, in one format."""
+    """Print the changes that a gate or ``compare diff`` found, in the format ``form``."""
     from compare.report.changes import benchmark, document_of
 
     if form == "github-benchmark":
@@ -185,8 +187,9 @@ def carry_out(
 ) -> tuple[ResultType, Path]:
     """Carry out a request by ``start``, a function of ``compare.experiment``, and export its result.
 
-    What was saved of a request that is stopped or fails is exported as well. ``exporting`` takes the place of
-    ``export``. ``counts`` is how many numbers of ranks there are; each has all launches of the config.
+    If the request is stopped or fails, what was saved until then is exported as well. ``exporting`` is called
+    in place of ``export``, if it is given. ``counts`` is how many numbers of ranks are launched, because
+    each of them has all the launches of the configuration.
 
     Returns:
         The result, and the path of its folder.
@@ -209,7 +212,7 @@ def export(result: Result, flags: LaunchFlags, view: View | None = None) -> None
     """Write a result to every file that the flags of a command name.
 
     Raises:
-        OutputError: a file cannot be written; the others are written all the same.
+        OutputError: a file cannot be written; all other files are written before it is raised.
     """
     from compare.report import View, document_of
 
@@ -224,9 +227,10 @@ def export(result: Result, flags: LaunchFlags, view: View | None = None) -> None
 
 
 def print_result(document: Document, directory: Path, flags: LaunchFlags, form: str = "table") -> None:
-    """Print the folder of a result, and the result itself, unless an export takes standard output.
+    """Print the folder of a result, and then the result itself as its ``document``.
 
-    Then they go to standard error. So does the name of the folder beside a format that programs read.
+    Both go to standard error if an export takes standard output. The folder also does so if ``form`` is not
+    ``table``, because programs may read the other formats.
     """
     from compare.system.files import STANDARD_OUTPUT
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from compare.cli.options import Format, arms_flag, hosts_flag, output_flag
-from compare.cli.output import show, shown_from
+from compare.cli.output import as_output_error, show
 from compare.errors import UsageError
 
 
@@ -63,17 +63,22 @@ def predict(
                 remedy=f"Leave out --against, or {'--hosts' if hosts else '--bucket-cap'}.",
             )
         measured = read_run(find_run(against, [RESULTS_FILE]))
-        with shown_from(run_directory, against):
+        with as_output_error(run_directory, against):
             document = document_against(compare_with(run, measured, other_link))
     else:
         counts = [int(count) for count in _read_numbers("--hosts", hosts or "2,4,8,16", least=2, whole=True)]
         caps = _read_numbers("--bucket-cap", bucket_cap, least=0.1) if bucket_cap else []
-        with shown_from(run_directory):
+        with as_output_error(run_directory):
             document = document_of(forecast(run, counts, other_link, caps))
     show(document, form)
 
 
 def _read_numbers(flag: str, written: str, *, least: float, whole: bool = False) -> list[float]:
+    """Return the different numbers that a flag has, separated by commas, in ascending order.
+
+    Raises:
+        UsageError: one is not a number, is below ``least``, or is not whole as ``whole`` demands.
+    """
     try:
         numbers = [float(int(text) if whole else float(text)) for text in written.split(",")]
     except ValueError:

@@ -31,8 +31,8 @@ def rehearse(
 ) -> None:
     """Execute a command on hosts that are made for it.
 
-    They are on this machine. Each has its own network interface, with real limits. Nothing of them is left
-    afterwards.
+    The hosts are on this machine. Each has its own network interface, with real limits. Nothing of them is
+    left afterwards.
     """
     from compare.launch.engines.detect import require_started_once
     from compare.launch.engines.rehearsal import MOST_HOSTS, open_rehearsal
@@ -45,9 +45,9 @@ def rehearse(
     require(1 <= slots <= MAX_SLOTS, "--slots", slots, f"a whole number from 1 to {MAX_SLOTS}")
     limits = parse_link(link) if link else Link()
     with open_rehearsal(hosts, slots, limits) as allocation:
-        made = REHEARSED.set(allocation)
+        token = REHEARSED.set(allocation)
         try:
             status = context.find_root().command.main(command, prog_name="compare", standalone_mode=False)
         finally:
-            REHEARSED.reset(made)
+            REHEARSED.reset(token)
     raise typer.Exit(status or 0)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from compare.cli.options import Format, ViewFlags, output_flag, with_flags
-from compare.cli.output import show, shown_from
+from compare.cli.output import as_output_error, show
 from compare.errors import UsageError
 
 
@@ -47,7 +47,7 @@ def report(
         raise UsageError(f"{output} holds the run itself.", remedy="Write the report to another file.")
     results = [read_result(path) for path in paths]
     if pictures or form == "html":
-        with shown_from(*paths):  # what is drawn is computed as late as that
+        with as_output_error(*paths):  # what is drawn is computed as late as that
             pages = [document_of(result, "html", flags.view()) for result in results]
             drawn = pictures_of(pages) if pictures else {}
             text = page_of(pages) if form == "html" else ""
@@ -58,5 +58,5 @@ def report(
         if form == "html":
             write_text(output, text + "\n") if output else typer.echo(text)
             return
-    with shown_from(paths[0]):
+    with as_output_error(paths[0]):
         show(document_of(results[0], form, flags.view(str(runs[0]))), form, output=output)

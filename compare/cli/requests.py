@@ -1,4 +1,4 @@
-"""Turn flags into requests, which say what to run, and on which hosts."""
+"""Turn flags into requests, which state what to run and on which hosts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Unpack
 
-from compare.cli.options import HostFlags, LaunchFlags, Shared, TimedFlags
+from compare.cli.options import HostFlags, LaunchFlags, TimedFlags, TrainingFlags
 from compare.cli.settings import command_line
 from compare.errors import UsageError
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 REHEARSED: ContextVar[Allocation | None] = ContextVar("REHEARSED", default=None)
 """The hosts that ``compare rehearse`` made for the command inside it."""
-_REPLACED = ("model", "dataset", "data_dir", "optimizer", "lr")
-"""Flags in whose place a workload stands."""
+_REPLACED_BY_WORKLOAD = ("model", "dataset", "data_dir", "optimizer", "lr")
+"""Flags that ``--workload`` replaces, so that both may not be given."""
 
 
 def read_request(
-    shared: Shared,
+    shared: TrainingFlags,
     *,
     baseline: str | None = None,
     control: bool = False,
     against: str | None = None,
     **config: Unpack[RunFields],
 ) -> UserRequest:
-    """Return the request that the flags describe.
+    """Return the request of a command that trains arms.
 
     ``against`` is the other interpreter of a gate. ``config`` holds the settings for which the command has
-    flags of its own.
+    flags of its own, or which it does not let users choose.
 
     Raises:
         UsageError: a flag has a wrong value.
@@ -52,11 +52,11 @@ def read_request(
     settings: RunFields = {**_shared_settings(shared), **config}
     own = None
     if shared.workload is not None:
-        replaced = {f"--{name.replace('_', '-')}": getattr(shared, name) for name in _REPLACED}
+        replaced = {f"--{name.replace('_', '-')}": getattr(shared, name) for name in _REPLACED_BY_WORKLOAD}
         own = read_own_workload(shared.workload, replaced, epochs=config.get("epochs", 1))
         settings |= {"model": own.workload, "steps": config.get("steps") or OWN_STEPS}
     return UserRequest(
-        **vars(read_launch(shared, settings)),
+        **vars(read_launch_request(shared, settings)),
         arms=arms,
         baseline=baseline,
         control=control,
@@ -67,8 +67,8 @@ def read_request(
     )
 
 
-def _shared_settings(shared: Shared) -> RunFields:
-    """Return the settings for which several commands have the same flags."""
+def _shared_settings(shared: TrainingFlags) -> RunFields:
+    """Return the settings that come from flags which several commands share."""
     from compare.schema.config import OPTIMIZERS
 
     settings: RunFields = {
@@ -90,10 +90,10 @@ def _shared_settings(shared: Shared) -> RunFields:
     return settings
 
 
-def read_launch(flags: LaunchFlags, config: LaunchFields) -> LaunchRequest:
-    """Return what every request has that launches ranks.
+def read_launch_request(flags: LaunchFlags, config: LaunchFields) -> LaunchRequest:
+    """Return the request for launching ranks that ``flags`` describe; other requests extend it.
 
-    ``config`` holds the settings beyond those of ``LaunchFlags``.
+    ``config`` holds the settings that do not come from ``LaunchFlags``.
 
     Raises:
         UsageError: a flag has a wrong value.
@@ -139,7 +139,7 @@ def read_launch(flags: LaunchFlags, config: LaunchFields) -> LaunchRequest:
 
 
 def read_allocation(flags: LaunchFlags) -> Allocation:
-    """Return the hosts of the ranks, each with as many slots as it gets ranks.
+    """Return the hosts on which the ranks will run, each with as many slots as it gets ranks.
 
     Raises:
         UsageError: a flag has a wrong value, or two contradict each other.
@@ -148,7 +148,7 @@ def read_allocation(flags: LaunchFlags) -> Allocation:
     from compare.schema.hosts import is_local
 
     allocation = choose_allocation(
-        _find(flags),
+        _find_allocation(flags),
         flags.num_proc or flags.nproc_per_node,
         include=flags.include or (),
         exclude=flags.exclude or (),
@@ -165,19 +165,19 @@ def read_allocation(flags: LaunchFlags) -> Allocation:
 
 
 def find_hosts(flags: HostFlags) -> Allocation:
-    """Return the hosts that the flags choose, with all their slots.
+    """Return the hosts that the flags choose, each with all of its slots.
 
     Raises:
         UsageError: a flag has a wrong value, or two contradict each other.
     """
     from compare.schema.hostfile import select
 
-    found = _find(flags)
-    return found._replace(hosts=select(found.hosts, flags.include or (), flags.exclude or ()))
+    allocation = _find_allocation(flags)
+    return allocation._replace(hosts=select(allocation.hosts, flags.include or (), flags.exclude or ()))
 
 
-def _find(flags: HostFlags) -> Allocation:
-    """Return all hosts from which the flags choose; in a rehearsal, those that it made."""
+def _find_allocation(flags: HostFlags) -> Allocation:
+    """Return all hosts of the hostfile, the job or the rehearsal, before any are included or excluded."""
     from compare.experiment.allocation import find_allocation
     from compare.launch.engines.ssh import Ssh
 
@@ -190,9 +190,13 @@ def _find(flags: HostFlags) -> Allocation:
 
 
 def _require_no_hosts(flags: HostFlags) -> None:
-    """Require that no flag chooses hosts, or how to reach them."""
-    choosing, usual = ("hostfile", "hosts", "engine", "ssh_user", "ssh_port", "ssh_identity"), HostFlags()
-    if given := next((name for name in choosing if getattr(flags, name) != getattr(usual, name)), ""):
+    """Require that no flag chooses hosts or how to reach them, because a rehearsal has made its own.
+
+    Raises:
+        UsageError: a flag does; the error names it.
+    """
+    choosing, defaults = ("hostfile", "hosts", "engine", "ssh_user", "ssh_port", "ssh_identity"), HostFlags()
+    if given := next((name for name in choosing if getattr(flags, name) != getattr(defaults, name)), ""):
         raise UsageError(
             "A rehearsal makes its own hosts.",
             found=f"--{given.replace('_', '-')} is meant for other hosts.",

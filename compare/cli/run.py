@@ -80,7 +80,7 @@ def run(
 
 
 def run_and_print(request: UserRequest, flags: RunFlags) -> Analysis:
-    """Carry out a run, export and print it, and return its analysis."""
+    """Carry out a run, export it, print it in the view that the flags choose, and return its analysis."""
     from compare.analysis import analyse
     from compare.experiment import compare_arms
     from compare.report import document_of
@@ -107,7 +107,7 @@ def _require_same_conditions(analysis: Analysis) -> None:
 
 
 def _print_plan(plan: Plan, *, verbose: bool) -> None:
-    """Print what would run, and its command lines; ``verbose`` adds environments and jobs."""
+    """Print how long a run would take, and its command lines; ``verbose`` adds environments and jobs."""
     from compare.report.progress import planned_time
 
     console = make_console()

@@ -51,8 +51,8 @@ def scale(
     if flags.num_proc is None:
         raise UsageError("compare scale needs numbers of ranks.", remedy="Name two or more: -np 1,2,4.")
     counts = read_counts(str(flags.num_proc))
-    most = replace(flags, num_proc=counts[-1])
-    request = read_request(most, control=control, steps=steps, rounds=repeats)
-    asked = ScaleRequest(**vars(request), mode="weak" if weak else "strong", counts=counts)
-    found, directory = carry_out(scale_arms, asked, flags, counts=len(counts))
-    print_result(document_of(found), directory, flags, form)
+    with_most_ranks = replace(flags, num_proc=counts[-1])
+    arms_request = read_request(with_most_ranks, control=control, steps=steps, rounds=repeats)
+    request = ScaleRequest(**vars(arms_request), mode="weak" if weak else "strong", counts=counts)
+    result, directory = carry_out(scale_arms, request, flags, counts=len(counts))
+    print_result(document_of(result), directory, flags, form)

@@ -1,7 +1,7 @@
 """Take flags from a TOML file: ``--config`` and ``[tool.ringside]``.
 
-A key is a flag without its dashes. Keys outside tables hold for every command that has the flag. Those in a
-table named after a command hold for that command, and win.
+A key is a flag without its leading dashes. Keys outside tables hold for every command that has the flag. Keys
+in a table with the name of a command hold for that command, and take precedence.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ ConfigFile = Annotated[
 ]
 PYPROJECT = "pyproject.toml"
 """Name of the file that is looked for; its table ``tool.ringside`` holds the settings."""
-_USED: ContextVar[Path | None] = ContextVar("_USED", default=None)
-_RIVALS = {
+_USED_FILE: ContextVar[Path | None] = ContextVar("_USED_FILE", default=None)
+"""The file whose settings this command uses, if the command line does not name it."""
+_REPLACED_BY = {
     "hosts": ["hostfile"],
     "hostfile": ["hosts"],
     "num_proc": ["nproc_per_node"],
@@ -50,58 +51,59 @@ _RIVALS = {
     "workload": ["model", "dataset", "data_dir", "optimizer", "lr", "epochs"],
     **{key: ["workload"] for key in ("model", "dataset", "data_dir", "optimizer", "lr")},
 }
-"""For a flag on the command line, the settings of other flags that it replaces."""
+"""For a flag on the command line, the other flags whose settings in a file it replaces."""
 
 
 class Flag(NamedTuple):
-    """A flag that a file may give."""
+    """A flag that a settings file may set."""
 
     parameter: str
     """Name of the command's parameter for it."""
     is_switch: bool = False
-    """Whether it takes true or false."""
+    """Whether its value is true or false."""
     is_path: bool = False
-    many: bool = False
-    """Whether it takes a list."""
+    is_list: bool = False
+    """Whether it takes several values."""
 
 
 Flags: TypeAlias = Mapping[str, Flag]
-"""The flags of a command by their keys, which have no dashes."""
+"""The flags of a command by their keys in a settings file, such as ``batch_size``."""
 
 
 class SettingsFile(NamedTuple):
-    """A file of settings, as it was read."""
+    """A settings file that was read."""
 
     path: Path
     table: Mapping[str, Any]
+    """The settings and the tables of commands, as the TOML has them; not checked yet."""
 
 
 class ConfiguredCommand(TyperCommand):
-    """A command whose flags a file may give, and whose help shows them in groups, and examples.
+    """A command whose flags a settings file may set, and whose help shows flags in groups, and examples.
 
-    The annotations of its callback are evaluated. Typer itself shows groups only with coloured help, which
-    takes as long to load as all the rest.
+    The annotations of its callback must be types and not strings. Typer itself shows groups only with
+    coloured help, which takes as long to load as all the rest.
     """
 
     def flags(self) -> dict[str, Flag]:
-        """Return the flags that a file may give, by their keys."""
+        """Return the flags that a settings file may set, by their keys."""
         parameters = inspect.signature(self.callback).parameters  # type: ignore[arg-type]
-        found = {}
+        flags = {}
         for option in self.params:
             if option.param_type_name == "option" and option.name != "config":
                 first = next(name for name in option.opts if name.startswith("--"))
                 kind = get_args(parameters[option.name].annotation)[0]
                 kinds = [kind, *get_args(kind)]  # all of ``list[str] | None``, or one
-                many = any(get_origin(one) is list for one in kinds)
+                is_list = any(get_origin(one) is list for one in kinds)
                 key = first.removeprefix("--").replace("-", "_")
-                found[key] = Flag(str(option.name), bool in kinds, Path in kinds, many)
-        return found
+                flags[key] = Flag(str(option.name), bool in kinds, Path in kinds, is_list)
+        return flags
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments, and take the flags that they leave out from a file of settings.
+        """Parse the arguments, and take the flags that they leave out from a settings file.
 
-        The file is that of ``--config``, or else what ``find_settings`` returns. Standard error names it with
-        the keys that were taken, unless ``--quiet`` is given.
+        The file is that of ``--config``, or else the one that ``find_settings`` finds. Its path and the keys
+        that were taken are printed on standard error, unless ``--quiet`` is given.
 
         Raises:
             UsageError: the file cannot be read, or a setting is wrong.
@@ -117,19 +119,19 @@ class ConfiguredCommand(TyperCommand):
         if file is None:
             return super().parse_args(ctx, args)
         settings = settings_for(file, command, dict(_every_command(ctx.find_root().command)))
-        name_of = {key: flag.parameter for key, flag in self.flags().items()}
-        replaced = {name for flag in given for name in (flag, *_RIVALS.get(flag, []))}
-        taken = {key: value for key, value in settings.items() if name_of[key] not in replaced}
+        parameters = {key: flag.parameter for key, flag in self.flags().items()}
+        replaced = {name for flag in given for name in (flag, *_REPLACED_BY.get(flag, []))}
+        taken = {key: value for key, value in settings.items() if parameters[key] not in replaced}
         quiet = given.get("quiet", taken.get("quiet", False))
         if (named is not None or taken) and not quiet:
             listed = ", ".join(taken) or f"none for `compare {command}`"
             typer.secho(printable(f"Settings of {file.path}: {listed}"), dim=True, err=True)
-        ctx.default_map = {name_of[key]: value for key, value in taken.items()}
-        _USED.set(file.path if taken and named is None else None)
+        ctx.default_map = {parameters[key]: value for key, value in taken.items()}
+        _USED_FILE.set(file.path if taken and named is None else None)
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            key = next((key for key in taken if name_of[key] == getattr(error.param, "name", "")), "")
+            key = next((key for key in taken if parameters[key] == getattr(error.param, "name", "")), "")
             if not key:
                 raise
             raise UsageError(
@@ -138,7 +140,7 @@ class ConfiguredCommand(TyperCommand):
             ) from None
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write each group of flags below its name."""
+        """Write the help of the flags, with each group below its name."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             if described := parameter.get_help_record(ctx):
@@ -150,7 +152,7 @@ class ConfiguredCommand(TyperCommand):
                 formatter.write_dl(lines)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples without line breaks, so that they can be copied."""
+        """Write the command's examples without line breaks, so that they can be copied."""
         examples = EXAMPLES.get(ctx.command_path.partition(" ")[2], ())
         if examples:
             with formatter.section("Examples"):
@@ -159,14 +161,13 @@ class ConfiguredCommand(TyperCommand):
 
 
 def command_line() -> list[str]:
-    """Return the words of this program's command line, with secrets masked.
+    """Return the words of this program's command line, with secrets masked, so that it can be repeated.
 
-    If settings were taken from a file that the command line does not name, ``--config`` and its path are
-    added.
+    If settings came from a file that the command line does not name, ``--config`` and its path are added.
     """
     from compare.schema.environment import hide_exports
 
-    used = _USED.get()
+    used = _USED_FILE.get()
     path = ["--config", os.path.abspath(used)] if used else []  # noqa: PTH100
     words = [*hide_exports(sys.argv[1:]), *path]
     # A path may hold bytes that are no text; they are shown, not lost.
@@ -179,7 +180,7 @@ def find_settings() -> SettingsFile | None:
     The search goes from the working folder up through its parents. None if there is no such file.
 
     Raises:
-        UsageError: such a file cannot be read, or is not TOML.
+        UsageError: a pyproject.toml on the way cannot be read, or is not TOML.
     """
     with suppress(FileNotFoundError):  # the command itself says that the working folder was removed
         for up in range(len(Path.cwd().parts)):
@@ -194,11 +195,11 @@ def read_settings(path: Path) -> SettingsFile:
     """Return the settings of a file; those of a pyproject.toml are in its table ``tool.ringside``.
 
     Raises:
-        UsageError: it cannot be read, or is not TOML.
+        UsageError: the file cannot be read, or is not TOML.
     """
     from compare.system.files import read_bytes
 
-    of_a_project = path.name == PYPROJECT
+    is_pyproject = path.name == PYPROJECT
     try:
         content = read_bytes(path)
     except OSError as error:
@@ -208,7 +209,7 @@ def read_settings(path: Path) -> SettingsFile:
             remedy="Make it a readable TOML file, or name another one: --config run.toml.",
         ) from None
     # Most projects have no settings of this program, so their files may be wrong for all it knows.
-    unrelated = of_a_project and b"ringside" not in content
+    unrelated = is_pyproject and b"ringside" not in content
     try:
         table: Any = {} if unrelated else tomllib.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # the parser's own errors are values, too
@@ -217,7 +218,7 @@ def read_settings(path: Path) -> SettingsFile:
             found=f"{error}.",
             remedy='Write one setting a line: backend = ["ddp", "horovod"]',
         ) from None
-    for name in ("tool", "ringside") if of_a_project else ():
+    for name in ("tool", "ringside") if is_pyproject else ():
         table = table.get(name, {}) if isinstance(table, dict) else {}
     return SettingsFile(path, table if isinstance(table, dict) else {})
 
@@ -225,23 +226,23 @@ def read_settings(path: Path) -> SettingsFile:
 def settings_for(
     file: SettingsFile, command: str, flags_of: Mapping[str, Flags]
 ) -> dict[str, bool | float | str | list[str]]:
-    """Return the settings of a command by their keys.
+    """Return the settings that a file has for a command, by their keys.
 
-    A relative path is joined to the folder of the file. ``flags_of`` has the flags of every command, because
-    the whole file is checked.
+    A relative path is joined to the folder of the file. ``flags_of`` maps every command to its flags, because
+    the settings of all commands are checked.
 
     Raises:
         UsageError: a key is unknown, or a value has the wrong type.
     """
-    found: dict[str, dict[str, Any]] = {"": {}, command: {}}
-    for owner, key, value in _entries(file, "", file.table, flags_of):
+    settings: dict[str, dict[str, Any]] = {"": {}, command: {}}
+    for owner, key, value in _settings_in(file, "", file.table, flags_of):
         if flag := flags_of[owner or command].get(key):  # else another command has it
-            found.setdefault(owner, {})[key] = _read_value(file.path, owner, key, flag, value)
-    return found[""] | found[command]
+            settings.setdefault(owner, {})[key] = _read_value(file.path, owner, key, flag, value)
+    return settings[""] | settings[command]
 
 
 def _every_command(group: Any, path: str = "") -> Iterator[tuple[str, Flags]]:
-    """Yield each command below a group with its flags."""
+    """Yield the name and the flags of each command in a group of commands, and in the groups within it."""
     for name, command in group.commands.items():
         if isinstance(command, ConfiguredCommand):
             yield f"{path} {name}".strip(), command.flags()
@@ -249,10 +250,12 @@ def _every_command(group: Any, path: str = "") -> Iterator[tuple[str, Flags]]:
             yield from _every_command(command, name)
 
 
-def _entries(
+def _settings_in(
     file: SettingsFile, owner: str, table: Mapping[str, Any], flags_of: Mapping[str, Flags]
 ) -> Iterator[tuple[str, str, Any]]:
-    """Yield the command, the key and the value of each setting; the command is empty outside its tables.
+    """Yield the owner, the key and the value of each setting in a table, and in the tables within it.
+
+    The owner is the command of the table; it is empty for settings outside the tables of commands.
 
     Raises:
         UsageError: a key is unknown.
@@ -262,47 +265,50 @@ def _entries(
     for written, value in table.items():
         key, inner = written.replace("-", "_"), f"{owner} {written}".strip()
         if isinstance(value, dict) and (inner in flags_of or inner in groups):
-            yield from _entries(file, inner, value, flags_of)
+            yield from _settings_in(file, inner, value, flags_of)
         elif key in keys:
             yield owner, key, value
         else:
             names = [name.removeprefix(owner).strip() for name in flags_of if name.startswith(owner)]
             known = sorted(filter(None, names if isinstance(value, dict) else keys))
-            raise _unknown(file.path, owner, written, known)
+            raise _unknown_key(file.path, owner, written, known)
 
 
-def _unknown(path: Path, owner: str, written: str, known: list[str]) -> UsageError:
+def _unknown_key(path: Path, owner: str, written: str, known: list[str]) -> UsageError:
     close = difflib.get_close_matches(written.replace("-", "_"), known)
     place = f" in [{owner.replace(' ', '.')}]" if owner else ""
-    listed = f"Use one of: {', '.join(known)}." if owner else "Settings are named like flags: see --help."
+    remedy = f"Use one of: {', '.join(known)}." if owner else "Settings are named like flags: see --help."
     return UsageError(
         f"{path}: there is no setting {written!r}{place}.",
         found=f"Did you mean {' or '.join(close)}?" if close else "",
-        remedy=listed,
+        remedy=remedy,
     )
 
 
 def _read_value(path: Path, owner: str, key: str, flag: Flag, value: Any) -> Any:
-    """Return a value as the command line would give it to its flag, which reads it further.
+    """Return the value of a setting as the text, the switch or the list that its flag would get.
 
     Raises:
-        UsageError: it is true or false where the flag takes another value, or the reverse, or it is nested.
+        UsageError: the value is true or false for a flag that is not a switch, or the reverse, or is nested.
     """
-    values = value if flag.many and isinstance(value, list) else [value]
+    values = value if flag.is_list and isinstance(value, list) else [value]
     if any(isinstance(one, list | dict) or isinstance(one, bool) != flag.is_switch for one in values):
         place = f"[{owner.replace(' ', '.')}] " if owner else ""
         as_toml = str(value).lower() if isinstance(value, bool) else repr(value)
         right = "true or false" if flag.is_switch else "a number, or text in quotes"
         raise UsageError(
             f"{path}: {place}{key} cannot be {as_toml}.",
-            remedy=f"Use {right}{', or a list of them' if flag.many else ''}.",
+            remedy=f"Use {right}{', or a list of them' if flag.is_list else ''}.",
         )
     read = [one if flag.is_switch else _joined(path.parent, key, flag, str(one)) for one in values]
-    return read if flag.many else read[0]
+    return read if flag.is_list else read[0]
 
 
 def _joined(folder: Path, key: str, flag: Flag, text: str) -> str:
-    """Return a text, or a path joined to ``folder``; a program is a path only if it has a slash."""
+    """Return the text of a setting; if it is a path, it is joined to ``folder``.
+
+    A program, as for ``--against``, is a path only if it has a slash.
+    """
     is_path = flag.is_path or key == "workload" or (key == "against" and os.sep in text)
     if not is_path or text == "-":
         return text

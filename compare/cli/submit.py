@@ -19,13 +19,13 @@ from compare.errors import UsageError
 
 slurm_flag = partial(typer.Option, rich_help_panel="Slurm")
 kubernetes_flag = partial(typer.Option, rich_help_panel="Kubernetes")
-_MEANINGLESS = {
+_FLAGS_OF_OTHERS = {
     "slurm": ("image", "cpus", "memory", "gpus", "shm", "name", "namespace"),
     "kubernetes": ("partition", "option", "wait"),
 }
-"""Flags of the other scheduler, by the engine to which they mean nothing."""
-_KEEPING = ("--output", "--export-json", "--export-csv", "--export-markdown", "--export-html")
-"""Flags that name where the result is kept."""
+"""Flags that have no meaning for an engine, because they are for another, by the name of the engine."""
+_RESULT_FLAGS = ("--output", "--export-json", "--export-csv", "--export-markdown", "--export-html")
+"""Flags that name a place where the result is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class JobFlags:
     nodes: Annotated[
         int, typer.Option("-N", "--nodes", min=1, help="Number of nodes, or of workers' pods.")
     ] = 2
-    ranks_per_node: Annotated[int, typer.Option(min=1, help="Ranks on each of them.")] = 1
+    ranks_per_node: Annotated[int, typer.Option(min=1, help="Ranks on each node or worker.")] = 1
     minutes: Annotated[int, typer.Option("-t", "--minutes", min=2, help="Time limit of the job.")] = 30
     partition: Annotated[str, slurm_flag("-p", "--partition", show_default="the cluster's")] = ""
     option: Annotated[
@@ -76,7 +76,7 @@ def submit(
     from compare.launch.engines.detect import require_started_once
 
     require_started_once(os.environ)
-    for name in _MEANINGLESS[flags.engine]:
+    for name in _FLAGS_OF_OTHERS[flags.engine]:
         if getattr(flags, name):
             raise UsageError(f"--{name} has no meaning with --engine {flags.engine}.", remedy="Leave it out.")
     if flags.engine == "slurm":
@@ -109,7 +109,7 @@ def _submit_to_slurm(flags: JobFlags, words: Sequence[str]) -> None:
 
 
 def _print_manifest(flags: JobFlags, words: Sequence[str]) -> None:
-    """Print an MPIJob, and on standard error its times and how to apply and follow it."""
+    """Print an MPIJob; print on standard error how its time is divided, and how to apply and follow it."""
     from compare.experiment.settle import SETTLE_SECONDS
     from compare.jobs import flag_value, kubernetes
 
@@ -133,7 +133,7 @@ def _print_manifest(flags: JobFlags, words: Sequence[str]) -> None:
     logs = shlex.join(["kubectl", *where, "logs", "-f", job])
     say = make_say(make_console(stderr=True))
     say(times)
-    if all(flag_value(words, flag) is None for flag in _KEEPING):
+    if all(flag_value(words, flag) is None for flag in _RESULT_FLAGS):
         say("The result ends with the launcher's pod. To keep it in the log, add: --export-json -")
     say(f"It is only printed. To apply it: {shlex.join(['compare', *sys.argv[1:]])} | kubectl apply -f -")
     say(f"To follow it: until {logs}; do sleep 2; done")  # it fails while the container is being made

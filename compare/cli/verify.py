@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from compare.cli.options import Shared, output_option, with_flags
+from compare.cli.options import TrainingFlags, output_option, with_flags
 from compare.cli.output import carry_out, print_result
 from compare.cli.requests import read_request
 
 
-@with_flags(Shared, output=Annotated[Path | None, output_option("-verify")])
-def verify(shared: Shared) -> None:
+@with_flags(TrainingFlags, output=Annotated[Path | None, output_option("-verify")])
+def verify(shared: TrainingFlags) -> None:
     """Prove that every arm trains what a single process would."""
     from compare.experiment import verify_arms
     from compare.report import document_of

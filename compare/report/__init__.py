@@ -16,16 +16,16 @@ from compare.schema.store import Result
 
 __all__ = ["FORMATS", "Result", "View", "document_of", "write"]
 
-_USUAL = View()
+_DEFAULT_VIEW = View()
 
 
 def document_of(
-    result: Result, form: str = "table", view: View = _USUAL, *, analysis: Analysis | None = None
+    result: Result, form: str = "table", view: View = _DEFAULT_VIEW, *, analysis: Analysis | None = None
 ) -> Document:
-    """Return the document of a result, with what the format ``form`` shows of it.
+    """Return the document of a result, with as much detail as the format ``form`` is to show.
 
-    A page (``html``) has every detail. A ``table`` of a run is the short view, unless ``view`` asks for more.
-    ``analysis`` is that of a run; without it, the run is analysed.
+    ``html`` gives a page with every detail. ``table`` gives the short view of a run, unless ``view`` asks for
+    more. A caller that has analysed the run already passes its ``analysis``.
     """
     from compare.report import of_collectives, of_run, of_scale, of_verification
 

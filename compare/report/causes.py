@@ -11,7 +11,7 @@ from compare.analysis.summary import ArmSummary
 from compare.report.document import Column, Row, Table
 from compare.text import counted
 
-_CALLS = "{arm}'s {calls} of {size} {take} {collective_seconds}"
+_CALLS_TAKE = "{arm}'s {calls} of {size} {take} {collective_seconds}"
 _CAUSES = {
     "oversubscription": (
         "oversubscription",
@@ -33,13 +33,13 @@ _CAUSES = {
     ),
     "latency": (
         "latency of each call",
-        _CALLS + ", {fixed_seconds} of it independent of size",
+        _CALLS_TAKE + ", {fixed_seconds} of it independent of size",
         "Fewer, larger messages would help.",
         "{fixed_seconds} of its communication ({transport}) does not depend on the size",
     ),
     "bandwidth": (
         "bandwidth",
-        _CALLS + ", {growing_seconds} of it proportional to size",
+        _CALLS_TAKE + ", {growing_seconds} of it proportional to size",
         "Fewer bytes or a faster transport would help.",
         "moving {megabytes} takes {collective_seconds} ({transport})",
     ),
@@ -68,72 +68,77 @@ _CAUSES = {
         "",
     ),
 }
-"""Name, evidence, advice and short form of each kind of cause, in the order of printing.
+"""For each kind of cause: its name, a template for its evidence, advice, and a short template.
 
-The short form follows "Why ARM costs X ms a step:". A kind without one is never the main cause.
+The order is that of printing. The short form follows "Why ARM costs X ms a step:". A kind without a short
+form is never the main cause.
 """
-_COSTS = ("background_seconds", "excess_seconds", "collective_seconds", "exposed_seconds")
-"""Names of the figures that measure a cost. The first that a cause has is the size of the cause."""
+_EXPLAINED_TIMES = ("background_seconds", "excess_seconds", "collective_seconds", "exposed_seconds")
+"""Names of evidence that tells how much time a cause explains; the first that a cause has is used."""
 _NOUNS = {"ranks": "rank", "threads_per_rank": "thread", "cores": "core", "calls": "call"}
 
 
 def explain(causes: Sequence[Cause], *, noisy: bool = False) -> Iterator[str]:
     """Yield a line for each kind of cause, with the evidence of every arm that has it, and advice.
 
-    With ``noisy``, each line says that its rounds were noisy. Oversubscription is counted and not measured,
-    so its line does not.
+    With ``noisy``, each line says that it was measured in noisy rounds. Only oversubscription is counted and
+    not measured, so its line does not.
     """
     for key, (name, evidence, advice, _) in _CAUSES.items():
-        found = [evidence.format_map(_figures(cause)) for cause in causes if cause.key == key]
+        evidences = [evidence.format_map(_figures(cause)) for cause in causes if cause.key == key]
         caveat = " (measured in noisy rounds)" if noisy and key != "oversubscription" else ""
-        if found:
-            yield f"Why: {name}{caveat}: {'; '.join(found)}. {advice}"
+        if evidences:
+            yield f"Why: {name}{caveat}: {'; '.join(evidences)}. {advice}"
 
 
 def main_cause(analysis: Analysis, baseline: str) -> str:
-    """Return one sentence that names the main cause of the sync cost; empty if there is none.
+    """Return one sentence that names the main cause of the sync cost; empty if no cause is known.
 
-    Only arms that cost at least half as much as the costliest one count. Of these the baseline comes first,
-    then the costliest. Of that arm's causes, the one that explains the most time is named. Oversubscription
-    and the transport are never the main cause.
+    An arm that costs less than half as much as the costliest one is left out. Of the others, the baseline
+    comes first and then the costliest arm with a cause. The cause of that arm that explains the most time is
+    named. Oversubscription and the transport are never the main cause.
     """
     costly = {arm.arm: arm for arm in analysis.summary.arms if arm.sync_seconds and not arm.below_noise}
-    half = max(map(_cost, costly.values()), default=0.0) / 2
-    arms = {label: arm for label, arm in costly.items() if _cost(arm) >= half}
-    found = [cause for cause in analysis.causes if cause.arm in arms and _CAUSES[cause.key][-1]]
-    if not found:
+    half = max(map(_sync_seconds, costly.values()), default=0.0) / 2
+    arms = {label: arm for label, arm in costly.items() if _sync_seconds(arm) >= half}
+    causes = [cause for cause in analysis.causes if cause.arm in arms and _CAUSES[cause.key][-1]]
+    if not causes:
         return ""
-    # The baseline's causes come first, then those of the costliest arm; of these, the largest.
-    cause = max(found, key=lambda one: (one.arm == baseline, _cost(arms[one.arm]), _explained(one)))
+
+    def priority(cause: Cause) -> tuple[bool, float, float]:
+        return cause.arm == baseline, _sync_seconds(arms[cause.arm]), _explained_seconds(cause)
+
+    cause = max(causes, key=priority)
     arm = arms[cause.arm]
     figures = _figures(cause) | {"transport": arm.transport}
     figures["megabytes"] = f"{sum(arm.detail.message_bytes) / 1e6:.2g} MB"
     reason = _CAUSES[cause.key][-1].format_map(figures)
     noisy = " (in noisy rounds)" if analysis.summary.noisy_rounds else ""
-    return f"Why {arm.arm} costs {_cost(arm) * 1e3:.2f} ms a step{noisy}: {reason}."
+    return f"Why {arm.arm} costs {_sync_seconds(arm) * 1e3:.2f} ms a step{noisy}: {reason}."
 
 
-def _cost(arm: ArmSummary) -> float:
+def _sync_seconds(arm: ArmSummary) -> float:
     return arm.sync_seconds.mean if arm.sync_seconds else 0.0
 
 
-def _explained(cause: Cause) -> float:
-    return float(next(cause.evidence[name] for name in _COSTS if name in cause.evidence))
+def _explained_seconds(cause: Cause) -> float:
+    return float(next(cause.evidence[name] for name in _EXPLAINED_TIMES if name in cause.evidence))
 
 
 def _figures(cause: Cause) -> dict[str, str]:
-    """Return the evidence of a cause as text with units, by the names that the templates use."""
-    seen = {"arm": cause.arm, **cause.evidence}
-    if "calls" in seen:
-        one = seen["calls"] == 1
-        size = f"{seen['message_bytes'] / seen['calls'] / 1e6:.2g} MB"
-        seen |= {"size": size if one else f"{size} on average", "take": "takes" if one else "take"}
-    if "background_seconds" in seen:
-        seen["control_seconds"] = seen["reference_seconds"] - seen["background_seconds"]
-    return {name: _spell(name, value) for name, value in seen.items()}
+    """Return the evidence of a cause as text with units, by the names in the templates of ``_CAUSES``."""
+    evidence = {"arm": cause.arm, **cause.evidence}
+    if "calls" in evidence:
+        is_single = evidence["calls"] == 1
+        size = f"{evidence['message_bytes'] / evidence['calls'] / 1e6:.2g} MB"
+        evidence["size"] = size if is_single else f"{size} on average"
+        evidence["take"] = "takes" if is_single else "take"
+    if "background_seconds" in evidence:
+        evidence["control_seconds"] = evidence["reference_seconds"] - evidence["background_seconds"]
+    return {name: _with_unit(name, value) for name, value in evidence.items()}
 
 
-def _spell(name: str, value: Any) -> str:
+def _with_unit(name: str, value: Any) -> str:
     if name in _NOUNS:
         return counted(value, _NOUNS[name])
     if name.endswith("_seconds"):
@@ -141,8 +146,8 @@ def _spell(name: str, value: Any) -> str:
     return f"{value / 1e9:.2f} GB/s" if name.endswith("_bandwidth") else str(value)
 
 
-def conditions(analysis: Analysis) -> Table:
-    """Return a table with a row for each condition that is not the same in all arms."""
+def conditions_table(analysis: Analysis) -> Table:
+    """Return a table with a row for each condition that differs between arms; one row says if none does."""
     rows = [
         Row(
             (

@@ -1,4 +1,4 @@
-"""Write figures and names as cells, structs as records, and text that cannot steer a terminal."""
+"""Write figures and names as the text of table cells, and structs as records for CSV."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from rich.text import Text
 from compare.analysis.estimate import Estimate
 from compare.text import printable
 
-_WITH_AN_EXPONENT = 999.5
-"""Number from which three digits would be written with an exponent."""
+_EXPONENT_FROM = 999.5
+"""Smallest number that the format ``.3g`` would write with an exponent."""
 
 
 def printable_line(text: str, style: str = "") -> Text:
-    """Return a line with a style and with its control characters escaped."""
+    """Return text in a style of rich, with control characters escaped so that none steers a terminal."""
     return Text(printable(text), style=style)
 
 
 def cut_in_the_middle(name: str, width: int) -> str:
-    """Return a name in at most ``width`` cells of a terminal; a longer one has … in place of its middle."""
+    """Return a name shortened to ``width`` cells of a terminal, with … in place of its middle."""
     if cell_len(name) <= width:
         return name
-    tail = (width - 1) // 2
-    end = name[-tail:] if tail else ""
-    while cell_len(end) > tail:
+    end_cells = (width - 1) // 2
+    end = name[-end_cells:] if end_cells else ""
+    while cell_len(end) > end_cells:
         end = end[1:]
     return set_cell_size(name, width - 1 - cell_len(end)) + "…" + end
 
 
-def written(figure: float | Estimate | None, form: str, factor: float = 1.0) -> str:
-    """Return a figure, or the mean of an estimate, times a factor; a dash if it is not known."""
+def format_figure(figure: float | Estimate | None, form: str, factor: float = 1.0) -> str:
+    """Return ``factor`` times a figure or the mean of an estimate, in the format ``form``; – for None."""
     mean = figure.mean if isinstance(figure, Estimate) else figure
     return "–" if mean is None else f"{mean * factor:{form}}"
 
 
-def with_interval(
+def format_estimate(
     estimate: Estimate | None, form: str, factor: float = 1.0, *, shows_narrow: bool = True
 ) -> str:
-    """Return an estimate times a factor, with its interval if it has several launches; a dash for None.
+    """Return ``factor`` times an estimate, with its interval in brackets; – for None.
 
-    Without ``shows_narrow``, the interval is left out only if both of its ends are written alike.
+    An estimate from a single launch has no interval. If ``shows_narrow`` is False, the interval is left out
+    wherever both of its ends would be written alike, and only there.
     """
     if estimate is None:
         return "–"
@@ -52,28 +53,30 @@ def with_interval(
     return mean if is_alone else f"{mean} ({low}{dash}{high})"
 
 
-def difference(relative: float | None) -> str:
-    """Return a relative difference such as ``2e-16``; None is one that is not a number."""
+def format_difference(relative: float | None) -> str:
+    """Return a relative difference as text, such as ``2e-16``; None stands for one that is not a number."""
     return "not a number" if relative is None else f"{relative:.0e}" if relative else "0"
 
 
 def in_units(value: float, units: Mapping[str, float]) -> str:
-    """Return a value in the largest unit that it reaches, otherwise in the smallest: ``1.5 ms``.
+    """Return a value with a unit, such as ``1.5 ms``.
 
-    ``units`` maps names to sizes, the largest first.
+    ``units`` maps the names of units to their sizes, the largest first. The unit is the largest that does not
+    exceed the value, or the smallest of all.
     """
     name, size = next((unit for unit in units.items() if value >= unit[1]), [*units.items()][-1])
     number = value / size
-    return f"{number:.0f} {name}" if number >= _WITH_AN_EXPONENT else f"{number:.3g} {name}"
+    return f"{number:.0f} {name}" if number >= _EXPONENT_FROM else f"{number:.3g} {name}"
 
 
 def as_record(
     struct: msgspec.Struct, prefix: str = "", *, instead: Mapping[str, Mapping[str, object]] | None = None
 ) -> dict[str, object]:
-    """Return the fields of a struct by name, those of a struct within it behind its name.
+    """Return the fields of a struct as one flat record, with ``prefix`` before each name.
 
-    An estimate gives three: ``x``, ``x_low`` and ``x_high``. They are None where the estimate is. The items
-    of a list are joined by blanks. ``instead`` has what replaces a field.
+    A struct in the field ``x`` gives fields with names ``x_…``. An estimate gives ``x`` (its mean), ``x_low``
+    and ``x_high``, which are all None if it is not known. The items of a list are joined by blanks.
+    ``instead`` maps the name of a field to the entries that replace it.
     """
     row: dict[str, object] = {}
     for field in msgspec.structs.fields(struct):

@@ -1,4 +1,4 @@
-"""Render what ``compare diff`` and ``compare gate`` found.
+"""Render the changes that ``compare diff`` and ``compare gate`` found between an old and a new state.
 
 If ``--force`` let two unlike runs be compared, every format says so.
 """
@@ -22,15 +22,15 @@ _NO_DECISION = (
 )
 _VERDICTS = {"not slower": "passed", "unresolved": "open"}
 _JUNIT_ELEMENT = {"slower": "failure", "unresolved": "error"}
-"""XML element of an arm that did not pass.
+"""XML element for an arm that did not pass, by the kind of its change.
 
-An open arm is an error, because a skipped test would be shown as green.
+An arm without a decision is an error, because a skipped test would be shown as green.
 """
 
 
 def document_of(changes: Changes) -> Document:
     """Return the document of a gate or of ``compare diff``: one row for each arm, and the conclusion."""
-    changed = f"Changed: {'; '.join(map(_differing, changes.changed))}."
+    changed = f"Changed: {'; '.join(map(_old_and_new, changes.changed))}."
     return Document(
         title=(
             "Time of a step in ms, in two environments"
@@ -38,7 +38,7 @@ def document_of(changes: Changes) -> Document:
             else f"Cost of synchronising in two runs: step time over that of {changes.reference} in the same "
             "round"
         ),
-        alerts=_forced(changes),
+        alerts=_forced_warning(changes),
         tables=[Table.of(_columns(changes), changes.changes)],
         lead=[f"old: {changes.old}", f"new: {changes.new}"],
         notes=[*([changed] if changes.changed else []), *changes.notes],
@@ -50,8 +50,8 @@ def document_of(changes: Changes) -> Document:
 def benchmark(changes: Changes) -> str:
     """Return the JSON that github-action-benchmark reads for its tool ``customSmallerIsBetter``.
 
-    It has only the new figure of each arm: the step time in ms for a gate, and for ``compare diff`` the ratio
-    to the reference arm. The action keeps the figures of earlier runs for its chart.
+    It has one entry for each arm, with the new figure alone: the step time in ms for a gate, and for
+    ``compare diff`` the ratio to the reference arm. The action itself keeps figures of earlier runs.
     """
     factor, unit = _unit(changes)
     entries = [
@@ -60,7 +60,7 @@ def benchmark(changes: Changes) -> str:
             "unit": unit or "ms",
             "value": change.new.mean * factor,
             "range": f"± {(change.new.high - change.new.low) / 2 * factor:.2f}",
-            "extra": printable(". ".join([_in_one_line(changes, change), *_forced(changes)])),
+            "extra": printable(". ".join([_in_one_line(changes, change), *_forced_warning(changes)])),
         }
         for change in changes.changes
         if change.new
@@ -71,8 +71,9 @@ def benchmark(changes: Changes) -> str:
 def junit(gate: Changes | None, failure: Failure | None = None) -> str:
     """Return JUnit XML of a gate, with one test for each arm.
 
-    The test of a slower arm is a failure, and that of an open arm is an error. A gate that did not finish is
-    None, and has a single test, whose error gives the reason: its ``failure``, if there was one.
+    The test of a slower arm is a failure, and that of an arm without a decision is an error. ``gate`` is None
+    if the gate did not finish. Then there is a single test with an error, which quotes the ``failure`` if
+    there was one.
     """
     suite = ET.Element("testsuite", name="compare gate", skipped="0")
     why = failure.message if failure else "It ended before its last round."
@@ -114,24 +115,25 @@ def _conclusion(changes: Changes) -> str:
     return f"Passed: no arm is slower by {limit}."
 
 
-def _differing(one: Difference) -> str:
-    """Return a fact that differs as text, with its old and its new value."""
-    return f"{one.what}: {one.old} → {one.new}"
+def _old_and_new(fact: Difference) -> str:
+    """Return a fact that differs between the two states as text: its name, its old and its new value."""
+    return f"{fact.what}: {fact.old} → {fact.new}"
 
 
-def _forced(changes: Changes) -> list[str]:
+def _forced_warning(changes: Changes) -> list[str]:
+    """Return a warning that ``--force`` let unlike runs be compared; empty if the runs are alike."""
     if not changes.unlike:
         return []
-    return [f"FORCED: the runs are unlike ({'; '.join(map(_differing, changes.unlike))})."]
+    return [f"FORCED: the runs are unlike ({'; '.join(map(_old_and_new, changes.unlike))})."]
 
 
 # ---- cells ----
 
 
 def _unit(changes: Changes) -> tuple[float, str]:
-    """Return the factor that turns a figure into what is shown, and the unit to append.
+    """Return the factor by which figures are multiplied to be shown, and the unit to append to them.
 
-    The unit of a gate is empty, because its title says that the figures are in ms.
+    The unit of a gate is empty, because the title of its table says that the figures are in ms.
     """
     return (1e3, "") if changes.command == "gate" else (1.0, "×")
 
@@ -155,7 +157,7 @@ def _columns(changes: Changes) -> list[Column[Change]]:
 
 
 def _in_one_line(changes: Changes, change: Change) -> str:
-    """Return the row of a change in one line, without the name of the arm."""
+    """Return a row of the table as one line: the heading and the cell of each column but the arm's."""
     return ", ".join(f"{column.heading} {column.cell(change)}" for column in _columns(changes)[1:])
 
 

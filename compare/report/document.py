@@ -1,4 +1,4 @@
-"""Define documents: what a command shows, without a format.
+"""Define ``Document``: all that a command shows of a result, independent of the output format.
 
 Every format can render every document, and none knows which command made it.
 """
@@ -13,17 +13,17 @@ from compare.report.pictures import Picture
 
 T = TypeVar("T")
 Style: TypeAlias = Literal["", "best", "aside", "bad", "doubtful"]
-"""How a row or a cell stands out; each format chooses its colours."""
+"""How a row or a cell stands out; ``aside`` is of less interest. Each format chooses its colours."""
 
 
 class Column(NamedTuple, Generic[T]):
-    """A column of a table, with a function that writes its cell for one item."""
+    """A column of a table, with the function that returns the text of its cell for an item."""
 
     heading: str
     """The heading; a newline divides it into two lines."""
     cell: Callable[[T], str]
     is_text: bool = False
-    """Whether the cells are text, which is aligned left; figures are aligned right."""
+    """Whether the cells hold text, which is aligned left; numbers are aligned right."""
     block: str = ""
     """Neighbouring columns with the same block stay side by side on a narrow terminal."""
 
@@ -36,29 +36,30 @@ class Row(NamedTuple):
     styles: tuple[Style, ...] = ()
     """Style of each cell; empty if the whole row has one style."""
     shares: tuple[float | None, ...] = ()
-    """Length of each cell's bar, from 0 to 1; None is no bar, and an empty tuple no bars."""
+    """Length of each cell's bar, from 0 to 1; None means no bar, and an empty tuple no bars."""
 
 
 class Listing(NamedTuple):
-    """Lines of source code, and the place where they stand."""
+    """A quotation of source code."""
 
     place: str
+    """The file, line and function that the code comes from."""
     code: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of cells. The first column names the item of a row."""
+    """A table of text cells; its first column has the names of the items."""
 
     columns: Sequence[Column[Any]]
     rows: Sequence[Row]
     title: str = ""
-    groups: bool = False
+    is_grouped: bool = False
     """Whether neighbouring rows with the same first cell form a group, which a gap sets apart."""
     is_prose: bool = False
-    """Whether the cells of text are sentences, which may be wrapped."""
+    """Whether the text cells hold sentences, which may be wrapped."""
     listings: Sequence[Listing] = ()
-    """Code that follows below the rows."""
+    """Quotations of code to show below the rows."""
 
     @classmethod
     def of(
@@ -68,18 +69,19 @@ class Table:
         *,
         title: str = "",
         style: Callable[[T], Style] = lambda _: "",
-        groups: bool = False,
+        is_grouped: bool = False,
         is_prose: bool = False,
     ) -> Table:
-        """Make a table with one row for each item."""
+        """Make a table with one row for each item, in the style that ``style`` returns for it."""
         rows = [Row(tuple(column.cell(item) for column in columns), style(item)) for item in items]
-        return cls(columns=columns, rows=rows, title=title, groups=groups, is_prose=is_prose)
+        return cls(columns=columns, rows=rows, title=title, is_grouped=is_grouped, is_prose=is_prose)
 
 
 class Attested(NamedTuple):
     """Facts about an arm or a group, read back from the libraries and the kernel."""
 
     name: str
+    """Label of the arm, or name of the group."""
     launcher: str
     facts: Mapping[str, Any]
 
@@ -89,24 +91,24 @@ class View:
     """What a reader chose to see of a result."""
 
     wide: bool = False
-    """Show every column and note of a run in a table, in place of the short view."""
+    """Show a table with every column and note of a run, in place of the short view."""
     detail: bool = False
-    """Also show where the cost goes in a run; of ``compare collectives``, show one table for each group."""
+    """Also show the parts of a run's sync cost; for ``compare collectives``, show a table for each group."""
     sort: str | None = None
     """The order of arms: ``step``, ``name`` or ``sync``; None is the default order."""
     report_argument: str = "RUN"
-    """The argument with which ``compare report`` shows the run again."""
+    """The argument that makes ``compare report`` show this run again; notes suggest that command."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """All that a command shows of a result; each format takes what it can show."""
+    """All that a command shows of a result; each format renders the parts that it can show."""
 
     title: str
     alerts: Sequence[str] = ()
     """Warnings that stand before the title, because every figure must be read with them."""
     glance: Table | None = None
-    """A short table before the pictures of a page; None without one."""
+    """A short table that a page shows before its pictures; None if there is none."""
     tables: Sequence[Table] = ()
     warnings: Sequence[str] = ()
     """Lines about what limits the figures."""
@@ -119,10 +121,11 @@ class Document:
     """Lines that explain the figures."""
     conclusion: str = ""
     draw: Callable[[], Iterable[Picture]] = tuple
+    """Returns the pictures of a page."""
     facts: Sequence[tuple[str, str]] = ()
-    """Names and values that tell how the result was made, for a page."""
+    """Names and values that tell how the result was made; only a page shows them."""
     attested: Sequence[Attested] = ()
     records: Callable[[], Sequence[Mapping[str, object]]] = tuple
-    """Returns every figure for programs: one record for each item, in seconds and bytes."""
+    """Returns every figure for programs (CSV): one record for each item, in seconds and bytes."""
     content: Callable[[], Any] = field(default=lambda: None)
-    """Returns everything for programs, to be written as JSON."""
+    """Returns everything that is to be written as JSON."""

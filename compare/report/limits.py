@@ -1,4 +1,4 @@
-"""Write the warnings: what limits the figures of a run."""
+"""Write the warnings about a run: everything that limits what its figures mean."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from compare.analysis.figures import OTHER_LOAD_LIMIT
 from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.noise import budget_to_rank, narrowest_half_width
 from compare.analysis.summary import Summary
-from compare.report.columns import in_percent, size_of
+from compare.report.columns import describe_factor, in_percent
 from compare.schema.results import Run
 from compare.text import counted, listed, numbered
 
 _LONGEST_CONDITION = 300
 _MOST_WARNINGS = 3
-_STALLS = 0.05
+_STALL_SHARE = 0.05
 """An arm has stalls if the mean over its blocks exceeds the median by more than this share."""
-_OPEN_MPI = "OMPI_MCA_btl_vader_single_copy_mechanism", "none"
-_MPICH = "MPIR_CVAR_CH4_CMA_ENABLE", "0"
+_OPEN_MPI_SETTING = "OMPI_MCA_btl_vader_single_copy_mechanism", "none"
+_MPICH_SETTING = "MPIR_CVAR_CH4_CMA_ENABLE", "0"
 """Environment variables and their values that make Open MPI and MPICH copy twice, through shared memory."""
-_REFUSAL_MEANS = {
+_EFFECTS_OF_REFUSAL = {
     "CMA": "large messages fail at first, and are then copied in parts",
     "none": "large messages are copied twice and not once",
     "unknown": "large messages may fail at first, and be copied twice",
 }
-"""What a refusal does to large messages, by the copy mechanism that the library reports."""
+"""What happens to large messages if reads are refused, by the copy mechanism that the library reports."""
 
 
 def warnings(run: Run, analysis: Analysis) -> Iterator[str]:
     """Yield a line for each thing that limits the figures of a run.
 
-    If noise hides every difference, one line says so in place of those about noisy rounds, uneven load and
-    stalls.
+    If noise hides every difference, a single line says so. It takes the place of the lines about noisy
+    rounds, uneven load and stalls.
     """
     summary = analysis.summary
     yield from _incomplete(run)
-    yield from _of_machine(run, summary)
+    yield from _machine_warnings(run, summary)
     attested = {
         arm.label: [rank.attestation for launch in run.of(arm) for rank in launch.ranks]
         for arm in run.config.arms
@@ -49,10 +49,10 @@ def warnings(run: Run, analysis: Analysis) -> Iterator[str]:
     if summary.rounds_repeated:
         repeated = counted(summary.rounds_repeated, "noisy round")
         yield f"{repeated} {'was' if summary.rounds_repeated == 1 else 'were'} repeated."
-    yield from noise_first(run, summary)
-    yield from _of_load(run, analysis)
+    yield from noise_warnings(run, summary)
+    yield from _load_warnings(run, analysis)
     for condition in analysis.different:
-        yield f"CONDITIONS DIFFER: {_in_short(condition)}"
+        yield f"CONDITIONS DIFFER: {_shortened(condition)}"
     for arm in summary.arms:
         if arm.test_loss is None:
             yield f"{arm.arm} diverged: its loss is no longer a number. Try a smaller learning rate."
@@ -67,13 +67,13 @@ def warnings(run: Run, analysis: Analysis) -> Iterator[str]:
 
 
 def describe_condition(condition: Condition) -> str:
-    """Return a condition with its value in every arm, and the reason or the effect of the difference."""
+    """Return a sentence with a condition, its value in every arm, and why it differs or what that causes."""
     values = "; ".join(f"{arm} {value}" for arm, value in condition.values.items())
     return f"{condition.item} ({values}): {condition.why}."
 
 
-def _in_short(condition: Condition) -> str:
-    """Describe a condition, without its values if they would make the line too long."""
+def _shortened(condition: Condition) -> str:
+    """Return the description of a condition, without its values if they would make it too long."""
     described = describe_condition(condition)
     if len(described) <= _LONGEST_CONDITION:
         return described
@@ -81,6 +81,7 @@ def _in_short(condition: Condition) -> str:
 
 
 def _incomplete(run: Run) -> Iterator[str]:
+    """Yield a line if the run did not finish, and the note on its data set if there is one."""
     if run.failure and not run.complete:
         first = run.failure.message.splitlines()[0]
         yield f"INCOMPLETE: round {run.failure.round}, {run.failure.arm}: {first}"
@@ -91,9 +92,9 @@ def _incomplete(run: Run) -> Iterator[str]:
 
 
 def _unused(run: Run) -> Iterator[str]:
-    """Yield a line with the parameters that get no gradient, and the arms that still move them."""
-    passes = [taken for launch in run.launches for taken in launch.ranks[0].parity]
-    if names := next((taken.unused for taken in passes if taken.unused), []):
+    """Yield a line with the parameters that get no gradient, and the arms that still change them."""
+    parities = [parity for launch in run.launches for parity in launch.ranks[0].parity]
+    if names := next((parity.unused for parity in parities if parity.unused), []):
         moving = ", ".join(arm.label for arm in run.config.arms if arm.zeros_for_unused)
         moved = f" {moving} gives them zero gradients, so weight decay moves them." if moving else ""
         yield f"Parameters that take no part in the loss: {', '.join(names)}.{moved}"
@@ -115,13 +116,13 @@ def _not_compiled(run: Run) -> Iterator[str]:
 # ---- noise ----
 
 
-def noise_first(run: Run, summary: Summary) -> list[str]:
-    """Return the warnings about noise, which stand before all others."""
+def noise_warnings(run: Run, summary: Summary) -> list[str]:
+    """Return the warnings about noise and uneven load, which documents show before all others."""
     if summary.noise_hides_all:
         return [_nothing_ranked(run, summary)]
     loads = {arm.arm: arm.verdict.uneven_load for arm in summary.arms if arm.verdict}
     return [
-        *([noisy_in(summary.noisy_rounds)] if summary.noisy_rounds else []),
+        *([noisy_rounds_warning(summary.noisy_rounds)] if summary.noisy_rounds else []),
         *(
             f"Uneven load: other processes used {load[0]:.2f} cores beside {arm}, and {load[1]:.2f} beside "
             f"{run.config.baseline}. That may explain or hide a difference between them. "
@@ -132,11 +133,11 @@ def noise_first(run: Run, summary: Summary) -> list[str]:
     ]
 
 
-def noisy_in(rounds: Sequence[int]) -> str:
-    """Return the warning that these rounds are noisy, with the remedy."""
+def noisy_rounds_warning(rounds: Sequence[int]) -> str:
+    """Return the warning that the rounds with these numbers are noisy, with the remedy."""
     share, which = f"{OTHER_LOAD_LIMIT * 100:g} %", numbered("round", rounds)
-    found = f"other processes used more than {share} of the CPUs in {which}"
-    return f"Noisy: {found}. Distrust small differences, or measure again on a quieter machine."
+    load = f"other processes used more than {share} of the CPUs in {which}"
+    return f"Noisy: {load}. Distrust small differences, or measure again on a quieter machine."
 
 
 def _nothing_ranked(run: Run, summary: Summary) -> str:
@@ -150,22 +151,23 @@ def _nothing_ranked(run: Run, summary: Summary) -> str:
     remedy = "Stop other programs" if summary.noisy_rounds else "Measure on a quieter machine"
     return (
         "NOTHING CAN BE RANKED: every verdict is open, and the narrowest interval reaches "
-        f"{size_of(width)} either way. {remedy}, or give it longer: --budget {budget_to_rank(run, width)}."
+        f"{describe_factor(width)} either way. {remedy}, or measure longer: "
+        f"--budget {budget_to_rank(run, width)}."
     )
 
 
-def _of_load(run: Run, analysis: Analysis) -> Iterator[str]:
-    """Yield a line for each arm whose ratio depends on the load, and one with the arms that have stalls."""
+def _load_warnings(run: Run, analysis: Analysis) -> Iterator[str]:
+    """Yield a line for each arm whose ratio to the baseline depends on the load, and one about stalls."""
     baseline, summary = run.config.baseline, analysis.summary
-    for one in analysis.load_dependence:
+    for ratio in analysis.load_dependence:
         yield (
-            f"The ratio of {one.arm} to {baseline} depends on the load. On a quiet machine {one.arm} has "
-            f"{one.quiet_ratio:.2f}× the speed (a rank of none gets {one.quiet_cores:.2f} cores). "
-            f"On a busy one it has {one.busy_ratio:.2f}× ({one.busy_cores:.2f} cores). "
+            f"The ratio of {ratio.arm} to {baseline} depends on the load. On a quiet machine {ratio.arm} has "
+            f"{ratio.quiet_ratio:.2f}× the speed (a rank of none gets {ratio.quiet_cores:.2f} cores). "
+            f"On a busy one it has {ratio.busy_ratio:.2f}× ({ratio.busy_cores:.2f} cores). "
             "The mean ratio describes neither."
         )
     above = {arm.arm: arm.mean_over_median.mean for arm in summary.arms if arm.mean_over_median}
-    each = listed(f"{in_percent(ratio)} % for {arm}" for arm, ratio in above.items() if ratio > 1 + _STALLS)
+    each = listed(f"{in_percent(mean)} % for {arm}" for arm, mean in above.items() if mean > 1 + _STALL_SHARE)
     if each and not summary.noise_hides_all:
         yield (
             f"Stalls: some blocks took so long that their mean exceeds the median, by {each}. "
@@ -177,15 +179,15 @@ def _of_load(run: Run, analysis: Analysis) -> Iterator[str]:
 
 
 def _attested(run: Run, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield what each rank attests as ``name``, after the label of its arm; empty facts are left out."""
+    """Yield the fact ``name`` of each rank, after the label of its arm; empty facts are left out."""
     for launch in run.launches:
         for rank in launch.ranks:
             if fact := rank.attestation.get(name):
                 yield launch.arm, fact
 
 
-def _of_machine(run: Run, summary: Summary) -> Iterator[str]:
-    """Yield the warnings about priority, about CPU quotas, and about too few cores."""
+def _machine_warnings(run: Run, summary: Summary) -> Iterator[str]:
+    """Yield the warnings about the ranks' priority, CPU quotas, and too few cores."""
     highest = max((nice for _, nice in _attested(run, "nice")), default=0)
     if highest > 0:
         yield f"Nice {highest:g}: the ranks wait for programs of higher priority, so load slows them more."
@@ -202,7 +204,7 @@ def _of_machine(run: Run, summary: Summary) -> Iterator[str]:
 
 
 def attested_notes(run: Run) -> Iterator[str]:
-    """Yield the notes that ranks attest: about loaders, the user's file, and warnings of libraries."""
+    """Yield notes on what the ranks attest: data loaders, the user's file, and warnings of libraries."""
     most = max((batch.get("loader_workers") or 0 for _, batch in _attested(run, "batch")), default=0)
     if most:
         yield f"Each rank's loader has {counted(most, 'worker')}, which are processes beside its threads."
@@ -213,14 +215,14 @@ def attested_notes(run: Run) -> Iterator[str]:
             "Your function takes too long to be called for each part of the proof. It was called once, so "
             "its models are copies, and they share what its closures remember."
         )
-    arms: dict[str, dict[str, None]] = {}
+    arms_by_warning: dict[str, dict[str, None]] = {}
     for arm, texts in _attested(run, "warnings"):
         for text in texts:
-            arms.setdefault(text, {})[arm] = None
-    for text, its in list(arms.items())[:_MOST_WARNINGS]:
-        yield f"A library warns in {listed(its)}: {text}."
-    if len(arms) > _MOST_WARNINGS:
-        more = counted(len(arms) - _MOST_WARNINGS, "more warning")
+            arms_by_warning.setdefault(text, {})[arm] = None
+    for text, arms in list(arms_by_warning.items())[:_MOST_WARNINGS]:
+        yield f"A library warns in {listed(arms)}: {text}."
+    if len(arms_by_warning) > _MOST_WARNINGS:
+        more = counted(len(arms_by_warning) - _MOST_WARNINGS, "more warning")
         yield f"The logs of the ranks have {more} of libraries."
 
 
@@ -230,25 +232,25 @@ def refused_copies(attested: Mapping[str, Iterable[Mapping[str, Any]]]) -> Itera
     ``attested`` has what each rank attests, by the label of its arm or the name of its group. Ranks whose
     settings ask for two copies are left out, because they need no such read.
     """
-    found: dict[tuple[str, str, tuple[str, str]], list[str]] = {}
+    labels_by_refusal: dict[tuple[str, str, tuple[str, str]], list[str]] = {}
     for label, ranks in attested.items():
         for refusal in dict.fromkeys(filter(None, map(_refusal, ranks))):
-            found.setdefault(refusal, []).append(label)
-    for (reason, means, setting), labels in found.items():
+            labels_by_refusal.setdefault(refusal, []).append(label)
+    for (reason, effect, setting), labels in labels_by_refusal.items():
         yield (
-            f"{', '.join(labels)}: {means}, because this host refuses process_vm_readv ({reason}). So these "
+            f"{', '.join(labels)}: {effect}, because this host refuses process_vm_readv ({reason}). So these "
             "times are not those of MPI where the call is allowed. Allow it: --cap-add=SYS_PTRACE for a "
             f"container, kernel.yama.ptrace_scope=0 for a host. Or ask for copies: {'='.join(setting)}"
         )
 
 
 def _refusal(attestation: Mapping[str, Any]) -> tuple[str, str, tuple[str, str]] | None:
-    """Return why reads are refused, what that means for messages, and the setting that avoids it.
+    """Return why a rank's reads are refused, the effect on messages, and the setting that avoids it.
 
-    None if nothing is refused, if the setting is chosen already, or if the mechanism is not known.
+    None if nothing is refused, if the setting is chosen already, or if the copy mechanism is not known.
     """
     group = attestation.get("group", {})
-    reason, means = group.get("memory_reads_refused"), _REFUSAL_MEANS.get(group.get("single_copy"))
-    name, value = setting = _MPICH if "MPICH" in str(group.get("library")) else _OPEN_MPI
+    reason, effect = group.get("memory_reads_refused"), _EFFECTS_OF_REFUSAL.get(group.get("single_copy"))
+    name, value = setting = _MPICH_SETTING if "MPICH" in str(group.get("library")) else _OPEN_MPI_SETTING
     chosen = attestation.get("environment", {}).get(name) == value
-    return None if chosen or not reason or means is None else (reason, means, setting)
+    return None if chosen or not reason or effect is None else (reason, effect, setting)

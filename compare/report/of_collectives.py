@@ -11,7 +11,7 @@ import msgspec
 
 from compare.analysis.budget import fullest_host
 from compare.analysis.collectives import GroupAtSize, bus_factor, summarise_sweeps, why_no_forms
-from compare.report.cells import written
+from compare.report.cells import format_figure
 from compare.report.document import Attested, Column, Document, Table
 from compare.report.limits import refused_copies
 from compare.report.origin import facts_of
@@ -21,21 +21,21 @@ from compare.schema.hosts import rehearsal_headline
 from compare.text import counted, listed
 
 _Rows: TypeAlias = Sequence[GroupAtSize]
-"""The rows of several groups at one size, or of one exchange."""
+"""Results of several groups, each at one size: those of a table's row, or those of a whole exchange."""
 _WIDE_SHARE = 0.10
-"""Spread, as a share of the median, above which a time is marked."""
-_WHOLE_FROM = 1000
-"""Microseconds from which no decimal is shown."""
+"""Spread of a time, as a share of its median, above which the time is marked with ``!``."""
+_WHOLE_MICROSECONDS = 1000
+"""Time from which microseconds are shown without a decimal."""
 
 
 def document_of(run: CollectivesRun, *, detail: bool = False) -> Document:
-    """Return the document of a sweep, with the groups side by side in each table.
+    """Return the document of a sweep of collectives, with the groups side by side in each table.
 
     With ``detail``, each group has a table of its own, with every column of nccl-tests.
     """
     rows = summarise_sweeps(run)
-    of_hosts = zip(run.hosts, run.cores_by_host, strict=True)
-    last = {launch.group: launch for launch in run.launches}
+    cores_by_host = zip(run.hosts, run.cores_by_host, strict=True)
+    last_launches = {launch.group: launch for launch in run.launches}
     return Document(
         title=_headline(run),
         tables=list(_tables(run, rows, detail=detail)),
@@ -44,13 +44,13 @@ def document_of(run: CollectivesRun, *, detail: bool = False) -> Document:
         draw=lambda: _draw(rows),
         facts=[
             *facts_of(run),
-            *((f"cores of {host.name}", str(cores)) for host, cores in of_hosts),
+            *((f"cores of {host.name}", str(cores)) for host, cores in cores_by_host),
             ("network", run.network.interface or "loopback"),
         ],
         attested=[
-            Attested(group, last[group].launcher, last[group].ranks[0].attestation)
+            Attested(group, launch.launcher, launch.ranks[0].attestation)
             for group in run.config.groups
-            if group in last
+            if (launch := last_launches.get(group))
         ],
         records=lambda: [_record(row) for row in rows],
         content=lambda: {"figures": list(rows), "run": run},
@@ -58,14 +58,17 @@ def document_of(run: CollectivesRun, *, detail: bool = False) -> Document:
 
 
 def _tables(run: CollectivesRun, rows: _Rows, *, detail: bool) -> Iterator[Table]:
-    """Yield a table for each exchange with a row for each size, or with ``detail`` one for each group too."""
+    """Yield a table for each exchange, that is a collective with its dtype and operation.
+
+    It has a row for each size. With ``detail``, each group has its own table of the exchange.
+    """
     groups = run.config.groups
-    for exchange, its in _by_exchange(rows):
-        of_groups = [[row for row in its if row.group == group] for group in groups]
-        for shown in [[own] for own in of_groups] if detail else [of_groups]:
+    for exchange, exchange_rows in _by_exchange(rows):
+        by_group = [[row for row in exchange_rows if row.group == group] for group in groups]
+        for shown in [[group_rows] for group_rows in by_group] if detail else [by_group]:
             by_size: list[_Rows] = list(zip(*shown, strict=True))
             yield Table.of(
-                _FULL if detail else _side_by_side(groups, over_hosts=len(run.hosts) > 1),
+                _FULL_COLUMNS if detail else _side_by_side(groups, over_hosts=len(run.hosts) > 1),
                 by_size,
                 title=f"{exchange}, {shown[0][0].group}" if detail else str(exchange),
                 style=lambda same: "bad" if any(row.wrong for row in same) else "",
@@ -73,10 +76,11 @@ def _tables(run: CollectivesRun, rows: _Rows, *, detail: bool) -> Iterator[Table
 
 
 def _side_by_side(groups: Sequence[str], *, over_hosts: bool) -> list[Column[_Rows]]:
-    """Return the columns that show groups side by side.
+    """Return the columns of a table that shows groups side by side.
 
-    They are the size, then the time and bus bandwidth of each group, over several hosts also wire and form.
-    The last is the number of wrong elements of all groups. A row lists the groups in the order of ``groups``.
+    The first column is the size. Each group has columns for its time and bus bandwidth, and with
+    ``over_hosts`` also for its bytes on the wire and its form. The last column has the number of wrong
+    elements of all groups. The rows given to a cell must be in the order of ``groups``.
     """
     columns = [_SIZE]
     for index, group in enumerate(groups):
@@ -89,9 +93,9 @@ def _side_by_side(groups: Sequence[str], *, over_hosts: bool) -> list[Column[_Ro
 
 
 def _by_exchange(rows: _Rows) -> Iterator[tuple[Exchange, list[GroupAtSize]]]:
-    """Yield each exchange with its rows, which must stand together in ``rows``."""
-    for (collective, dtype, operation), its in groupby(rows, lambda r: (r.collective, r.dtype, r.operation)):
-        yield Exchange(collective, dtype, operation), list(its)
+    """Yield each exchange with its rows, which must be neighbours in ``rows``."""
+    for exchange, exchange_rows in groupby(rows, lambda row: (row.collective, row.dtype, row.operation)):
+        yield Exchange(*exchange), list(exchange_rows)
 
 
 def _headline(run: CollectivesRun) -> str:
@@ -109,12 +113,12 @@ def _headline(run: CollectivesRun) -> str:
 
 
 def _warnings(run: CollectivesRun, rows: _Rows) -> Iterator[str]:
-    """Yield a line for each wrong result, refusal and failure, for too few cores, and for missing groups."""
+    """Yield a line for each wrong result, refusal, failure and missing group, and one for too few cores."""
     if not run.complete:
-        yield "INCOMPLETE: it was stopped before its last launch."
-    for exchange, its in _by_exchange(rows):
-        for group, own in groupby(its, lambda row: row.group):
-            yield from _of_group(f"{group}, {exchange}", list(own))
+        yield "INCOMPLETE: the command was stopped before its last launch."
+    for exchange, exchange_rows in _by_exchange(rows):
+        for group, group_rows in groupby(exchange_rows, lambda row: row.group):
+            yield from _group_warnings(f"{group}, {exchange}", list(group_rows))
     yield from (f"FAILED: {failure.message}" for failure in run.failures)
     yield from refused_copies({la.group: [rank.attestation for rank in la.ranks] for la in run.launches})
     ranks, cores = fullest_host(run)
@@ -128,17 +132,18 @@ def _warnings(run: CollectivesRun, rows: _Rows) -> Iterator[str]:
         yield f"{group} did not run: {reason}"
 
 
-def _of_group(name: str, rows: _Rows) -> Iterator[str]:
-    """Yield a line for the wrong results of a group in one exchange, and one for each refusal."""
+def _group_warnings(name: str, rows: _Rows) -> Iterator[str]:
+    """Yield a line for a group's wrong results in one exchange, and one for each reason of a refusal."""
     if wrong := [str(row.message_bytes) for row in rows if row.wrong]:
         yield f"WRONG RESULTS: {name} at {listed(wrong)} bytes. Do not use its figures."
-    for reason, its in groupby([row for row in rows if row.status == "refused"], lambda row: row.problem):
-        sizes = [str(row.message_bytes) for row in its]
+    refused = [row for row in rows if row.status == "refused"]
+    for reason, alike in groupby(refused, lambda row: row.problem):
+        sizes = [str(row.message_bytes) for row in alike]
         yield f"REFUSED: {name}{f' at {listed(sizes)} bytes' if len(sizes) < len(rows) else ''}: {reason}"
 
 
 def _notes(run: CollectivesRun, rows: _Rows) -> Iterator[str]:
-    """Yield the lines that explain the columns."""
+    """Yield the lines that explain the columns of the tables."""
     yield (
         "us: time of a call on the slowest rank, median of all iterations. ±: half of the distance of the "
         f"quartiles; ! marks more than {_WIDE_SHARE:.0%}."
@@ -148,9 +153,9 @@ def _notes(run: CollectivesRun, rows: _Rows) -> Iterator[str]:
         f"GB/s: bus bandwidth, size / time × the factor of nccl-tests ({', '.join(factors)}), in 10⁹ bytes a "
         "second. #wrong: elements, in a further call at each size, of data that depends on the rank."
     )
-    if free := [name for name in run.config.collectives if name in {"broadcast", "reduce", "send_recv"}]:
+    if unsynced := [name for name in run.config.collectives if name in {"broadcast", "reduce", "send_recv"}]:
         yield (
-            f"{listed(free)}: ranks do not wait for all others. So the time of calls in a row is the "
+            f"{listed(unsynced)}: ranks do not wait for all others. So the time of calls in a row is the "
             "inverse of a throughput."
         )
     reason = why_no_forms(run)
@@ -190,11 +195,11 @@ def _time(row: GroupAtSize) -> str:
 
 def _microseconds(seconds: float) -> str:
     microseconds = seconds * 1e6
-    return f"{microseconds:.{1 if microseconds < _WHOLE_FROM else 0}f}"
+    return f"{microseconds:.{1 if microseconds < _WHOLE_MICROSECONDS else 0}f}"
 
 
 def _bus(row: GroupAtSize) -> str:
-    return written(row.bus_bandwidth, ".2f", 1e-9) + ("*" if row.other_form else "")
+    return format_figure(row.bus_bandwidth, ".2f", 1e-9) + ("*" if row.other_form else "")
 
 
 def _wire(row: GroupAtSize) -> str:
@@ -212,7 +217,7 @@ def _wrong(rows: _Rows) -> str:
 
 
 _SIZE: Column[_Rows] = Column("size\n(B)", lambda rows: str(rows[0].message_bytes))
-_FULL: tuple[Column[_Rows], ...] = (
+_FULL_COLUMNS: tuple[Column[_Rows], ...] = (
     _SIZE,
     Column("count", lambda rows: str(rows[0].count)),
     Column("type", lambda rows: rows[0].dtype),
@@ -220,7 +225,7 @@ _FULL: tuple[Column[_Rows], ...] = (
     Column("root", lambda rows: str(rows[0].root)),
     Column("time\n(us)", lambda rows: _time(rows[0])),
     Column("min\n(us)", lambda rows: _microseconds(rows[0].seconds.minimum) if rows[0].seconds else "–"),
-    Column("algbw\n(GB/s)", lambda rows: written(rows[0].algorithm_bandwidth, ".2f", 1e-9)),
+    Column("algbw\n(GB/s)", lambda rows: format_figure(rows[0].algorithm_bandwidth, ".2f", 1e-9)),
     Column("busbw\n(GB/s)", lambda rows: _bus(rows[0])),
     Column("#wrong", _wrong),
     Column("wire", lambda rows: _wire(rows[0])),
@@ -242,18 +247,18 @@ def _record(row: GroupAtSize) -> dict[str, object]:
 
 
 def _draw(rows: _Rows) -> Iterator[Picture]:
-    """Yield two pictures of each exchange: time and bus bandwidth of every group over sizes."""
-    for number, (exchange, its) in enumerate(_by_exchange(rows), 1):
-        sized = [row for row in its if row.message_bytes]
+    """Yield two pictures of each exchange: every group's time and bus bandwidth over the message size."""
+    for number, (exchange, exchange_rows) in enumerate(_by_exchange(rows), 1):
+        sized = [row for row in exchange_rows if row.message_bytes]
         picture = Picture(
             f"time-{number}",
             f"{exchange}: time of a call",
             "Median of all iterations on the slowest rank, with quartiles. Both axes are logarithmic.",
         )
         times = [
-            (row.group, Point(row.message_bytes, own.median, own.low, own.high))
+            (row.group, Point(row.message_bytes, seconds.median, seconds.low, seconds.high))
             for row in sized
-            if (own := row.seconds)
+            if (seconds := row.seconds)
         ]
         yield from draw_lines(picture, times, BYTES, SECONDS)
         picture = Picture(

@@ -10,12 +10,12 @@ from compare.report.document import Column, Document, Table
 from compare.text import counted
 
 _BARS = "▁▂▃▄▅▆▇█"
-_NEWEST = 20
-"""Maximum number of bars of a trend, one for each of its newest runs."""
+_MOST_BARS = 20
+"""Maximum number of bars of a trend; each stands for a run, and the newest runs are shown."""
 
 
 def document_of(history: History, folder: str) -> Document:
-    """Return the document of the runs in a folder, with the trends of each group of runs that are alike."""
+    """Return the document of the runs in ``folder``, with a table of trends for each group of like runs."""
     tables = [Table.of(_RUNS, history.runs, is_prose=True)] if history.runs else []
     for group, trends in groupby(history.trends, lambda trend: trend.group):
         tables.append(Table.of(_TRENDS, trends, title=f"Step in ms, oldest to newest: {group}"))
@@ -31,15 +31,15 @@ def _one_line(name: str) -> str:
     return name.replace("\n", "\\n")
 
 
-def _title(entry: RunEntry) -> str:
-    """Return when a run started, and its name; only the name if it begins with the date."""
+def _dated_name(entry: RunEntry) -> str:
+    """Return the time at which a run started and its name, or only a name that begins with the date."""
     name = _one_line(entry.name)
     start = entry.started_at[:16].replace("T", " ")
     return name if name.startswith(start[:10]) else f"{start}  {name}"
 
 
 def _rounds(entry: RunEntry) -> str:
-    """Return how many rounds a run has, whether it ended early, and whether they are noisy."""
+    """Return the cell with a run's number of rounds, its state if it is not complete, and its noise."""
     state = "" if entry.state == "complete" else entry.state
     noise = "all noise" if entry.noise_hides_all else ""
     noisy = f"{entry.noisy_rounds} noisy" if entry.noisy_rounds else noise
@@ -52,20 +52,20 @@ def _steps(entry: RunEntry) -> str:
 
 
 def _bars(values: Sequence[float]) -> str:
-    """Return a bar for each value, scaled between the minimum and the maximum of all."""
+    """Return one bar character for each value, from the lowest bar for the minimum to the highest."""
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in values)
 
 
 _RUNS: tuple[Column[RunEntry], ...] = (
-    Column("run", _title, is_text=True),
+    Column("run", _dated_name, is_text=True),
     Column("rounds", _rounds, is_text=True),
     Column("step ms", _steps, is_text=True),
 )
 _TRENDS: tuple[Column[Trend], ...] = (
     Column("arm", lambda trend: trend.arm, is_text=True),
-    Column("newest runs", lambda trend: _bars(trend.step_seconds[-_NEWEST:]), is_text=True),
+    Column("newest runs", lambda trend: _bars(trend.step_seconds[-_MOST_BARS:]), is_text=True),
     Column("oldest", lambda trend: f"{trend.step_seconds[0] * 1e3:.2f}"),
     Column("newest", lambda trend: f"{trend.step_seconds[-1] * 1e3:.2f}"),
     Column("noisy", lambda trend: f"{trend.noisy} of {len(trend.step_seconds)}" if trend.noisy else ""),

@@ -14,7 +14,7 @@ from compare.analysis.lesson import Lesson, control_seconds, lessons
 from compare.report.causes import explain
 from compare.report.cells import in_units
 from compare.report.document import Column, Document, Listing, Row, Table
-from compare.report.limits import noise_first, warnings
+from compare.report.limits import noise_warnings, warnings
 from compare.report.of_run import arrange
 from compare.report.origin import headline
 from compare.report.sentences import conclusion, proof, why_marked
@@ -25,15 +25,15 @@ from compare.text import counted
 _BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "bytes": 1.0}
 _RATES = {"GB/s": 1e9, "MB/s": 1e6}
 _SHORT_SECONDS = 50e-6
-_SAME = 1.05
-"""Times within this factor of each other are called the same."""
+_SAME_FACTOR = 1.05
+"""Two times count as the same if their ratio is at most this factor."""
 _FORMS = {
     "ring": "In a ring, each rank passes parts to its neighbour until all have the sum.",
     "Rabenseifner": "By Rabenseifner's algorithm, ranks exchange halves, sum them, and gather the sums.",
     "reduce_scatter": "Each rank sums one part, then all ranks gather the parts.",
     "all_gather": "Each rank sends all it has to every other, and each sums by itself.",
 }
-_WHEN = {
+_SCHEDULES = {
     "after": "After backward, one call after the other. The rank waits for them.",
     "overlap": "During backward: a call starts as soon as its bucket of gradients is full.",
     "fused": "During backward: a thread of the library collects what is ready, and sends it together.",
@@ -43,17 +43,17 @@ _WHEN = {
 def document_of(run: Run, analysis: Analysis, arms: Sequence[str] = ()) -> Document:
     """Return the lesson of a run.
 
-    It has a table on what every step needs, then one for each arm that communicates, with its code. ``arms``
-    are the labels of the arms to explain; if it is empty, all are explained. Without a launch of such an arm,
-    there is no table.
+    Its first table tells what every step needs. Each arm that communicates follows with a table and its code.
+    ``arms`` are the labels of the arms to explain; if it is empty, all are explained. There are no tables if
+    no such arm has a launch.
     """
     shown = arrange(analysis, None)
-    first = noise_first(run, shown.summary)
+    alerts = noise_warnings(run, shown.summary)
     return Document(
         title=headline(run, shown.summary),
-        alerts=first,
+        alerts=alerts,
         tables=list(_tables(run, shown, arms)),
-        warnings=[line for line in warnings(run, shown) if line not in first],
+        warnings=[line for line in warnings(run, shown) if line not in alerts],
         lead=list(proof(run, shown.summary)),
         conclusion=conclusion(run, shown),
     )
@@ -61,50 +61,52 @@ def document_of(run: Run, analysis: Analysis, arms: Sequence[str] = ()) -> Docum
 
 def _tables(run: Run, analysis: Analysis, arms: Sequence[str]) -> Iterator[Table]:
     """Yield a table of sentences for each section; code that several arms share is quoted once."""
-    found = lessons(run, analysis.summary)
-    if not found:
+    every_lesson = lessons(run, analysis.summary)
+    if not every_lesson:
         return
-    computing = control_seconds(analysis.summary)
-    yield _table("What every step needs", _needs(run, found, computing))
+    computing_seconds = control_seconds(analysis.summary)
+    yield _table("What every step needs", _common_rows(run, every_lesson[0], computing_seconds))
     quoted: set[Quote] = set()
-    for lesson in found:
+    for lesson in every_lesson:
         if arms and lesson.figures.arm not in arms:
             continue
         quotes = [quote for quote in code_of(lesson.arm.backend, lesson.arm.options) if quote not in quoted]
         quoted.update(quotes)
-        yield _table(lesson.figures.arm, _of_arm(analysis, lesson, computing), quotes)
+        yield _table(lesson.figures.arm, _arm_rows(analysis, lesson, computing_seconds), quotes)
 
 
-def _table(title: str, sentences: Iterator[tuple[str, str]], quotes: Sequence[Quote] = ()) -> Table:
+def _table(title: str, rows: Iterator[tuple[str, str]], quotes: Sequence[Quote] = ()) -> Table:
+    """Return a table of two columns: a word for the topic, and sentences about it. The code follows below."""
     return Table(
         columns=[Column("", str, is_text=True)] * 2,
-        rows=[*map(Row, sentences)],
+        rows=[*map(Row, rows)],
         title=title,
         is_prose=True,
-        listings=[Listing(f"{own.file}:{own.line}  {own.function}", own.text) for own in quotes],
+        listings=[Listing(f"{quote.file}:{quote.line}  {quote.function}", quote.text) for quote in quotes],
     )
 
 
 # ---- what every step needs ----
 
 
-def _needs(run: Run, found: Sequence[Lesson], computing: float | None) -> Iterator[tuple[str, str]]:
-    config, one = run.config, found[0]
-    size = _bytes(one.figures.detail.gradient_bytes)
+def _common_rows(run: Run, lesson: Lesson, computing_seconds: float | None) -> Iterator[tuple[str, str]]:
+    """Yield the rows on what is the same for all arms; ``lesson`` may be that of any arm."""
+    config = run.config
+    size = _bytes(lesson.figures.detail.gradient_bytes)
     samples = config.batch_size_per_rank * config.accumulate
     words = (
         f"Each of {counted(config.ranks, 'rank')} computes gradients from its own "
-        f"{counted(samples, 'sample')}. They are {size} in {counted(one.gradient_tensors, 'tensor')}. "
+        f"{counted(samples, 'sample')}. They are {size} in {counted(lesson.gradient_tensors, 'tensor')}. "
         "Before a step, every rank needs their mean over all ranks. Otherwise the ranks would train "
         "different models."
     )
     yield "Gradients", words
-    if computing is None:
+    if computing_seconds is None:
         words = f"The control {CONTROL} has no finished launch, so computing alone was not measured."
     else:
         words = (
-            f"A step of {CONTROL} takes {_ms(computing)}: the same loop and ranks, without communication. "
-            "Any longer step pays for synchronising."
+            f"A step of {CONTROL} takes {_ms(computing_seconds)}: the same loop and ranks, without "
+            "communication. Any longer step pays for synchronising."
         )
     yield "Computing", words
 
@@ -112,7 +114,10 @@ def _needs(run: Run, found: Sequence[Lesson], computing: float | None) -> Iterat
 # ---- one arm ----
 
 
-def _of_arm(analysis: Analysis, lesson: Lesson, computing: float | None) -> Iterator[tuple[str, str]]:
+def _arm_rows(
+    analysis: Analysis, lesson: Lesson, computing_seconds: float | None
+) -> Iterator[tuple[str, str]]:
+    """Yield the rows of one arm. ``computing_seconds`` is the control's step time, or None without it."""
     yield "Is", f"{summary_of(lesson.arm.backend, lesson.arm.options)}."
     yield "Sends", _sends(lesson)
     if lesson.ranks > 1 and not lesson.in_shared_memory:
@@ -120,8 +125,8 @@ def _of_arm(analysis: Analysis, lesson: Lesson, computing: float | None) -> Iter
     if lesson.ranks > 1:
         yield "Takes", _takes(lesson)
     if lesson.schedule:
-        yield "When", _WHEN[lesson.schedule]
-    yield "So", " ".join(_so(lesson, computing))
+        yield "When", _SCHEDULES[lesson.schedule]
+    yield "So", " ".join(_conclusions(lesson, computing_seconds))
     causes = [cause for cause in analysis.causes if cause.arm == lesson.figures.arm]
     for line in explain(causes, noisy=bool(analysis.summary.noisy_rounds)):
         yield "Why", line.removeprefix("Why: ")
@@ -155,8 +160,8 @@ def _each_rank(lesson: Lesson) -> str:
     if lesson.sent_bytes is None:
         return "How its messages travel is not known, and no bytes were counted."
     total = sum(lesson.figures.detail.message_bytes)
-    row = lesson.messages_in_a_row
-    waits = f", in {counted(int(row), 'message')} that wait for each other" if row else ""
+    in_a_row = lesson.messages_in_a_row
+    waits = f", in {counted(int(in_a_row), 'message')} that wait for each other" if in_a_row else ""
     return (
         f"{_FORMS[lesson.form]} Among {counted(lesson.ranks, 'rank')}, each sends "
         f"{lesson.sent_bytes / total:.3g} × {_bytes(total)} = {_bytes(lesson.sent_bytes)}{waits}. This is "
@@ -176,36 +181,38 @@ def _takes(lesson: Lesson) -> str:
     return f"Alone, without training, {takes} {_ms(alone.mean)}{rate}.{rest}"
 
 
-def _so(lesson: Lesson, computing: float | None) -> Iterator[str]:
+def _conclusions(lesson: Lesson, computing_seconds: float | None) -> Iterator[str]:
     """Yield sentences that compare a step with its computing and communicating, and state the sync cost."""
-    own, step = lesson.figures, lesson.figures.step_seconds.mean
-    compute = computing if computing is not None else lesson.compute_seconds
-    alone = own.detail.collective_seconds.mean if own.detail.collective_seconds else None
+    figures, step = lesson.figures, lesson.figures.step_seconds.mean
+    compute = computing_seconds if computing_seconds is not None else lesson.compute_seconds
+    alone = figures.detail.collective_seconds.mean if figures.detail.collective_seconds else None
     if compute is None:
         yield f"A step takes {_ms(step)}."
-    elif alone is None or not own.detail.message_bytes:
+    elif alone is None or not figures.detail.message_bytes:
         yield f"Computing takes {_ms(compute)}, and a step takes {_ms(step)}."
     else:
-        yield from _added(lesson, compute, alone, step)
-    if own.below_noise:
+        yield from _compare_with_sum(lesson, compute, alone, step)
+    if figures.below_noise:
         yield "The cost of synchronising is below the noise of this run."
-    elif own.sync_seconds and own.sync_share:
-        yield (
-            f"Synchronising costs {_ms(own.sync_seconds.mean)} of a step, {own.sync_share.mean:.0%}; a step "
-            f"of {CONTROL} is the comparison."
-        )
+    elif figures.sync_seconds and figures.sync_share:
+        cost, share = _ms(figures.sync_seconds.mean), figures.sync_share.mean
+        yield f"Synchronising costs {cost} of a step, {share:.0%}; a step of {CONTROL} is the comparison."
 
 
-def _added(lesson: Lesson, compute: float, alone: float, step: float) -> Iterator[str]:
+def _compare_with_sum(lesson: Lesson, compute: float, alone: float, step: float) -> Iterator[str]:
+    """Yield sentences that compare a step with the sum of its computing and its communicating alone.
+
+    All times are in seconds.
+    """
     both, longer = compute + alone, max(compute, alone)
     parts = f"computing ({_ms(compute)}) and communicating ({_ms(alone)})"
     yield f"One after the other, {parts} take {_ms(both)}; perfectly overlapped, {_ms(longer)}."
-    if step > both * _SAME:
+    if step > both * _SAME_FACTOR:
         yield (
             f"A step takes {_ms(step)}. The other {_ms(step - both)} are waiting for each other, copying and "
             "slower computing."
         )
-    elif step >= both / _SAME:
+    elif step >= both / _SAME_FACTOR:
         hidden = "" if lesson.schedule == "after" else ", so next to nothing overlaps"
         yield f"A step takes {_ms(step)}, as long as both{hidden}."
     elif lesson.schedule == "after":

@@ -14,9 +14,9 @@ from compare.analysis.predict import (
     Forecast,
     Prediction,
 )
-from compare.report.cells import as_record, with_interval
+from compare.report.cells import as_record, format_estimate
 from compare.report.document import Column, Document, Table
-from compare.report.pictures import SECONDS_FROM_ZERO, Picture, Point, draw_lines, of_counts
+from compare.report.pictures import SECONDS_FROM_ZERO, Picture, Point, count_axis, draw_lines
 from compare.text import counted
 
 _NOT_MODELLED = (
@@ -26,12 +26,12 @@ _NOT_MODELLED = (
 
 
 def document_of(forecast: Forecast) -> Document:
-    """Return the document of a forecast: the predicted step times, and where adding hosts stops paying."""
+    """Return the document of a forecast: step times, and the number of hosts beyond which more do not pay."""
     notes = [*_notes(forecast), _NOT_MODELLED]
     statements = list(_statements(forecast))
     return Document(
         title=f"Predicted from {counted(forecast.measured_hosts, 'measured rank')}",
-        tables=[Table.of(_PREDICTED, forecast.predictions, groups=True)],
+        tables=[Table.of(_PREDICTED, forecast.predictions, is_grouped=True)],
         lead=statements,
         notes=notes,
         draw=lambda: _draw(forecast.predictions),
@@ -51,7 +51,7 @@ def document_against(against: ComparedPredictions) -> Document:
         warnings.append("Both runs have the same hosts and link, so this tests nothing but their noise.")
     return Document(
         title="Predicted against measured",
-        tables=[Table.of(_COMPARED, comparisons, groups=True)],
+        tables=[Table.of(_COMPARED, comparisons, is_grouped=True)],
         warnings=warnings,
         lead=lead,
         notes=[_NOT_MODELLED],
@@ -61,6 +61,7 @@ def document_against(against: ComparedPredictions) -> Document:
 
 
 def _beyond(row: Prediction) -> str:
+    """Return the cell that tells how far a prediction is from what was measured: in hosts and in rate."""
     hosts = f"hosts × {row.times_hosts:g}" if row.times_hosts != 1 else ""
     rate = f"rate × {row.times_rate:.3g}" if round(row.times_rate, 2) != 1 else ""
     far = "NOT VALIDATED" if _is_beyond(row) else ""
@@ -82,13 +83,13 @@ def _statements(forecast: Forecast) -> Iterator[str]:
 def _notes(forecast: Forecast) -> Iterator[str]:
     slow, fast = VALIDATED_RATES
     yield (
-        "error: the factor, either way, found with cells like it in docs/predictions.md. It is the larger of "
-        "Student's interval for one more cell and their largest error. No interval is narrower. "
-        "NOT VALIDATED has the largest error of all, and may miss by more. "
-        "It marks another library or timeline than theirs, "
-        f"latency, and a step that bytes do not dominate. It marks more than {VALIDATED_HOSTS} hosts, and a "
-        f"rate below {slow:g} or above {fast:g} times the measured one. It marks a run of one host or one "
-        "round. With --link, it marks a run of an unknown rate."
+        "error: the factor, in either direction, by which predictions like this one missed in the tests "
+        "of docs/predictions.md. It is the larger of Student's interval for one more test and the largest "
+        "error. No interval is narrower. "
+        "NOT VALIDATED: no test was like this, so the error is the largest of all, and may be exceeded. "
+        "Reasons are another library or timeline, latency, a step that bytes do not dominate, more than "
+        f"{VALIDATED_HOSTS} hosts, and a rate below {slow:g} or above {fast:g} times the measured one. "
+        "Others are a run of one host or one round and, with --link, a run of an unknown rate."
     )
     yield (
         f"Each host has its own batch. Hosts pay while throughput gains {PAYING_SHARE:.0%} of the growth in "
@@ -119,11 +120,11 @@ def _draw(predictions: Sequence[Prediction]) -> Iterator[Picture]:
     points = [
         (row.arm, Point.of(row.hosts, row.step_seconds, is_open=_is_beyond(row))) for row in predictions
     ]
-    counts = of_counts((row.hosts for row in predictions), "host")
+    counts = count_axis((row.hosts for row in predictions), "host")
     return draw_lines(picture, points, counts, SECONDS_FROM_ZERO)
 
 
-_milliseconds = partial(with_interval, form=".1f", factor=1e3, shows_narrow=False)
+_milliseconds = partial(format_estimate, form=".1f", factor=1e3, shows_narrow=False)
 _PREDICTED: tuple[Column[Prediction], ...] = (
     Column("arm", lambda row: row.arm, is_text=True),
     Column("hosts", lambda row: str(row.hosts)),

@@ -10,27 +10,27 @@ import msgspec
 
 from compare.analysis import Analysis
 from compare.analysis.summary import ArmSummary, Summary
-from compare.report.causes import conditions, explain, main_cause
-from compare.report.cells import as_record, difference
+from compare.report.causes import conditions_table, explain, main_cause
+from compare.report.cells import as_record, format_difference
 from compare.report.columns import BELOW_NOISE, COST_TITLE, against_baseline, cost_columns, speed_columns
 from compare.report.document import Column, Document, Row, Style, Table, View
-from compare.report.limits import noise_first, warnings
-from compare.report.notes import notes, would_have_seen
+from compare.report.limits import noise_warnings, warnings
+from compare.report.notes import detectable_differences, notes
 from compare.report.origin import attested_by, facts_of, headline, shared_options
 from compare.report.run_pictures import draw
-from compare.report.sentences import MARK, conclusion, marked, marks, proof, why_marked
+from compare.report.sentences import MARK, conclusion, mark_notes, marked_labels, proof, why_marked
 from compare.schema.arms import Arm
 from compare.schema.results import Run
 
 _LONGEST_BASELINE = 12
 _HASH_DIGITS = 12
-_KEYS: Mapping[str, Callable[[ArmSummary], Any]] = {
+_SORT_KEYS: Mapping[str, Callable[[ArmSummary], Any]] = {
     "step": lambda arm: arm.step_seconds.mean,
     "name": lambda arm: arm.arm,
     "sync": lambda arm: arm.sync_seconds.mean if arm.sync_seconds else 0.0,
 }
-"""What ``--sort`` sorts by, from the smallest; an arm without a sync cost counts as 0."""
-_OF_VERDICTS = (
+"""What ``--sort`` sorts by, in ascending order; an arm without a sync cost counts as 0."""
+_VERDICT_FIELDS = (
     "speed_ratio",
     "low",
     "high",
@@ -44,13 +44,17 @@ _OF_VERDICTS = (
 
 
 def brief(run: Run, analysis: Analysis, view: View) -> Document:
-    """Return the short view of a run, which fits 80 columns."""
+    """Return the short view of a run, which fits a terminal of 80 columns."""
     shown = arrange(analysis, view.sort)
     return replace(
         document_of(run, analysis, view),
         title=headline(run, shown.summary),
-        tables=[*filter(None, [_glance(run, shown)])],
-        lead=[*marks(run, shown.summary), *would_have_seen(shown.summary), *_why(run, shown)],
+        tables=[*filter(None, [_short_table(run, shown)])],
+        lead=[
+            *mark_notes(run, shown.summary),
+            *detectable_differences(shown.summary),
+            *_cause_and_proof(run, shown),
+        ],
         statements=(),
         notes=[f"More: compare report {view.report_argument} --wide, or --detail"],
     )
@@ -59,22 +63,24 @@ def brief(run: Run, analysis: Analysis, view: View) -> Document:
 def document_of(run: Run, analysis: Analysis, view: View) -> Document:
     """Return the full view of a run, with every column and note.
 
-    ``view.detail`` adds tables of where the sync cost goes, and of conditions that differ. The records and
-    the content, which programs read, also have costs that are only noise. They keep the run's order unless
-    ``view.sort`` is given.
+    ``view.detail`` adds a table with the parts of the sync cost, and one of the conditions that differ. The
+    records and the content are for programs. So they also have costs that are only noise, and unless
+    ``view.sort`` is given, their arms are in the run's order.
     """
     shown = arrange(analysis, view.sort)
     summary = shown.summary
-    first = noise_first(run, summary)
-    tables = [_table(shown, speed_columns(run, summary)), *_trained(run, summary)] if summary.arms else []
+    alerts = noise_warnings(run, summary)
+    tables = (
+        [_table(shown, speed_columns(run, summary)), *_training_table(run, summary)] if summary.arms else []
+    )
     if view.detail and summary.arms:
-        tables += [_table(shown, cost_columns(), COST_TITLE), conditions(analysis)]
+        tables += [_table(shown, cost_columns(), COST_TITLE), conditions_table(analysis)]
     for_programs = _sorted(analysis, view.sort) if view.sort else analysis
     return Document(
         title=headline(run),
-        alerts=first,
+        alerts=alerts,
         tables=tables,
-        warnings=[warning for warning in warnings(run, shown) if warning not in first],
+        warnings=[warning for warning in warnings(run, shown) if warning not in alerts],
         lead=list(proof(run, summary)),
         statements=list(explain(shown.causes, noisy=bool(summary.noisy_rounds))),
         notes=list(notes(run, shown)),
@@ -85,14 +91,14 @@ def document_of(run: Run, analysis: Analysis, view: View) -> Document:
 
 
 def page(run: Run, analysis: Analysis, view: View) -> Document:
-    """Return the page of a run: all that the detailed view shows, with pictures and with how it was made."""
+    """Return the page of a run: the detailed view, with pictures and with facts about how it was made."""
     shown = arrange(analysis, view.sort)
     same = [condition.item for condition in analysis.conditions if condition.kind == "same"]
     return replace(
         document_of(run, analysis, replace(view, detail=True)),
         title=headline(run, shown.summary),
-        glance=_glance(run, shown),
-        lead=[*_why(run, shown), *marks(run, shown.summary)],
+        glance=_short_table(run, shown),
+        lead=[*_cause_and_proof(run, shown), *mark_notes(run, shown.summary)],
         draw=lambda: draw(run, shown),
         facts=[
             *facts_of(run),
@@ -107,26 +113,26 @@ def page(run: Run, analysis: Analysis, view: View) -> Document:
 
 
 def arrange(analysis: Analysis, by: str | None) -> Analysis:
-    """Return the analysis with its arms sorted, and without costs that are only noise."""
+    """Return the analysis for display: arms sorted by ``by``, and without costs that are only noise."""
     return _without_noise(_sorted(analysis, by))
 
 
 def _sorted(analysis: Analysis, by: str | None) -> Analysis:
-    """Return the analysis with its arms sorted, by step time as default.
+    """Return the analysis with its arms sorted by a key of ``_SORT_KEYS``.
 
-    If nothing is ranked, the default is the order of the run.
+    None sorts by step time, or keeps the order of the run if nothing is ranked.
     """
     summary = analysis.summary
     if by is None and (summary.noise_hides_all or summary.oversubscribed):
         return analysis
-    arms = sorted(summary.arms, key=_KEYS[by or "step"])
+    arms = sorted(summary.arms, key=_SORT_KEYS[by or "step"])
     return msgspec.structs.replace(analysis, summary=msgspec.structs.replace(summary, arms=arms))
 
 
 def _without_noise(analysis: Analysis) -> Analysis:
-    """Return the analysis without its costs, if it has only one or two rounds and all are noisy.
+    """Return the analysis without its costs if noise hides everything and there are only one or two rounds.
 
-    Formats for programs keep these costs, and ``noise_hides_all`` warns of them.
+    Formats for programs keep these costs, and their field ``noise_hides_all`` warns of them.
     """
     summary = analysis.summary
     if not summary.noise_hides_all or any(arm.step_seconds.method == "t" for arm in summary.arms):
@@ -143,7 +149,7 @@ def _without_noise(analysis: Analysis) -> Analysis:
 # ---- tables ----
 
 
-def _glance(run: Run, analysis: Analysis) -> Table | None:
+def _short_table(run: Run, analysis: Analysis) -> Table | None:
     """Return the short table: each arm's step time, the share that is sync cost, and the verdict.
 
     None if no launch has finished.
@@ -154,15 +160,16 @@ def _glance(run: Run, analysis: Analysis) -> Table | None:
     headings = {"arm": True, "step ms": False, "of it sync": False, f"against {baseline}": True}
     return Table(
         columns=[Column(heading, str, is_text=is_text) for heading, is_text in headings.items()],
-        rows=[_at_a_glance(run, analysis, arm) for arm in analysis.summary.arms],
+        rows=[_short_row(run, analysis, arm) for arm in analysis.summary.arms],
     )
 
 
-def _at_a_glance(run: Run, analysis: Analysis, own: ArmSummary) -> Row:
-    arm = next(arm for arm in run.config.arms if arm.label == own.arm)
-    share = None if own.sync_share is None or own.below_noise else own.sync_share.mean
-    sync = f"{share * 100:.0f} %" if share is not None else BELOW_NOISE if own.below_noise else "–"
-    style: Style = "best" if own.fastest else "" if arm.traits.synchronises else "aside"
+def _short_row(run: Run, analysis: Analysis, figures: ArmSummary) -> Row:
+    """Return the row of one arm; its name leaves out the options that all synchronising arms share."""
+    arm = next(arm for arm in run.config.arms if arm.label == figures.arm)
+    share = None if figures.sync_share is None or figures.below_noise else figures.sync_share.mean
+    sync = f"{share * 100:.0f} %" if share is not None else BELOW_NOISE if figures.below_noise else "–"
+    style: Style = "best" if figures.fastest else "" if arm.traits.synchronises else "aside"
     name = f"{arm.label} (no communication)"
     if arm.traits.synchronises:
         shared = shared_options(run)
@@ -170,38 +177,45 @@ def _at_a_glance(run: Run, analysis: Analysis, own: ArmSummary) -> Row:
         name = msgspec.structs.replace(arm, given=given).label
     if why_marked(arm):
         name += f" {MARK}"
-    step = f"{own.step_seconds.mean * 1e3:.2f}"
-    cells = (name, step, sync, against_baseline(run, analysis.summary, own))
+    step = f"{figures.step_seconds.mean * 1e3:.2f}"
+    cells = (name, step, sync, against_baseline(run, analysis.summary, figures))
     return Row(cells, style, shares=(None, None, share, None))
 
 
 def _table(analysis: Analysis, columns: list[Column[ArmSummary]], title: str = "") -> Table:
-    arm = Column[ArmSummary]("arm", lambda own: own.arm + (" ◀ fastest" if own.fastest else ""), is_text=True)
+    name = Column[ArmSummary](
+        "arm", lambda arm: arm.arm + (" ◀ fastest" if arm.fastest else ""), is_text=True
+    )
     return Table.of(
-        [arm, *columns],
+        [name, *columns],
         analysis.summary.arms,
         title=title,
-        style=lambda own: "best" if own.fastest else "",
+        style=lambda arm: "best" if arm.fastest else "",
     )
 
 
-def _trained(run: Run, summary: Summary) -> Iterator[Table]:
-    """Yield a table of what each arm trained, how far that is from a single process, and where it ended."""
+def _training_table(run: Run, summary: Summary) -> Iterator[Table]:
+    """Yield a table of what each synchronising arm trained, its proof, and the hash of its parameters.
+
+    Nothing is yielded if no such arm has a launch.
+    """
     arms = {arm.label: arm for arm in run.config.synchronising}
     columns: list[Column[ArmSummary]] = [
-        Column("arm", lambda own: marked(run, [own.arm])[0], is_text=True),
-        Column("training", lambda own: _training(arms[own.arm]), is_text=True),
-        Column("proven steps", lambda own: str(own.parity.steps or "–")),
-        Column("difference", lambda own: difference(own.parity.difference) if own.parity.steps else "–"),
-        Column("launches by hash", lambda own: str(own.parity.by_hash or "–")),
-        Column("parameters", lambda own: (own.final_hash or "several")[:_HASH_DIGITS], is_text=True),
+        Column("arm", lambda arm: marked_labels(run, [arm.arm])[0], is_text=True),
+        Column("training", lambda arm: _training(arms[arm.arm]), is_text=True),
+        Column("proven steps", lambda arm: str(arm.parity.steps or "–")),
+        Column(
+            "difference", lambda arm: format_difference(arm.parity.difference) if arm.parity.steps else "–"
+        ),
+        Column("launches by hash", lambda arm: str(arm.parity.by_hash or "–")),
+        Column("parameters", lambda arm: (arm.final_hash or "several")[:_HASH_DIGITS], is_text=True),
     ]
-    if trained := [arm for arm in summary.arms if arm.arm in arms]:
-        yield Table.of(columns, trained, title="What the arms trained (docs/proof.md)")
+    if rows := [arm for arm in summary.arms if arm.arm in arms]:
+        yield Table.of(columns, rows, title="What the arms trained (docs/proof.md)")
 
 
 def _training(arm: Arm) -> str:
-    """Return what an arm trains, and why it may end with other parameters than exact arms."""
+    """Return in a few words what an arm trains, and how it may end with other parameters than exact arms."""
     if arm.traits.one_process:
         return "the same, added up in one process"
     if arm.same_training and arm.traits.in_shards:
@@ -209,9 +223,9 @@ def _training(arm: Arm) -> str:
     return why_marked(arm) or "the same"
 
 
-def _why(run: Run, analysis: Analysis) -> list[str]:
-    why = main_cause(analysis, run.config.baseline)
-    return [*filter(None, [why]), *proof(run, analysis.summary)]
+def _cause_and_proof(run: Run, analysis: Analysis) -> list[str]:
+    cause = main_cause(analysis, run.config.baseline)
+    return [*filter(None, [cause]), *proof(run, analysis.summary)]
 
 
 # ---- for programs ----
@@ -226,16 +240,17 @@ def _records(run: Run, analysis: Analysis) -> list[dict[str, object]]:
     """Return one record for each arm, with the same columns for every arm."""
     summary = analysis.summary
     noise = summary.noise_hides_all
-    of_run = {"dataset": run.dataset.name, "complete": run.complete, "noise_hides_all": noise}
-    return [as_record(arm, instead=_in_columns(arm)) | of_run for arm in summary.arms]
+    run_columns = {"dataset": run.dataset.name, "complete": run.complete, "noise_hides_all": noise}
+    return [as_record(arm, instead=_flat_columns(arm)) | run_columns for arm in summary.arms]
 
 
-def _in_columns(arm: ArmSummary) -> dict[str, dict[str, object]]:
-    """Return the columns of an arm's verdict and of its parity; without a verdict, those are None."""
+def _flat_columns(arm: ArmSummary) -> dict[str, dict[str, object]]:
+    """Return the columns that replace the fields ``verdict`` and ``parity``; None without a verdict."""
     verdict = msgspec.structs.asdict(arm.verdict) if arm.verdict else {}
     parity = {name: getattr(arm.parity, name) for name in ("steps", "difference")}
     return {
         "verdict": {"verdict": verdict.get("kind")}
-        | {f"verdict_{name}": verdict.get(name) for name in _OF_VERDICTS},
-        "parity": {"parity": arm.parity.outcome} | {f"parity_{name}": own for name, own in parity.items()},
+        | {f"verdict_{name}": verdict.get(name) for name in _VERDICT_FIELDS},
+        "parity": {"parity": arm.parity.outcome}
+        | {f"parity_{name}": value for name, value in parity.items()},
     }

@@ -8,27 +8,27 @@ from typing import Literal
 
 from compare.analysis.scale import THRESHOLD, Bend, Growth, ScaleFigures, ScalePoint, summarise_scale
 from compare.report.causes import explain
-from compare.report.cells import as_record, with_interval
+from compare.report.cells import as_record, format_estimate
 from compare.report.document import Column, Document, Table
-from compare.report.limits import noisy_in
-from compare.report.origin import attested_by, facts_of, trained
-from compare.report.pictures import SECONDS_FROM_ZERO, SHARE, Picture, Point, draw_lines, of_counts
+from compare.report.limits import noisy_rounds_warning
+from compare.report.origin import attested_by, facts_of, model_and_data
+from compare.report.pictures import SECONDS_FROM_ZERO, SHARE, Picture, Point, count_axis, draw_lines
 from compare.schema.hosts import rehearsal_headline
 from compare.schema.scale import Scale
 from compare.text import counted, listed
 
-_CELLS = 10
-"""Number of dots in the line of an efficiency of 100 %."""
+_DOTS = 10
+"""Number of dots for an efficiency of 100 %."""
 _FULL, _HOLLOW, _LOST = "●", "○", "·"
 
 
 def document_of(scale: Scale) -> Document:
-    """Return the document of a scaling series: each arm's figures by count, where it bends, and why."""
+    """Return the document of a scaling series: each arm's figures by number of ranks, and where it bends."""
     figures = summarise_scale(scale)
     run = scale.runs[scale.series.counts[-1]]
     return Document(
         title=_headline(scale),
-        tables=[Table.of(_columns(scale), figures.points, groups=True)],
+        tables=[Table.of(_columns(scale), figures.points, is_grouped=True)],
         warnings=list(_warnings(scale, figures)),
         lead=list(statements(figures)),
         notes=list(_notes(scale, figures)),
@@ -41,9 +41,9 @@ def document_of(scale: Scale) -> Document:
 
 
 def _columns(scale: Scale) -> list[Column[ScalePoint]]:
-    """Return the columns of the table, which has a row for each arm and number of ranks."""
+    """Return the columns of the table with a row for each arm and number of ranks."""
     first = counted(scale.series.counts[0], "rank")
-    spread = partial(with_interval, shows_narrow=False)
+    spread = partial(format_estimate, shows_narrow=False)
     return [
         Column("arm", lambda point: point.arm, is_text=True),
         Column("ranks", lambda point: f"{_HOLLOW if point.beyond_cores else _FULL} {point.ranks}"),
@@ -52,24 +52,24 @@ def _columns(scale: Scale) -> list[Column[ScalePoint]]:
         Column("step ms", lambda point: spread(point.step_seconds, ".2f", 1e3)),
         Column("ideal ms", lambda point: f"{point.ideal_seconds * 1e3:.2f}"),
         Column(f"efficiency\nto {first}", lambda point: f"{spread(point.efficiency, '.0f', 100)} %"),
-        Column("of the ideal line", _line, is_text=True),
+        Column("of the ideal line", _efficiency_dots, is_text=True),
     ]
 
 
-def _line(point: ScalePoint) -> str:
-    """Return the efficiency as a line of ten dots, one for each 10 %; the missing ones are small."""
-    full = max(0, min(_CELLS, round(point.efficiency.mean * _CELLS)))
-    return (_HOLLOW if point.beyond_cores else _FULL) * full + _LOST * (_CELLS - full)
+def _efficiency_dots(point: ScalePoint) -> str:
+    """Return an efficiency as ten dots: a large one for each 10 % that is reached, and small ones."""
+    full = max(0, min(_DOTS, round(point.efficiency.mean * _DOTS)))
+    return (_HOLLOW if point.beyond_cores else _FULL) * full + _LOST * (_DOTS - full)
 
 
 def _headline(scale: Scale) -> str:
-    """Return one line with the mode, model, numbers of ranks, device, batch and rounds of a series."""
+    """Return the title: mode, model, numbers of ranks, device, batch and rounds of a series."""
     run = scale.runs[scale.series.counts[-1]]
     config, weak = run.config, scale.series.mode == "weak"
     size = config.batch_size_per_rank if weak else config.global_batch_size
     parts = [
         f"{scale.series.mode} scaling",
-        trained(run),
+        model_and_data(run),
         f"{listed(map(str, scale.series.counts))} ranks × {counted(config.threads_per_rank, 'thread')}",
         config.device,
         f"batch {size} {'per rank' if weak else 'in all'}",
@@ -82,7 +82,7 @@ def _headline(scale: Scale) -> str:
 def _warnings(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
     """Yield a line for each thing that limits the figures of a series."""
     for count, rounds in figures.noisy.items():
-        yield f"With {counted(count, 'rank')}: {noisy_in(rounds)}"
+        yield f"With {counted(count, 'rank')}: {noisy_rounds_warning(rounds)}"
     runs = scale.runs.values()
     if any(not run.complete or len(run.launches) < run.config.rounds * len(run.config.arms) for run in runs):
         yield "INCOMPLETE: some counts have fewer rounds than others, or none."
@@ -90,21 +90,24 @@ def _warnings(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
         if run.failure:
             first = run.failure.message.splitlines()[0]
             yield f"FAILED with {counted(run.config.ranks, 'rank')}: {run.failure.arm}: {first}"
-    beyond = sorted({point.ranks for point in figures.points if point.beyond_cores})
-    if beyond:
-        threads = counted(scale.runs[beyond[0]].config.threads_per_rank, "thread")
+    counts = sorted({point.ranks for point in figures.points if point.beyond_cores})
+    if counts:
+        threads = counted(scale.runs[counts[0]].config.threads_per_rank, "thread")
         yield (
-            f"{_HOLLOW} {listed(map(str, beyond))} ranks with {threads} each outnumber the cores of a host. "
+            f"{_HOLLOW} {listed(map(str, counts))} ranks with {threads} each outnumber the cores of a host. "
             "They wait for cores, so no statement uses these rows."
         )
 
 
 def statements(figures: ScaleFigures) -> Iterator[str]:
-    """Yield where each arm bends and why, then which arms hold, and which may bend."""
+    """Yield lines on arms that bend, with causes, on arms that keep their efficiency, and on open ones.
+
+    An arm bends at the first number of ranks where its efficiency is clearly below ``HOLDS``.
+    """
     for bend in figures.bends:
-        yield _bends(bend)
+        yield _bend_sentence(bend)
         if bend.growth:
-            yield f"  {_grew(bend.growth, bend.ranks)}"
+            yield f"  {_growth_sentence(bend.growth, bend.ranks)}"
         yield from (f"  {line}" for line in explain(bend.causes, noisy=bend.ranks in figures.noisy))
     for arm, ranks in figures.holds.items():
         yield f"{arm} keeps at least {THRESHOLD * 100:g} % of the ideal up to {counted(ranks, 'rank')}."
@@ -113,7 +116,7 @@ def statements(figures: ScaleFigures) -> Iterator[str]:
         yield f"{arm} may bend at {counted(ranks, 'rank')}: {reached}"
 
 
-def _bends(bend: Bend) -> str:
+def _bend_sentence(bend: Bend) -> str:
     low, high = bend.efficiency.low * 100, bend.efficiency.high * 100
     text = (
         f"{bend.arm} bends at {counted(bend.ranks, 'rank')}: {bend.efficiency.mean * 100:.0f} % "
@@ -129,8 +132,8 @@ def _bends(bend: Bend) -> str:
     )
 
 
-def _grew(growth: Growth, ranks: int) -> str:
-    """Return a sentence with the parts by which a step grew, the largest first."""
+def _growth_sentence(growth: Growth, ranks: int) -> str:
+    """Return a sentence with the parts by which a step grew up to ``ranks``, the largest first."""
     parts = {
         "computing": growth.computing_seconds,
         "waiting for the slowest rank": growth.waiting_seconds,
@@ -149,7 +152,7 @@ def _grew(growth: Growth, ranks: int) -> str:
 
 
 def _notes(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
-    """Yield the lines that explain the columns."""
+    """Yield the lines that explain the columns of the table."""
     first = counted(figures.reference_ranks, "rank")
     kept = "rank" if scale.series.mode == "weak" else "step"
     yield (
@@ -169,7 +172,7 @@ def _notes(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
 
 
 def _draw(scale: Scale, figures: ScaleFigures) -> Iterator[Picture]:
-    counts = of_counts(scale.series.counts, "rank")
+    counts = count_axis(scale.series.counts, "rank")
     hollow = " Hollow dots: ranks wait for cores." if any(p.beyond_cores for p in figures.points) else ""
     picture = Picture(
         "efficiency",

@@ -6,25 +6,26 @@ from collections.abc import Iterator
 from functools import partial
 
 from compare.analysis.parity import AT_PERIOD_1, fail_alike
-from compare.report.cells import as_record, difference
+from compare.report.cells import as_record, format_difference
 from compare.report.document import Column, Document, Table
 from compare.report.limits import attested_notes
 from compare.report.origin import attested_by, facts_of, headline
 from compare.schema.results import ArmVerification, Gate, Verification
 
 _SHOWN_STEPS = (1, 5, 10, 20)
-_UNPROVEN = {"nothing": "nothing to prove", "incomparable": "not comparable"}
+_UNPROVEN_TEXTS = {"nothing": "nothing to prove", "incomparable": "not comparable"}
+"""Text for an arm that is not proven although no gate failed, by the outcome of its gate."""
 
 
 def document_of(verification: Verification) -> Document:
-    """Return the document of a verification, with the gates of each arm in one row."""
+    """Return the document of a verification, with one row of gates (parts of the proof) for each arm."""
     columns: list[Column[ArmVerification]] = [
         Column("arm", lambda arm: arm.arm, is_text=True),
         Column("ranks", partial(_cell, "ranks"), is_text=True),
         Column("float64", partial(_cell, "float64")),
         Column("float32", partial(_cell, "float32")),
         Column("end", partial(_cell, "end")),
-        *(Column(f"step {step}", partial(_distance, step)) for step in _SHOWN_STEPS),
+        *(Column(f"step {step}", partial(_distance_cell, step)) for step in _SHOWN_STEPS),
         Column("verdict", _verdict, is_text=True),
     ]
     return Document(
@@ -41,6 +42,7 @@ def document_of(verification: Verification) -> Document:
 
 
 def _records(arm: ArmVerification) -> Iterator[dict[str, object]]:
+    """Yield a record for each gate of an arm, and one for a launch that failed."""
     for gate in arm.gates:
         yield {"arm": arm.arm} | as_record(gate)
     if arm.failure:
@@ -48,32 +50,35 @@ def _records(arm: ArmVerification) -> Iterator[dict[str, object]]:
         yield {"arm": arm.arm} | as_record(failed) | {"name": "launch"}
 
 
-def _distance(step: int, arm: ArmVerification) -> str:
-    return difference(arm.curve[step - 1]) if step <= len(arm.curve) else "–"
+def _distance_cell(step: int, arm: ArmVerification) -> str:
+    """Return the cell with an arm's distance from a single process after a step, counted from 1."""
+    return format_difference(arm.curve[step - 1]) if step <= len(arm.curve) else "–"
 
 
 def _cell(name: str, arm: ArmVerification) -> str:
+    """Return the figure or the outcome of an arm's gate with this name; – if the arm has none."""
     gate = next((gate for gate in arm.gates if gate.name == name), None)
     if gate is None:
         return "–"
-    if gate.outcome in _UNPROVEN:
-        return "–" if name == "ranks" else _UNPROVEN[gate.outcome]
+    if gate.outcome in _UNPROVEN_TEXTS:
+        return "–" if name == "ranks" else _UNPROVEN_TEXTS[gate.outcome]
     if gate.outcome == "exempt":
         if gate.figure is None:
             return "–" if name == "end" else gate.what or "exempt"
-        return f"{difference(gate.figure)} {'other' if gate.what else 'lossy'}"
+        return f"{format_difference(gate.figure)} {'other' if gate.what else 'lossy'}"
     if gate.outcome == "failed":
-        return "FAILED" if gate.figure is None else f"{difference(gate.figure)} FAILED"
-    return "same" if gate.limit is None else difference(gate.figure)
+        return "FAILED" if gate.figure is None else f"{format_difference(gate.figure)} FAILED"
+    return "same" if gate.limit is None else format_difference(gate.figure)
 
 
 def _verdict(arm: ArmVerification) -> str:
+    """Return what all gates of an arm together show, in a few words."""
     if arm.failure:
         return "did not run"
     if arm.refuted:
         return "NOT the same training"
     if arm.unproven:
-        return _UNPROVEN[arm.unproven.outcome]
+        return _UNPROVEN_TEXTS[arm.unproven.outcome]
     for gate in arm.gates:
         if gate.outcome == "exempt" and gate.name not in {"ranks", "end"}:
             return gate.what or ("exempt" if gate.figure is None else "lossy by design")
@@ -81,10 +86,10 @@ def _verdict(arm: ArmVerification) -> str:
 
 
 def _warnings(verification: Verification) -> Iterator[str]:
-    """Yield a line for each thing that limits the proof."""
+    """Yield a line for each thing that limits what the verification proves."""
     run = verification.run
     if not run.complete:
-        yield "INCOMPLETE: it was stopped before every arm had run."
+        yield "INCOMPLETE: the command was stopped before every arm had run."
     if run.dataset.note:
         yield f"{run.dataset.note}."
     arms = {arm.label: arm for arm in run.config.arms}
@@ -97,12 +102,12 @@ def _warnings(verification: Verification) -> Iterator[str]:
     yield from filter(None, [fail_alike(run, failed)])
     for arm in verification.arms:
         if not arm.refuted and (gate := arm.unproven):
-            yield f"{arm.arm}, {_UNPROVEN[gate.outcome]}: {gate.what}. {gate.remedy}"
+            yield f"{arm.arm}, {_UNPROVEN_TEXTS[gate.outcome]}: {gate.what}. {gate.remedy}"
     yield from (f"{name} did not run: {reason}." for name, reason in run.left_out.items())
 
 
 def _failures(verification: Verification) -> Iterator[str]:
-    """Yield the errors of failed launches and gates; of gates that fail for one reason, only one."""
+    """Yield the errors of failed launches and gates; where gates fail for one reason, only the first."""
     for arm in verification.arms:
         if arm.failure:
             yield arm.failure.message
@@ -116,7 +121,7 @@ def _failures(verification: Verification) -> Iterator[str]:
 
 
 def _notes(verification: Verification) -> Iterator[str]:
-    """Yield the lines that explain the columns."""
+    """Yield the lines that explain the columns of the table."""
     yield "ranks: all start from one model, train, and end with the same parameters, bit for bit."
     limits: dict[str, float] = {}
     for gate in (gate for arm in verification.arms for gate in arm.gates):

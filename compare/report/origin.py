@@ -1,4 +1,4 @@
-"""State what was measured: the first line of a report, the command, and what the libraries attest."""
+"""State what was measured: the title of a report, the command, and what the libraries attest."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _DATASETS = {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}
 
 
 def headline(run: Run, summary: Summary | None = None) -> str:
-    """Return one line with the model, ranks, device, batch and order of a run.
+    """Return a title with the model, ranks, device and batch of a run, and whether its arms took turns.
 
-    With its ``summary``, the line also states the rounds, whether they were noisy, and options that all arms
-    share. Without it, the line states the optimizer, and the length of the training.
+    With its ``summary``, the title also states the rounds, whether they were noisy, and the options that all
+    arms share. Without it, it states the optimizer and the length of the training instead.
     """
     config = run.config
     passes = f" × {config.accumulate} passes" if config.accumulate > 1 else ""
     parts = [
-        trained(run),
+        model_and_data(run),
         f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}, {config.device}",
         config.precision if config.precision != "float32" else "",
         "compiled" if config.compile else "",
@@ -37,9 +37,10 @@ def headline(run: Run, summary: Summary | None = None) -> str:
 
 
 def shared_options(run: Run) -> Arm | None:
-    """Return an arm that has only the options which all synchronising arms share.
+    """Return an arm with only those options that all synchronising arms share.
 
-    Its backend is that of the first. None if fewer than two arms synchronise, or if they share no option.
+    Its backend is that of the first such arm. None if fewer than two arms synchronise, or if they share no
+    option.
     """
     arms = run.config.synchronising
     if len(arms) < 2:  # noqa: PLR2004 -- one arm shares nothing
@@ -53,12 +54,12 @@ def shared_options(run: Run) -> Arm | None:
     return Arm(first.backend, shared) if shared else None
 
 
-def facts_of(made: Run | CollectivesRun | Series) -> list[tuple[str, str]]:
-    """Return pairs of a name and a value: the command, when it started, and the version of Ringside."""
+def facts_of(result: Run | CollectivesRun | Series) -> list[tuple[str, str]]:
+    """Return the command that made a result, when it started, and Ringside's version, each after its name."""
     return [
-        ("command", " ".join(made.command)),
-        ("started", made.started_at),
-        ("Ringside", made.ringside_version),
+        ("command", " ".join(result.command)),
+        ("started", result.started_at),
+        ("Ringside", result.ringside_version),
     ]
 
 
@@ -74,14 +75,14 @@ def attested_by(run: Run) -> list[Attested]:
 # ---- the parts ----
 
 
-def trained(run: Run) -> str:
-    """Return the model and what it is trained on."""
+def model_and_data(run: Run) -> str:
+    """Return a run's model and data set as text, or only the model if it is the user's own workload."""
     config = run.config
     return config.model if config.is_own else f"{config.model} on {_DATASETS[run.dataset.name]}"
 
 
 def _length(run: Run) -> Iterator[str]:
-    """Yield the optimizer, the length of the training, and the order of the arms."""
+    """Yield the parts of the title without a summary: optimizer, length of the training, and turns."""
     config = run.config
     yield "" if config.is_own else f"{config.optimizer} lr {config.learning_rate:g}"
     yield f"{config.steps} steps" if config.steps else counted(config.epochs, "epoch")
@@ -89,7 +90,7 @@ def _length(run: Run) -> Iterator[str]:
 
 
 def _rounds(run: Run, summary: Summary) -> Iterator[str]:
-    """Yield the number of rounds, the order of the arms, how quiet it was, and what all arms share."""
+    """Yield the parts of the title with a summary: rounds, turns, noise, and the options of all arms."""
     if summary.arms:
         yield counted(max(arm.step_seconds.n for arm in summary.arms), "round")
     yield _order(run)
@@ -101,7 +102,7 @@ def _rounds(run: Run, summary: Summary) -> Iterator[str]:
 
 
 def _order(run: Run) -> str:
-    """Return whether several arms ran in turns or one after another; empty for a single arm."""
+    """Return as text whether the arms ran in turns or one after another; empty for a single arm."""
     if len(run.config.arms) == 1:
         return ""
     return "in turns" if run.interleaved.mode == "blocks" else "one launch after another"

@@ -1,4 +1,4 @@
-"""Draw pictures as marks, which a template writes as SVG: axes, legends, rows of bars, and lines."""
+"""Draw pictures as lists of marks, which a template writes as SVG: axes, legends, bars and lines."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ WIDTH = 480
 """Width of every picture in its own units."""
 LEFT, RIGHT = 8, WIDTH - 12
 SERIES = 8
-"""Number of colours and of markers for lines."""
-_CHARACTER = 7.0
-"""Width of a character, estimated generously so that labels never touch."""
+"""Number of styles for lines, each with its own colour and dashes, in the stylesheet."""
+_CHARACTER_WIDTH = 7.0
+"""Estimated width of a character; it is rather too large, so that labels never touch."""
 _TICK_HEIGHT = 22
 _LONGEST_TITLE = 200
 _LONGEST_LEGEND = 60
-_SWATCH = 18
+_SWATCH_WIDTH = 18
 _LINES_HEIGHT, _LINES_LEFT = 230.0, 62
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _MOST_TICKS = 6
@@ -32,8 +32,8 @@ _RATES = {"GB/s": 1e9, "MB/s": 1e6, "kB/s": 1e3, "B/s": 1.0}
 # ---- axes ----
 
 
-class Scale(NamedTuple):
-    """An axis on which values from ``low`` to ``high`` lie between the pixels ``start`` and ``end``."""
+class AxisScale(NamedTuple):
+    """A mapping of the values from ``low`` to ``high`` to the positions from ``start`` to ``end``."""
 
     low: float
     high: float
@@ -41,32 +41,32 @@ class Scale(NamedTuple):
     end: float
     is_log: bool = False
 
-    def at(self, value: float) -> float:
-        """Return the pixel of a value."""
-        low, high, own = self.low, self.high, value
+    def pixel(self, value: float) -> float:
+        """Return the position of a value, in the units of the picture."""
+        low, high = self.low, self.high
         if self.is_log:
-            low, high, own = math.log(low), math.log(high), math.log(value)
-        return round(self.start + (self.end - self.start) * (own - low) / (high - low), 1)
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return round(self.start + (self.end - self.start) * (value - low) / (high - low), 1)
 
     def ticks(self) -> list[float]:
-        """Return a few round values between the ends."""
+        """Return a few round values between ``low`` and ``high``, in ascending order."""
         return (log_ticks if self.is_log else linear_ticks)(self.low, self.high)
 
 
-def axis_from_zero(values: Iterable[float], start: float, end: float) -> Scale:
-    """Return a linear axis from zero to beyond the largest value."""
-    return Scale(0.0, max([*values, 0.0]) * 1.02 or 1.0, start, end)
+def axis_from_zero(values: Iterable[float], start: float, end: float) -> AxisScale:
+    """Return a linear scale from zero to 2 % beyond the largest value."""
+    return AxisScale(0.0, max([*values, 0.0]) * 1.02 or 1.0, start, end)
 
 
-def log_axis(values: Iterable[float], start: float, end: float) -> Scale:
-    """Return a logarithmic axis that holds one or more values, all above zero, with a margin."""
+def log_axis(values: Iterable[float], start: float, end: float) -> AxisScale:
+    """Return a logarithmic scale with a margin around one or more positive values."""
     logs = [math.log(value) for value in values]
     margin = max(0.02, 0.06 * (max(logs) - min(logs)))
-    return Scale(math.exp(min(logs) - margin), math.exp(max(logs) + margin), start, end, is_log=True)
+    return AxisScale(math.exp(min(logs) - margin), math.exp(max(logs) + margin), start, end, is_log=True)
 
 
 def linear_ticks(low: float, high: float) -> list[float]:
-    """Return round values between two ends: six or fewer, and one more if both ends are round."""
+    """Return round values from ``low`` to ``high``: at most six, or seven if both ends are round."""
     rough = (high - low) / _MOST_TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in _STEPS if power * factor >= rough * (1 - 1e-9))
@@ -76,56 +76,58 @@ def linear_ticks(low: float, high: float) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return a few round values for a logarithmic axis.
+    """Return at most six round values for a logarithmic axis.
 
-    If the ends differ by less than a factor of two, the values are those of ``linear_ticks``. Otherwise there
-    are at most six.
+    If the ends differ by less than a factor of two, the values are those of ``linear_ticks``.
     """
     if high / low < 2:  # noqa: PLR2004
         return linear_ticks(low, high)
     for steps in ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        found = [_round(step * 10.0**power) for power in powers for step in steps]
-        found = [value for value in found if low <= value <= high]
-        if len(found) <= _MOST_TICKS:
-            return found
-    return found[:: math.ceil(len(found) / _MOST_TICKS)]
+        values = [_round(step * 10.0**power) for power in powers for step in steps]
+        values = [value for value in values if low <= value <= high]
+        if len(values) <= _MOST_TICKS:
+            return values
+    return values[:: math.ceil(len(values) / _MOST_TICKS)]
 
 
-def byte_ticks(scale: Scale) -> list[float]:
-    """Return at most six powers of two within a scale, with the same factor between neighbours."""
+def byte_ticks(scale: AxisScale) -> list[float]:
+    """Return at most six powers of two between the ends of a scale, each the same multiple of the last."""
     powers = range(math.ceil(math.log2(scale.low)), math.floor(math.log2(scale.high)) + 1)
     return [float(2**power) for power in powers[:: max(1, math.ceil(len(powers) / _MOST_TICKS))]]
 
 
 def _round(value: float) -> float:
-    """Return a value with twelve digits, without the errors of floating-point arithmetic."""
+    """Return a value rounded to twelve digits, which removes errors of floating-point arithmetic."""
     return float(f"{value:.12g}")
 
 
 class Axis(NamedTuple):
-    """How one kind of value is shown on an axis: its scale, the words of a value, and its ticks."""
+    """How one kind of value is shown on an axis."""
 
-    scale: Callable[[Iterable[float], float, float], Scale]
-    words: Callable[[float], str]
-    ticks: Callable[[Scale], Sequence[float]] = Scale.ticks
-
-
-def of_counts(counts: Iterable[float], noun: str) -> Axis:
-    """Return a logarithmic axis with a tick at each count, such as ``2 hosts``."""
-    known = sorted(set(counts))
-    return Axis(log_axis, lambda count: f"{count:g} {noun}{'' if count == 1 else 's'}", lambda _: known)
+    make_scale: Callable[[Iterable[float], float, float], AxisScale]
+    """Returns a scale for all values between a start and an end."""
+    label: Callable[[float], str]
+    """Returns a value as text, with its unit."""
+    ticks: Callable[[AxisScale], Sequence[float]] = AxisScale.ticks
+    """Returns the values that get a label."""
 
 
-def _time_words(seconds: float) -> str:
+def count_axis(counts: Iterable[float], noun: str) -> Axis:
+    """Return a logarithmic axis with a label at each count, such as ``2 hosts`` for the noun ``host``."""
+    ticks = sorted(set(counts))
+    return Axis(log_axis, lambda count: f"{count:g} {noun}{'' if count == 1 else 's'}", lambda _: ticks)
+
+
+def _time_label(seconds: float) -> str:
     return in_units(seconds, _SECONDS) if seconds else "0"
 
 
 BYTES = Axis(log_axis, lambda size: in_units(size, _BYTES), byte_ticks)
-SECONDS = Axis(log_axis, _time_words)
+SECONDS = Axis(log_axis, _time_label)
 RATE = Axis(log_axis, lambda rate: in_units(rate, _RATES))
 SHARE = Axis(axis_from_zero, lambda share: f"{share * 100:g} %")
-SECONDS_FROM_ZERO = Axis(axis_from_zero, _time_words)
+SECONDS_FROM_ZERO = Axis(axis_from_zero, _time_label)
 
 
 # ---- marks ----
@@ -138,28 +140,29 @@ class Mark:
     tag: str
     style: str
     """Classes of the stylesheet."""
-    at: dict[str, float | str]
+    attributes: dict[str, float | str]
     """Attributes by their names in SVG."""
     text: str = ""
-    """Content of a text, or the title of a shape."""
+    """Content of a text element, or the title of a shape."""
 
 
 @dataclass
 class Picture:
-    """One picture with its words; marks are added from the top down, as far as ``height``."""
+    """One picture with its texts. Its methods add marks from the top down, and increase ``height``."""
 
     key: str
-    """Name of its file and of its place in the page."""
+    """Name of the picture's file, and of its elements in the page."""
     heading: str
     caption: str
     description: str = ""
-    """The figures in words, for those who do not see the picture."""
+    """The figures in words, for readers who cannot see the picture."""
     marks: list[Mark] = field(default_factory=list)
     height: float = 4.0
+    """Height of what is drawn so far, so that the next mark starts there."""
     width: int = WIDTH
 
     def rect(self, style: str, left: float, right: float, height: float, *, title: str = "") -> None:
-        """Draw a rectangle whose top is at the present height, which stays as it is."""
+        """Draw a rectangle with its top at ``self.height``, which stays as it is."""
         self.marks.append(_rect(style, left, right, self.height, height, title))
 
     def line(self, style: str, x1: float, y1: float, x2: float, y2: float) -> None:
@@ -167,62 +170,63 @@ class Picture:
         self.path(style, f"M{x1:g} {y1:g}L{x2:g} {y2:g}")
 
     def path(self, style: str, d: str, title: str = "") -> None:
-        """Draw a path; ``d`` has the form of SVG, and a long title is cut."""
+        """Draw a path, with ``d`` as in SVG; a title of more than 200 characters is cut."""
         self.marks.append(Mark("path", style, {"d": d}, title[:_LONGEST_TITLE]))
 
     def dots(self, style: str, points: Iterable[tuple[float, float]], title: str = "") -> None:
-        """Draw dots as one path of lines without length."""
+        """Draw a dot at each point, all as one path of lines that have no length."""
         self.path(f"dot {style}", "".join(f"M{x:g} {y:g}h0" for x, y in points), title)
 
     def write(self, style: str, x: float, y: float, text: str) -> None:
-        """Write a text."""
+        """Write a text at a point, which the style may make its start, middle or end."""
         self.marks.append(Mark("text", style, {"x": round(x, 1), "y": round(y, 1)}, text))
 
     def legend(self, entries: Sequence[tuple[str, str, str]]) -> None:
-        """Draw a legend; an entry has a kind of mark, its classes, and words.
+        """Draw a legend below the present height; an entry is a kind of mark, its classes, and a text.
 
-        Kinds are ``rect``, ``line`` and ``dot``, the last two also with ``hollow`` before them.
+        The kinds are ``rect``, ``line``, ``dot``, ``hollow line`` and ``hollow dot``.
         """
         x, self.height = float(LEFT), self.height + 14
-        for kind, style, words in entries:
-            shown = cut_in_the_middle(words, _LONGEST_LEGEND)
-            wide = _SWATCH + 6 + len(shown) * _CHARACTER + 10
-            if x > LEFT and x + wide > WIDTH:
+        for kind, style, text in entries:
+            shown = cut_in_the_middle(text, _LONGEST_LEGEND)
+            width = _SWATCH_WIDTH + 6 + len(shown) * _CHARACTER_WIDTH + 10
+            if x > LEFT and x + width > WIDTH:
                 x, self.height = float(LEFT), self.height + 18
             y = self.height - 4
             if kind == "rect":
-                self.marks.append(_rect(style, x, x + _SWATCH, y - 6, 11))
+                self.marks.append(_rect(style, x, x + _SWATCH_WIDTH, y - 6, 11))
             if kind.endswith("line"):
-                self.line(f"{style} line", x, y, x + _SWATCH, y)
+                self.line(f"{style} line", x, y, x + _SWATCH_WIDTH, y)
             if kind != "rect":
-                self.dots(style, [(x + _SWATCH / 2, y)])
+                self.dots(style, [(x + _SWATCH_WIDTH / 2, y)])
             if kind.startswith("hollow"):
-                self.dots("hole", [(x + _SWATCH / 2, y)])
-            self.write("key", x + _SWATCH + 6, self.height, shown)
-            x += wide
+                self.dots("hole", [(x + _SWATCH_WIDTH / 2, y)])
+            self.write("key", x + _SWATCH_WIDTH + 6, self.height, shown)
+            x += width
         self.height += 8
 
-    def name(self, name: str, figure: str = "") -> None:
-        """Write the name of a row and its figure, and move the height below them."""
+    def row_heading(self, name: str, figure: str = "") -> None:
+        """Write a row's name to the left and its figure to the right, and move the height below them."""
         self.height += 16
-        room = int((WIDTH - LEFT - 4 - len(figure) * _CHARACTER) / _CHARACTER) - 1
-        self.write("name", LEFT, self.height, cut_in_the_middle(name, max(8, room)))
+        characters = int((WIDTH - LEFT - 4 - len(figure) * _CHARACTER_WIDTH) / _CHARACTER_WIDTH) - 1
+        self.write("name", LEFT, self.height, cut_in_the_middle(name, max(8, characters)))
         self.write("figure", RIGHT, self.height, figure)
         self.height += 5
 
     def band(self, style: str, left: float, right: float, *, top: float) -> None:
-        """Shade a band behind all other marks, from ``top`` to the end of the last row."""
+        """Shade a band behind all other marks, from ``top`` down to the end of the last row."""
         self.marks.insert(0, _rect(style, left, right, top, self.height + 4 - top))
 
-    def axis(self, axis: Axis, scale: Scale, *, top: float) -> None:
-        """Draw a grid line for each tick behind all marks, and the labels below that do not touch."""
+    def axis(self, axis: Axis, scale: AxisScale, *, top: float) -> None:
+        """Draw a grid line behind all marks for each tick, and below it a label unless labels would touch."""
         bottom = self.height + 4
         grid: list[Mark] = []
         last = float("-inf")
         for tick in axis.ticks(scale):
-            x = scale.at(tick)
+            x = scale.pixel(tick)
             grid.append(Mark("path", "grid", {"d": f"M{x:g} {top:g}V{bottom:g}"}))
-            label, half = axis.words(tick), len(axis.words(tick)) * _CHARACTER / 2
+            label = axis.label(tick)
+            half = len(label) * _CHARACTER_WIDTH / 2
             middle = min(max(x, half), WIDTH - half)
             if middle - half > last:  # labels never touch
                 grid.append(Mark("text", "tick", {"x": round(middle, 1), "y": bottom + 15}, label))
@@ -232,36 +236,36 @@ class Picture:
 
 
 def _rect(style: str, left: float, right: float, top: float, height: float, title: str = "") -> Mark:  # noqa: PLR0917 -- a box
-    places = {"x": left, "y": top, "width": right - left, "height": height}
-    at: dict[str, float | str] = {name: round(place, 1) for name, place in places.items()}
-    return Mark("rect", style, at, title[:_LONGEST_TITLE])
+    box = {"x": left, "y": top, "width": right - left, "height": height}
+    attributes: dict[str, float | str] = {name: round(value, 1) for name, value in box.items()}
+    return Mark("rect", style, attributes, title[:_LONGEST_TITLE])
 
 
 # ---- lines ----
 
 
 class Point(NamedTuple):
-    """A point of a line, with the interval of its y."""
+    """A point of a line, with an interval from ``low`` to ``high`` around its ``y`` if that is known."""
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
     is_open: bool = False
-    """Whether the dot is hollow, for a reason that the caption gives."""
+    """Whether the dot is drawn hollow; the caption of the picture explains why."""
 
     @classmethod
     def of(cls, x: float, y: Estimate, *, is_open: bool) -> Point:
-        """Make a point with the interval of an estimate."""
+        """Make a point whose ``y`` and interval are those of an estimate."""
         return cls(x, y.mean, y.low, y.high, is_open)
 
 
 def draw_lines(
-    picture: Picture, points: Iterable[tuple[str, Point]], across: Axis, up: Axis
+    picture: Picture, points: Iterable[tuple[str, Point]], x_axis: Axis, y_axis: Axis
 ) -> Iterator[Picture]:
-    """Draw a line for each label of the points into a picture, with axes and a legend, and yield it.
+    """Draw points into a picture as one line for each label, with axes and a legend, and yield the picture.
 
-    If there are no points, nothing is yielded.
+    Each point comes with the label of its line. If there are no points, nothing is yielded.
     """
     lines: dict[str, list[Point]] = {}
     for label, point in points:
@@ -275,30 +279,30 @@ def draw_lines(
     picture.legend(entries)
     top = picture.height + 6
     placed = [point for line in lines.values() for point in line]
-    wide = across.scale((point.x for point in placed), _LINES_LEFT, RIGHT)
+    x_scale = x_axis.make_scale((point.x for point in placed), _LINES_LEFT, RIGHT)
     ends = (end for point in placed for end in point[1:4] if end is not None)
-    tall = up.scale(ends, top + _LINES_HEIGHT, top)
-    for tick in up.ticks(tall):
-        y = tall.at(tick)
+    y_scale = y_axis.make_scale(ends, top + _LINES_HEIGHT, top)
+    for tick in y_axis.ticks(y_scale):
+        y = y_scale.pixel(tick)
         picture.path("grid", f"M{_LINES_LEFT} {y:g}H{RIGHT}")
-        picture.write("tick end", _LINES_LEFT - 6, y + 4, up.words(tick))
+        picture.write("tick end", _LINES_LEFT - 6, y + 4, y_axis.label(tick))
     for number, (label, line) in enumerate(lines.items()):
         style = f"series s{number % SERIES}"
-        places = [(wide.at(point.x), tall.at(point.y)) for point in line]
-        for point, (x, _) in zip(line, places, strict=True):
+        pixels = [(x_scale.pixel(point.x), y_scale.pixel(point.y)) for point in line]
+        for point, (x, _) in zip(line, pixels, strict=True):
             if point.low is not None and point.high is not None:
-                picture.line(f"{style} whisker", x, tall.at(point.low), x, tall.at(point.high))
-        picture.path(f"{style} line", "M" + "L".join(f"{x:g} {y:g}" for x, y in places), label)
-        picture.dots(style, places, label)
-        # Colours repeat from the ninth line on, and hollow dots tell them apart.
-        hollow = [own for own, point in zip(places, line, strict=True) if point.is_open or number >= SERIES]
+                picture.line(f"{style} whisker", x, y_scale.pixel(point.low), x, y_scale.pixel(point.high))
+        picture.path(f"{style} line", "M" + "L".join(f"{x:g} {y:g}" for x, y in pixels), label)
+        picture.dots(style, pixels, label)
+        # Styles repeat from the ninth line on, and hollow dots tell them apart.
+        hollow = [xy for xy, point in zip(pixels, line, strict=True) if point.is_open or number >= SERIES]
         if hollow:
             picture.dots("hole", hollow)
     picture.height = top + _LINES_HEIGHT
-    picture.axis(across, wide, top=top)
+    picture.axis(x_axis, x_scale, top=top)
     picture.description = "; ".join(
-        f"{label}: {across.words(line[0].x)} {up.words(line[0].y)}, "
-        f"{across.words(line[-1].x)} {up.words(line[-1].y)}"
+        f"{label}: {x_axis.label(line[0].x)} {y_axis.label(line[0].y)}, "
+        f"{x_axis.label(line[-1].x)} {y_axis.label(line[-1].y)}"
         for label, line in lines.items()
     )
     yield picture

@@ -1,4 +1,4 @@
-"""Show how a run stands and how long it takes: live in a terminal, otherwise as plain lines."""
+"""Show the progress of a command and the time left: live in a terminal, otherwise as plain lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from compare.schema.job import Progress as RankProgress
 from compare.schema.results import ArmVerification, Launch, Run
 from compare.text import counted, duration, printable
 
-_WORDS: dict[Stage, str] = {
+_STAGE_TEXTS: dict[Stage, str] = {
     "start": "loading torch",
     "load": "loading its libraries",
     "data": "loading the data",
@@ -40,24 +40,26 @@ _WORDS: dict[Stage, str] = {
     "collectives": "timing collectives",
     "end": "ending",
 }
-_TIMED: set[Stage] = {"reference", "turn", "train", "collectives"}
-"""Stages in which code is timed, so that a redraw would take a core from it."""
+_TIMED_STAGES: set[Stage] = {"reference", "turn", "train", "collectives"}
+"""Stages in which ranks are timed, so that redrawing would take a core from what is measured."""
 
 
-class Pace:
+class LaunchPace:
     """The pace of a command's launches, from which the time left is estimated.
 
-    ``now`` is always a reading of the same monotonic clock, in seconds.
+    A round launches ``arms`` arms (or groups). With several numbers of ranks, ``counts`` is how many there
+    are. ``now`` is always a reading of the same monotonic clock, in seconds.
     """
 
     def __init__(self, config: RunConfig | SweepConfig, arms: int, counts: int) -> None:
-        self.is_known = bool(config.total_launches)
-        """Whether the number of all launches is known; otherwise time decides it."""
+        self.knows_total = bool(config.total_launches)
+        """Whether the number of all launches is known in advance; if not, it depends on time or verdicts."""
         self.expected = (config.total_launches or 0) * counts or FIRST_LOOK * arms
-        """Number of launches, with those of repeated rounds and without skipped ones."""
+        """Expected number of launches, with those of repeated rounds and without skipped ones."""
         self.done = 0
+        """Number of launches that have ended."""
         self.began_at: float | None = None
-        """When the first launch began."""
+        """When the first launch began; None before that."""
         self._ended_at = 0.0
         self._limit_seconds = config.limit_seconds if isinstance(config, RunConfig) else None
         self._is_hard = isinstance(config, RunConfig) and config.budget_seconds is not None
@@ -67,11 +69,11 @@ class Pace:
         self.done += 1
         self._ended_at = now
 
-    def left(self, now: float) -> str:
-        """Return the time left as text; empty before the pace is known.
+    def time_left(self, now: float) -> str:
+        """Return the time left as text; empty as long as there is nothing to estimate it from.
 
-        Under a --budget, or once the expected launches are done, it is the rest of the time limit. Otherwise
-        it is estimated from the mean time of a launch.
+        With --budget, or once the expected launches are done, it is the rest of the time limit. Otherwise it
+        is estimated from the mean time of a launch.
         """
         if self.began_at is None:
             return ""
@@ -79,19 +81,19 @@ class Pace:
             return f"at most {duration(max(0.0, self.began_at + self._limit_seconds - now))} left"
         if not self.done:
             return ""
-        of_one = (self._ended_at - self.began_at) / self.done
-        left = of_one * (self.expected - self.done) - (now - self._ended_at)
-        if left <= 0:
+        launch_seconds = (self._ended_at - self.began_at) / self.done
+        seconds = launch_seconds * (self.expected - self.done) - (now - self._ended_at)
+        if seconds <= 0:
             return "any moment"
-        return f"about {duration(left)} {'left' if self.is_known else f'for {FIRST_LOOK} rounds'}"
+        return f"about {duration(seconds)} {'left' if self.knows_total else f'for {FIRST_LOOK} rounds'}"
 
 
 class LiveProgress:
-    """Shows live what a launch does and how long the run takes.
+    """Shows live what a launch does and how much time is left.
 
-    Each round leaves one line with the standing of the run. Without a terminal there are only such lines, and
-    ``quiet`` prints none. While an arm trains in its turn, nothing is drawn. At other times the display
-    changes at most twice a second, and in timed stages only if there is something new.
+    Each round leaves one line with the step times so far. Without a terminal there are only such lines, and
+    with ``quiet`` not even these. While an arm trains in its turn, nothing is drawn. At other times the
+    display changes with each event, but in timed stages only if the progress of rank 0 is new.
     """
 
     def __init__(
@@ -111,11 +113,11 @@ class LiveProgress:
         self._arms = len(config.arms) if isinstance(config, RunConfig) else len(config.groups)
         is_sweep = isinstance(config, SweepConfig)
         self._counted: set[Stage] = {"collectives"} if is_sweep else {"reference", "train"}
-        self._begun = 0
+        self._begun_launches = 0
         self._in_turn = False
         self._seen: RankProgress | None = None
-        self._ended_before = 0
-        self._pace = Pace(config, self._arms, counts)
+        self._done_when_printed = 0
+        self._pace = LaunchPace(config, self._arms, counts)
         self._bar = Progress(
             TextColumn("{task.description}", style="bold"),
             BarColumn(),
@@ -140,8 +142,8 @@ class LiveProgress:
 
     # ---- drawing ----
 
-    def _place(self, planned: Planned) -> str:
-        """Return the round as text, with the number of all rounds if it is known."""
+    def _round_text(self, planned: Planned) -> str:
+        """Return the number of a launch's round as text, with the number of all rounds if it is known."""
         of = f" of {self._config.rounds}" if self._config.total_launches else ""
         return f"{self._ranks}round {planned.round}{of}"
 
@@ -149,10 +151,10 @@ class LiveProgress:
         if not self._quiet:
             self._console.print(printable_line(line, style), soft_wrap=True)
 
-    def _show(self, doing: str) -> None:
+    def _draw(self, doing: str) -> None:
         if self._live:
-            left = self._pace.left(time.monotonic())
-            total = self._pace.expected if self._pace.is_known else None
+            left = self._pace.time_left(time.monotonic())
+            total = self._pace.expected if self._pace.knows_total else None
             self._bar.update(self._launches, left=left, completed=self._pace.done, total=total)
             line = Text(printable(doing), style="dim", no_wrap=True, overflow="ellipsis")
             self._live.update(Group(self._bar, line), refresh=True)
@@ -160,15 +162,15 @@ class LiveProgress:
     # ---- a launch ----
 
     def launch_begins(self, planned: Planned) -> None:
-        """Show which launch of its round starts."""
+        """Show that a launch starts, and which one of its round it is."""
         self._pace.began_at = self._pace.began_at or time.monotonic()
-        self._begun += 1
+        self._begun_launches += 1
         self._in_turn, self._seen = False, None
-        self._show(self._of_launch(planned, "starting"))
+        self._draw(self._launch_text(planned, "starting"))
 
-    def _of_launch(self, planned: Planned, doing: str) -> str:
-        number = "" if self._in_turn else f" ({(self._begun - 1) % self._arms + 1} of {self._arms})"
-        return f"{self._place(planned)} · {planned.label}{number}: {doing}"
+    def _launch_text(self, planned: Planned, doing: str) -> str:
+        number = "" if self._in_turn else f" ({(self._begun_launches - 1) % self._arms + 1} of {self._arms})"
+        return f"{self._round_text(planned)} · {planned.label}{number}: {doing}"
 
     def launch_starts(self, planned: Planned, commands: list[Command]) -> None:
         """Print the command lines that are about to start, if ``--verbose`` is given."""
@@ -177,37 +179,37 @@ class LiveProgress:
             self._print(f"$ {shlex.join(command.argv)}")
 
     def rank_progressed(self, planned: Planned, progress: RankProgress | None) -> None:
-        """Show the stage and the step of rank 0, from its latest record; None changes nothing."""
+        """Show the stage and the step of rank 0 from its latest record; without a record, do nothing."""
         if progress is None:
             return
         news, self._seen = progress != self._seen, progress
         stage = progress.stage
-        if stage in _TIMED and (self._in_turn or not news):
+        if stage in _TIMED_STAGES and (self._in_turn or not news):
             return
         steps = f", {progress.step} of {self._config.total_steps}" if stage in self._counted else ""
-        self._show(self._of_launch(planned, _WORDS[stage] + steps))
+        self._draw(self._launch_text(planned, _STAGE_TEXTS[stage] + steps))
 
     def turn_begins(self, planned: Planned, turn: int, turns: int) -> None:
-        """Show the turn that is about to begin; nothing is drawn until it ends."""
+        """Show the turn that is about to begin; until it ends, nothing else is drawn."""
         self._in_turn = True
-        self._show(f"{self._place(planned)} · turn {turn} of {turns}: {planned.arm.label} trains")
+        self._draw(f"{self._round_text(planned)} · turn {turn} of {turns}: {planned.arm.label} trains")
 
     def not_in_turns(self, why: str) -> None:
-        """Print why the arms run one after another, and count launches from the first arm again."""
-        self._begun = 0
+        """Print why the arms do not take turns, and number the launches from the first arm again."""
+        self._begun_launches = 0
         self._print(f"One launch after another: {why}", "yellow")
 
     def cohort_restarts(self, round_: int) -> None:
         """Print that a round begins again, because this program was suspended."""
-        self._begun = 0
+        self._begun_launches = 0
         self._print(f"round {round_} begins again: this program was suspended (Ctrl-Z)", "yellow")
 
     def launch_restarts(self, planned: Planned, reason: str) -> None:
         """Print that a launch starts a second time."""
-        self._print(f"{self._place(planned)}: {planned.label} starts again: {reason}", "yellow")
+        self._print(f"{self._round_text(planned)}: {planned.label} starts again: {reason}", "yellow")
 
     def launch_ended(self, planned: Planned, launch: Launch) -> None:
-        """Count a launch that ended; ``rounds_done`` prints its step time."""
+        """Count a launch that ended; ``rounds_done`` prints its step time later."""
         del planned, launch
         self._count()
 
@@ -218,24 +220,27 @@ class LiveProgress:
     # ---- a round ----
 
     def round_repeats(self, round_: int, other_load: float) -> None:
-        """Print that a noisy round is repeated, and expect its launches again."""
+        """Print that a noisy round is repeated, and expect its launches once more.
+
+        ``other_load`` is the share of the CPUs that other processes used.
+        """
         self._pace.expected += self._arms
-        self._ended_before = self._pace.done
+        self._done_when_printed = self._pace.done
         used = f"other processes used {other_load * 100:.0f} % of the CPUs"
         self._print(f"round {round_} is repeated: {used}", "yellow")
 
     def count_begins(self, ranks: int) -> None:
-        """Begin the launches with this number of ranks, which the next lines name."""
+        """Note that the next launches have this number of ranks, which their lines then name."""
         self._ranks = f"np {ranks}, "
-        self._begun = 0
+        self._begun_launches = 0
 
     def rounds_done(self, run: Run) -> None:
-        """Print the standing of a run if launches have ended since the last call, and then the outlook.
+        """Print the step times so far if launches have ended since the last call, and then the outlook.
 
-        A scaling series has several runs at once, so it prints no outlook.
+        A scaling series has several runs at once, so it has no outlook.
         """
-        if self._pace.done > self._ended_before:
-            self._ended_before = self._pace.done
+        if self._pace.done > self._done_when_printed:
+            self._done_when_printed = self._pace.done
             self._print(f"{self._ranks}{standing(run)}")
         if not self._ranks and (line := outlook(run)):
             self._print(line)
@@ -248,15 +253,15 @@ class LiveProgress:
         self._print(f"{arm.arm:<28} {outcome:<12} {arm.seconds:5.1f} s", "red" if arm.refuted else "dim")
 
     def sweep_skipped(self) -> None:
-        """Expect one launch less, because a group is skipped; the next launch keeps its number."""
-        self._begun += 1
+        """Expect one launch less, because a group is skipped; its number in the round stays unused."""
+        self._begun_launches += 1
         self._pace.expected -= 1
 
     def sweep_ended(self, planned: Planned, launch: SweepLaunch | None) -> None:
-        """Count a launch of ``compare collectives``, and print its time; None is a launch that failed."""
+        """Count a launch of ``compare collectives`` and print how long it took; None means that it failed."""
         self._count()
         outcome = f"{launch.seconds:5.1f} s" if launch else "failed"
-        self._print(f"{self._place(planned)}: {planned.label:<14} {outcome}", "dim" if launch else "red")
+        self._print(f"{self._round_text(planned)}: {planned.label:<14} {outcome}", "dim" if launch else "red")
 
 
 # ---- words ----
@@ -265,43 +270,47 @@ class LiveProgress:
 def standing(run: Run) -> str:
     """Return a line with each arm's mean step time in ms over all rounds so far, the shortest first.
 
-    Once verdicts are judged, it also states how many are settled.
+    Once verdicts can be judged, it also states how many are settled.
     """
-    rounds, config, of_run = rounds_done(run), run.config, Figures(run)
+    rounds, config, run_figures = rounds_done(run), run.config, Figures(run)
     last = run.launches[-len(config.arms) :]
-    took = max(one.started_at + one.seconds for one in last) - min(one.started_at for one in last)
-    means = {arm: statistics.geometric_mean(of_run.step_seconds(arm).values()) for arm in of_run.by_arm}
+    took = max(la.started_at + la.seconds for la in last) - min(la.started_at for la in last)
+    means = {
+        arm: statistics.geometric_mean(run_figures.step_seconds(arm).values()) for arm in run_figures.by_arm
+    }
     figures = ", ".join(f"{label} {means[label] * 1e3:.2f}" for label in sorted(means, key=means.__getitem__))
     of = f" of {config.rounds}" if config.limit_seconds is None else ""
-    return f"round {rounds}{of} ({duration(took)}): {figures} ms a step{_settled(of_run, rounds)}"
+    settled = _settled_verdicts(run_figures, rounds)
+    return f"round {rounds}{of} ({duration(took)}): {figures} ms a step{settled}"
 
 
-def _settled(figures: Figures, rounds: int) -> str:
+def _settled_verdicts(figures: Figures, rounds: int) -> str:
+    """Return how many verdicts are settled, after a semicolon; empty while none can be."""
     config = figures.run.config
-    of_another_kind = config.comparisons is not None or config.slower_limit is not None
+    judges_otherwise = config.comparisons is not None or config.slower_limit is not None
     is_before_its_look = config.limit_seconds is None and rounds < config.rounds
-    if rounds < FIRST_LOOK or of_another_kind or is_before_its_look or is_oversubscribed(figures.run):
+    if rounds < FIRST_LOOK or judges_otherwise or is_before_its_look or is_oversubscribed(figures.run):
         return ""
-    found = [verdict.kind for verdict in verdicts(figures, config.baseline).values()]
-    settled = sum(kind != "unresolved" for kind in found)
-    goes_on = config.limit_seconds is not None and settled < len(found)
+    kinds = [verdict.kind for verdict in verdicts(figures, config.baseline).values()]
+    settled = sum(kind != "unresolved" for kind in kinds)
+    goes_on = config.limit_seconds is not None and settled < len(kinds)
     look = f", next look after round {next_look(rounds)} or at the end" if goes_on else ""
-    return f"; {settled} of {counted(len(found), 'verdict')} settled{look}" if found else ""
+    return f"; {settled} of {counted(len(kinds), 'verdict')} settled{look}" if kinds else ""
 
 
 def outlook(run: Run) -> str:
-    """Return the length of a run before its first round, and an estimate of its time after the first.
+    """Return a sentence on how long a run will be: in rounds before the first one, in time after it.
 
     Empty after later rounds, for an A/A test, and for a run that is over.
     """
     done = rounds_done(run)
     if run.config.comparisons is not None or done > 1 or planned_rounds(run) <= done:
         return ""
-    return _time_to_take(run) if done else _length(run.config)
+    return _estimated_time(run) if done else _planned_length(run.config)
 
 
-def _length(config: RunConfig) -> str:
-    """Return a sentence with the number of rounds of a run, or with what decides it."""
+def _planned_length(config: RunConfig) -> str:
+    """Return a sentence with the number of rounds of a run, or with what decides that number."""
     arms = counted(len(config.arms), "arm")
     until = (
         "until every verdict is settled"
@@ -318,22 +327,22 @@ def _length(config: RunConfig) -> str:
 
 
 def planned_time(config: RunConfig, round_seconds: float, *, in_turns: bool) -> str:
-    """Return the length of a planned run, and an estimate of its time.
+    """Return sentences with the planned number of rounds, and with an estimate of their time.
 
-    ``round_seconds`` is the least time of a round: that of its starts, and of its turns if the arms take
-    turns. Otherwise the training comes on top, for a time that is not known.
+    ``round_seconds`` is the minimum time of a round: that of its starts, and with ``in_turns`` also that of
+    its turns. If arms take no turns, their training needs additional time that is not known.
     """
     rounds = config.rounds if config.limit_seconds is None else FIRST_LOOK
     what, seconds = f"{counted(rounds, 'round')} take", round_seconds * rounds
     if config.budget_seconds is not None:
         what, seconds = "a round takes", round_seconds
     if in_turns:
-        return f"{_length(config)} By the starts and turns alone, {what} about {duration(seconds)}."
-    return f"{_length(config)} For the starts, {what} at least {duration(seconds)}, and the training."
+        return f"{_planned_length(config)} By the starts and turns alone, {what} about {duration(seconds)}."
+    return f"{_planned_length(config)} For the starts, {what} at least {duration(seconds)}, and the training."
 
 
-def _time_to_take(run: Run) -> str:
-    """Return a sentence with the time of the run, or with the rounds that fit, at the pace so far."""
+def _estimated_time(run: Run) -> str:
+    """Return a sentence with the time that a run takes at its pace so far, or the rounds that fit."""
     config, most = run.config, planned_rounds(run)
     rivals = len(config.rivals)
     unsettled = f" A verdict takes {FIRST_LOOK}." if rivals > 0 and most < FIRST_LOOK else ""

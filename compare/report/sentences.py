@@ -12,29 +12,29 @@ from compare.analysis.parity import AT_THE_END, ROUNDING_MAKES, distance_of_ends
 from compare.analysis.ranking import Lead
 from compare.analysis.summary import ArmSummary, Summary
 from compare.analysis.verdict import MARGIN
-from compare.report.columns import describe
+from compare.report.columns import describe_verdict
 from compare.schema.arms import Arm
 from compare.schema.results import Run
 from compare.text import counted, listed
 
 MARK = "*"
-"""Mark of an arm that by design does not train exactly the same."""
+"""Mark of an arm that by design does not train exactly what a single process trains."""
 _BUDGET_STEP_SECONDS = 60
-_HARDLY = 50
-"""Number of further rounds above which none are advised."""
+_MOST_ADVISED_ROUNDS = 50
+"""Largest number of further rounds that is advised; more would hardly be worth their time."""
 _FEW_NAMES = 3
-_UNPROVEN = {
+_UNPROVEN_TEXTS = {
     "nothing": "NOTHING TO PROVE",
     "incomparable": "NOT COMPARABLE with one process, so its time is not proven",
 }
-"""What is written of arms for which nothing failed, and nothing is proven, by the outcome of their gates."""
+"""Text about arms that are not proven although no gate failed, by the outcome of their proof."""
 
 
 # ---- what was trained ----
 
 
 def why_marked(arm: Arm) -> str:
-    """Return how an arm by design does not train exactly the same; empty for an exact arm."""
+    """Return why an arm has a mark: how its training differs by design; empty for an exact arm."""
     if arm.traits.another_training:
         return "another training by declaration"
     if not arm.same_training:
@@ -42,8 +42,8 @@ def why_marked(arm: Arm) -> str:
     return "" if arm.exact else "rounds or compresses by design"
 
 
-def marks(run: Run, summary: Summary) -> Iterator[str]:
-    """Yield a line for each reason of a mark, with the test losses of its arms and of the baseline."""
+def mark_notes(run: Run, summary: Summary) -> Iterator[str]:
+    """Yield a line for each reason why arms have a mark, with their test losses and the baseline's."""
     losses = {
         arm.arm: "not a number" if arm.test_loss is None else f"{arm.test_loss:.4g}" for arm in summary.arms
     }
@@ -57,38 +57,39 @@ def marks(run: Run, summary: Summary) -> Iterator[str]:
 
 
 def proof(run: Run, summary: Summary) -> Iterator[str]:
-    """Yield lines on what is proven of the arms' training, and what is not.
+    """Yield lines on which arms are proven to train what one process trains, and which are not.
 
-    There is at most one line, unless a proof is missing, open or failed.
+    There is a single line if all proofs passed and left nothing open, and the arms ended alike.
     """
-    asked = {arm.label: arm for arm in run.config.synchronising}
-    arms = [arm for arm in summary.arms if arm.arm in asked]
-    exact = [arm for arm in arms if not why_marked(asked[arm.arm])]
+    synchronising = {arm.label: arm for arm in run.config.synchronising}
+    arms = [arm for arm in summary.arms if arm.arm in synchronising]
+    exact = [arm for arm in arms if not why_marked(synchronising[arm.arm])]
     passed = [arm for arm in exact if arm.parity.outcome == "passed"]
     if failed := [arm.arm for arm in arms if arm.parity.outcome == "failed"]:
         yield f"✗ PROOF FAILED: {listed(failed)} did not train what one process trains."
     if missing := [arm.arm for arm in arms if arm.parity.outcome == "none"]:
         yield f"NOT PROVEN: a launch of {listed(missing)} has no proof of its training."
-    for outcome, title in _UNPROVEN.items():
+    for outcome, title in _UNPROVEN_TEXTS.items():
         unproven = [arm for arm in arms if arm.parity.outcome == outcome]
         yield from _by_reason(title, {arm.arm: [arm.parity.why] for arm in unproven})
     if len(passed) == 1:
-        yield f"✓ {passed[0].arm} trained what one process trains: proven for {_steps(passed, 'its hash')}."
+        steps = _proven_steps(passed, "its hash")
+        yield f"✓ {passed[0].arm} trained what one process trains: proven for {steps}."
     elif passed:
         every = "All arms" if len(exact) == len(arms) else f"All but {MARK}"
-        are_all = len(passed) == len(exact) and len(arms) == len(asked)
+        are_all = len(passed) == len(exact) and len(arms) == len(synchronising)
         names = every if are_all else listed(arm.arm for arm in passed)
         apart = distance_of_ends(run, [arm.arm for arm in passed])
-        steps = f"{_steps(passed, 'their hashes')}{_bits(asked, passed, apart)}"
+        steps = f"{_proven_steps(passed, 'their hashes')}{_how_equal(synchronising, passed, apart)}"
         yield f"✓ {names} trained the same model: proven for {steps}."
         yield from _ended_apart(passed, apart)
     yield from _by_reason("Open in that proof", {arm.arm: arm.parity.open for arm in passed})
 
 
-def _steps(passed: Sequence[ArmSummary], hashes: str) -> str:
-    """Return how many steps are proven for every arm that passed, and if one at the end is proven too.
+def _proven_steps(passed: Sequence[ArmSummary], hashes: str) -> str:
+    """Return how many steps are proven for every arm that passed, and whether one at the end is as well.
 
-    ``hashes`` is added if a launch is proven because it repeats a proven one.
+    ``hashes`` names what proves later launches, which repeat a proven one; it is added if there are any.
     """
     later = f", in later rounds by {hashes}" if any(arm.parity.by_hash for arm in passed) else ""
     if any(line.startswith(AT_THE_END) for arm in passed for line in arm.parity.open):
@@ -99,21 +100,22 @@ def _steps(passed: Sequence[ArmSummary], hashes: str) -> str:
 
 def _by_reason(title: str, reasons: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Yield a line for each reason, with the arms that have it; ``reasons`` maps arms to their reasons."""
-    arms: dict[str, list[str]] = {}
-    for arm, its in reasons.items():
-        for reason in its:
-            arms.setdefault(reason, []).append(arm)
-    for reason, names in arms.items():
+    arms_by_reason: dict[str, list[str]] = {}
+    for arm, arm_reasons in reasons.items():
+        for reason in arm_reasons:
+            arms_by_reason.setdefault(reason, []).append(arm)
+    for reason, names in arms_by_reason.items():
         yield f"{title}: {listed(names)}: {reason.removesuffix('.')}."
 
 
-def _bits(asked: Mapping[str, Arm], passed: Sequence[ArmSummary], apart: float | None) -> str:
+def _how_equal(synchronising: Mapping[str, Arm], passed: Sequence[ArmSummary], apart: float | None) -> str:
     """Return a phrase on whether the arms ended equal: bit for bit, except for rounding, or not known.
 
-    Arms that hold their parameters in shards are left out, because they have no hash to compare. A larger
-    distance is left to ``_ended_apart``.
+    ``apart`` is the distance between their final parameters, as a share of the way that they moved; None if
+    it is not known. Arms that hold parameters in shards have no hash, so they are left out. The phrase is
+    empty for a larger distance, which ``_ended_apart`` reports.
     """
-    whole = [arm for arm in passed if not asked[arm.arm].traits.in_shards]
+    whole = [arm for arm in passed if not synchronising[arm.arm].traits.in_shards]
     hashes = {arm.final_hash for arm in whole}
     if whole and len(hashes) == 1 and None not in hashes:
         if len(whole) == len(passed):
@@ -125,7 +127,7 @@ def _bits(asked: Mapping[str, Arm], passed: Sequence[ArmSummary], apart: float |
 
 
 def _ended_apart(passed: Sequence[ArmSummary], apart: float | None) -> Iterator[str]:
-    """Yield a line on how far apart the arms ended, if that is known and rounding does not explain it."""
+    """Yield a line on the distance ``apart`` between the arms' ends, if rounding does not explain it."""
     if apart is not None and apart > ROUNDING_MAKES:
         losses = [arm.test_loss for arm in passed if arm.test_loss is not None]
         shown = f", with a test loss of {min(losses):.4g} to {max(losses):.4g}" if losses else ""
@@ -139,7 +141,7 @@ def _ended_apart(passed: Sequence[ArmSummary], apart: float | None) -> Iterator[
 
 
 def conclusion(run: Run, analysis: Analysis) -> str:
-    """Return the conclusion of a run: the fastest arm, or why it is open."""
+    """Return the conclusion of a run: which arm is fastest, or why that is not known."""
     summary = analysis.summary
     if not summary.arms:
         return "No launch has finished, so there is nothing to compare."
@@ -152,60 +154,62 @@ def conclusion(run: Run, analysis: Analysis) -> str:
         return "No arm is ranked: ranks and threads outnumber the cores."
     so_far = "" if run.complete else "So far: "
     if summary.lead is None:
-        return so_far + _of_one(run, summary)
-    settled = _settled(run, summary, summary.lead)
+        return so_far + _single_arm_conclusion(run, summary)
+    settled = _settled_conclusion(run, summary, summary.lead)
     where = ["in noisy rounds"] if summary.noisy_rounds else []
     where += ["on average over loads"] if analysis.load_dependence else []
     if settled and where:
         settled = f"{settled.removesuffix('.')} ({', '.join(where)})."
-    return so_far + (settled or _open(run, summary, summary.lead))
+    return so_far + (settled or _open_conclusion(run, summary, summary.lead))
 
 
-def _of_one(run: Run, summary: Summary) -> str:
+def _single_arm_conclusion(run: Run, summary: Summary) -> str:
     """Return the conclusion if fewer than two synchronising arms have finished, so that none are compared."""
-    asked = {arm.label for arm in run.config.synchronising}
-    found = [arm for arm in summary.arms if arm.arm in asked]
-    if len(asked) > 1:
-        finished = listed(arm.arm for arm in found) or "no arm that communicates"
+    synchronising = {arm.label for arm in run.config.synchronising}
+    arms = [arm for arm in summary.arms if arm.arm in synchronising]
+    if len(synchronising) > 1:
+        finished = listed(arm.arm for arm in arms) or "no arm that communicates"
         return f"only {finished} has finished, so there is nothing to compare."
-    own = found[0] if found else summary.arms[0]
-    step = f"{own.step_seconds.mean * 1e3:.2f} ms"
-    if own.sync_share is None or own.sync_seconds is None:
-        return f"A step of {own.arm} takes {step}."
-    if own.below_noise:
-        return f"A step of {own.arm} takes {step}; its sync cost is below the noise."
-    sync = f"{own.sync_seconds.mean * 1e3:.2f} ms"
-    return f"A step of {own.arm} takes {step}; {sync} of it, {own.sync_share.mean:.0%}, is sync cost."
+    arm = arms[0] if arms else summary.arms[0]
+    step = f"{arm.step_seconds.mean * 1e3:.2f} ms"
+    if arm.sync_share is None or arm.sync_seconds is None:
+        return f"A step of {arm.arm} takes {step}."
+    if arm.below_noise:
+        return f"A step of {arm.arm} takes {step}; its sync cost is below the noise."
+    sync = f"{arm.sync_seconds.mean * 1e3:.2f} ms"
+    return f"A step of {arm.arm} takes {step}; {sync} of it, {arm.sync_share.mean:.0%}, is sync cost."
 
 
-def _settled(run: Run, summary: Summary, lead: Lead) -> str:
+def _settled_conclusion(run: Run, summary: Summary, lead: Lead) -> str:
+    """Return the fastest arm, or the arms that are equivalently fast; empty while that is open."""
     if lead.equivalent:
-        equal = listed(marked(run, [lead.first, *lead.rivals]))
+        equal = listed(marked_labels(run, [lead.first, *lead.rivals]))
         return f"Fastest here: {equal}, equivalent within {MARGIN * 100:g} %."
     if lead.fastest is None:
         return ""
-    own = next(arm for arm in summary.arms if arm.arm == lead.first)
-    return f"Fastest here: {', '.join([lead.first, *_against_baseline(run, own)])}."
+    fastest = next(arm for arm in summary.arms if arm.arm == lead.first)
+    return f"Fastest here: {', '.join([lead.first, *_against_baseline(run, fastest)])}."
 
 
-def _against_baseline(run: Run, own: ArmSummary) -> Iterator[str]:
+def _against_baseline(run: Run, fastest: ArmSummary) -> Iterator[str]:
     """Yield how the fastest arm compares with the baseline, and the reason for its mark if it has one."""
-    if own.arm == run.config.baseline:
+    if fastest.arm == run.config.baseline:
         yield "the baseline"
-    elif own.verdict and own.verdict.kind == "faster":
-        ratio, _, interval = describe(own.verdict).partition(" [")
+    elif fastest.verdict and fastest.verdict.kind == "faster":
+        ratio, _, interval = describe_verdict(fastest.verdict).partition(" [")
         yield f"{ratio} than {run.config.baseline} [{interval}"
-    if why := why_marked(next(arm for arm in run.config.arms if arm.label == own.arm)):
+    if why := why_marked(next(arm for arm in run.config.arms if arm.label == fastest.arm)):
         yield f"{MARK} {why}"
 
 
-def marked(run: Run, labels: Sequence[str]) -> list[str]:
-    """Return the labels, with a mark on each arm that by design does not train exactly the same."""
-    of = {arm.label: arm for arm in run.config.arms}
-    return [f"{label} {MARK}" if why_marked(of[label]) else label for label in labels]
+def marked_labels(run: Run, labels: Sequence[str]) -> list[str]:
+    """Return the labels, with ``MARK`` after each that names an arm which is not exact by design."""
+    arms = {arm.label: arm for arm in run.config.arms}
+    return [f"{label} {MARK}" if why_marked(arms[label]) else label for label in labels]
 
 
-def _open(run: Run, summary: Summary, lead: Lead) -> str:
+def _open_conclusion(run: Run, summary: Summary, lead: Lead) -> str:
+    """Return which arms may be the fastest, and what would settle it."""
     rounds = max(arm.step_seconds.n for arm in summary.arms)
     if rounds < FIRST_LOOK:
         remedy = ""
@@ -214,15 +218,16 @@ def _open(run: Run, summary: Summary, lead: Lead) -> str:
         elif run.complete and run.config.settle_seconds is None:
             remedy = " Leave --repeats out."
         return f"Fastest here: open until round {FIRST_LOOK}; this is round {rounds}.{remedy}"
-    names = marked(run, [lead.first, *lead.rivals])
-    whose = " or ".join(names) if len(names) <= _FEW_NAMES else f"{names[0]} or {len(names) - 1} others"
-    more = lead.rounds_to_settle
+    names = marked_labels(run, [lead.first, *lead.rivals])
+    candidates = " or ".join(names) if len(names) <= _FEW_NAMES else f"{names[0]} or {len(names) - 1} others"
+    further_rounds = lead.rounds_to_settle
     if any(
         arm.verdict and arm.verdict.uneven_load and arm.verdict.kind == "unresolved" for arm in summary.arms
     ):
-        return f"Fastest here: {whose}. The load was uneven, so that is open."
-    if more is None or more > _HARDLY:
-        return f"Fastest here: {whose}. More rounds would hardly tell them apart."
-    seconds = expected_seconds(run, rounds + more)
+        return f"Fastest here: {candidates}. The load was uneven, so that is open."
+    if further_rounds is None or further_rounds > _MOST_ADVISED_ROUNDS:
+        return f"Fastest here: {candidates}. More rounds would hardly tell them apart."
+    seconds = expected_seconds(run, rounds + further_rounds)
     budget = math.ceil(seconds / _BUDGET_STEP_SECONDS) * _BUDGET_STEP_SECONDS
-    return f"Fastest here: {whose}. About {counted(more, 'more round')} would tell: --budget {budget}."
+    rounds_text = counted(further_rounds, "more round")
+    return f"Fastest here: {candidates}. About {rounds_text} would tell: --budget {budget}."

@@ -22,7 +22,7 @@ from backends import BACKENDS
 from backends.launchers import LAUNCHERS, read_placement
 from compare.analysis import analyse
 from compare.cli.options import read_seconds
-from compare.cli.output import shown_from
+from compare.cli.output import as_output_error
 from compare.cli.settings import Flag, read_settings, settings_for
 from compare.data.own import own_source
 from compare.doctor import checkup, examine
@@ -164,7 +164,7 @@ def test_results_of_any_bytes_give_a_run_or_an_error(shared_file, content):
 def test_results_with_any_texts_can_be_shown_in_every_format(shared_file, content):
     """A tenth of the examples: each analyses a run."""
     shared_file.write_bytes(content.encode(errors="surrogatepass"))
-    with contextlib.suppress(OutputError), shown_from(shared_file):
+    with contextlib.suppress(OutputError), as_output_error(shared_file):
         run = read_run(shared_file)
         analysis = analyse(run)
         for form in FORMATS:
@@ -225,7 +225,7 @@ def test_values_of_flags_of_any_text_are_read_or_a_usage_error(text):
 
 SETTINGS = pieces("[run]", "\n", "steps", "backend", " = ", "60", "'ddp'", "[", "]", "{", "}", "a.")
 FLAGS_OF = {
-    "run": {"steps": Flag("steps"), "backend": Flag("backend", many=True)},
+    "run": {"steps": Flag("steps"), "backend": Flag("backend", is_list=True)},
     "data fetch": {"data_dir": Flag("data_dir", is_path=True)},
 }
 

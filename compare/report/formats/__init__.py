@@ -1,4 +1,4 @@
-"""Write documents, one function for each format; none knows what a document is about."""
+"""Write documents as text, by one function for each format; none knows what a document is about."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from compare.report.document import Document, Table
-from compare.report.formats.terminal import plain
+from compare.report.formats.terminal import plain_text
 from compare.system.files import json_text
 from compare.text import printable
 
 __all__ = ["FORMATS", "write"]
 
-_FORMULA = ("=", "+", "-", "@")
+_FORMULA_STARTS = ("=", "+", "-", "@")
 
 
 def markdown(document: Document) -> str:
-    """Return a document as Markdown, for READMEs and issues: title, tables, and all other lines as a list."""
+    """Return a document as Markdown: its title and tables, then all other lines as a list."""
     blocks = [_escaped(f"**{line}**") for line in [*document.alerts, document.title]]
     for table in document.tables:
         rows = "\n".join(_markdown_rows(table))
@@ -35,7 +35,7 @@ def _escaped(text: str) -> str:
 
 
 def _markdown_rows(table: Table) -> Iterator[str]:
-    """Yield the lines of a table; a row stands on one line, and its pipes are escaped."""
+    """Yield the lines of a table in Markdown, one for each row, with pipes in cells escaped."""
     rows: list[Sequence[str]] = [
         [column.heading for column in table.columns],
         [":--" if column.is_text else "--:" for column in table.columns],
@@ -53,44 +53,45 @@ def _bold(line: str) -> str:
 def csv(document: Document) -> str:
     """Return the records of a document as CSV, in seconds and bytes; all have the columns of the first.
 
-    Control characters are escaped. An apostrophe before text such as ``=1`` keeps spreadsheets from reading a
-    formula.
+    Control characters are escaped. Text such as ``=1`` gets an apostrophe in front, so that spreadsheets do
+    not take it for a formula.
     """
     records = document.records()
-    out = io.StringIO()
-    writer = csv_module.DictWriter(out, list(records[0]) if records else ["arm"], lineterminator="\n")
+    text = io.StringIO()
+    writer = csv_module.DictWriter(text, list(records[0]) if records else ["arm"], lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: _harmless(value) for name, value in record.items()} for record in records)
-    return out.getvalue().rstrip("\n")
+    return text.getvalue().rstrip("\n")
 
 
 def _harmless(value: object) -> object:
+    """Return a value for CSV: text without control characters and formulas, anything else unchanged."""
     if not isinstance(value, str):
         return value
     text = printable(value)
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
 
 
 def json(document: Document) -> str:
-    """Return the content of a document as JSON."""
+    """Return the content of a document as JSON, for programs."""
     return json_text(document.content())
 
 
 def html(document: Document) -> str:
-    """Return a document as a page with pictures, which loads nothing from a network."""
+    """Return a document as an HTML page with pictures, which loads nothing from a network."""
     from compare.report.formats.html import page_of
 
     return page_of([document])
 
 
 FORMATS: Mapping[str, Callable[[Document], str]] = {
-    "table": plain,
+    "table": plain_text,
     "markdown": markdown,
     "html": html,
     "csv": csv,
     "json": json,
 }
-"""The functions that write a document, by the values of ``--format``."""
+"""The functions that return a document as text, by the values of ``--format``."""
 
 
 def write(document: Document, form: str) -> str:

@@ -1,4 +1,4 @@
-"""Write documents as one page that needs no scripts and no network, and their pictures as SVG."""
+"""Write documents as one HTML page without scripts and outside files, and their pictures as SVG."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_FACT = 400
 
 
 def page_of(documents: Sequence[Document]) -> str:
-    """Return one HTML page of all documents, without a newline at the end."""
+    """Return one HTML page that shows all documents, without a newline at the end."""
     first, *others = (document.title for document in documents)
     title = f"{first} and {len(others)} more" if others else first
     page: str = _templates().get_template("page.html").render(documents=documents, title=title)
@@ -26,15 +26,15 @@ def page_of(documents: Sequence[Document]) -> str:
 
 
 def pictures_of(documents: Sequence[Document]) -> dict[str, str]:
-    """Return the SVG of each picture, by the name of its file without ``.svg``.
+    """Return each picture of the documents as SVG, by the name for its file, without ``.svg``.
 
-    If there are several documents, a name begins with the number of its document.
+    If there are several documents, a name begins with the number of its document, counted from 1.
     """
     template = _templates().get_template("picture.svg")
-    numbers = [f"{number}-" for number in range(1, len(documents) + 1)] if len(documents) > 1 else [""]
+    prefixes = [f"{number}-" for number in range(1, len(documents) + 1)] if len(documents) > 1 else [""]
     return {
-        f"{number}{picture.key}": template.render(picture=picture).strip()
-        for number, document in zip(numbers, documents, strict=True)
+        f"{prefix}{picture.key}": template.render(picture=picture).strip()
+        for prefix, document in zip(prefixes, documents, strict=True)
         for picture in document.draw()
     }
 
@@ -54,17 +54,17 @@ def _templates() -> Environment:
 
 
 def _harmless(value: Any) -> Any:
-    """Return a value with the control characters of text escaped; Jinja escapes its markup."""
+    """Return text with control characters escaped, and any other value as it is; Jinja escapes markup."""
     return value if isinstance(value, Markup) or not isinstance(value, str) else printable(value)
 
 
 def _keep_flags(text: str) -> Markup:
-    """Return escaped text that keeps each flag on one line, because browsers break lines after its dashes."""
+    """Return text as HTML in which no flag is broken, because browsers break lines after dashes."""
     return Markup(_FLAG.sub(r'<span class="flag">\1</span>', str(escape(printable(text)))))  # noqa: S704 -- escaped
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield nested facts as pairs of a dotted name and a value, which is cut if it is long."""
+    """Yield nested facts as pairs of a dotted name and a text of at most 400 characters."""
     for name, value in facts.items():
         text = str(value)
         if isinstance(value, dict) and value:

@@ -18,7 +18,7 @@ from compare.report.document import Document, Row, Style, Table
 from compare.text import printable
 
 PLAIN_WIDTH = 200
-"""Width in cells of output that is no terminal, enough for the widest table."""
+"""Width in cells for output that does not go to a terminal, enough for the widest table."""
 _STYLES: dict[Style, str] = {
     "": "",
     "best": "bold green",
@@ -33,11 +33,11 @@ _BAR_CELLS = 8
 _NARROWEST_WITH_BARS = 72
 _SHORTEST_NAME = 12
 _PROSE_CELLS = 24
-"""Width in cells that is reserved for a column of sentences; it gets more where there is room."""
+"""Width in cells that is planned for a column of sentences, which gets more if some is left."""
 
 
-class Shown:
-    """A document that a rich console can print, laid out for its width."""
+class ConsoleDocument:
+    """A document that a rich console can print, laid out for the width of that console."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -63,11 +63,11 @@ class Shown:
                 yield part
 
 
-def plain(document: Document, width: int = PLAIN_WIDTH) -> str:
-    """Return what a terminal of this width shows of a document, without colours."""
+def plain_text(document: Document, width: int = PLAIN_WIDTH) -> str:
+    """Return a document as a terminal of ``width`` cells shows it, without colours."""
     console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
-        console.print(Shown(document))
+        console.print(ConsoleDocument(document))
     return "\n".join(line.rstrip() for line in capture.get().strip("\n").splitlines())
 
 
@@ -75,26 +75,26 @@ def lay_out(table: Table, width: int) -> Iterator[Text]:
     """Yield the lines of a table, at most ``width`` cells wide if names and words allow it.
 
     Columns that do not fit beside the first one follow below, where the first one is repeated. Text that is
-    too long for its column is wrapped. A name that is too long takes a line of its own.
+    too long for its column is wrapped. An item's name that is too long takes a line of its own.
     """
     table = _with_bars(table, _BAR_CELLS if width >= _NARROWEST_WITH_BARS else 0)
     if table.title:
         yield printable_line(table.title, "bold")
     blocks = [
-        list(places)
-        for _, places in groupby(
-            range(1, len(table.columns)), key=lambda place: table.columns[place].block or place
+        list(indexes)
+        for _, indexes in groupby(
+            range(1, len(table.columns)), key=lambda index: table.columns[index].block or index
         )
     ]
     if not blocks:
         yield from (printable_line(f" {row.cells[0]}") for row in table.rows)
-    natural = [_natural_width(table, place) for place in range(len(table.columns))]
-    name = min(natural[0], width // 3)
+    natural = [_natural_width(table, index) for index in range(len(table.columns))]
+    name_width = min(natural[0], width // 3)
     while blocks:
-        places = blocks.pop(0)
-        while blocks and name + _total([*places, *blocks[0]], natural) < width:
-            places += blocks.pop(0)
-        yield from _Part(table, places, natural, width).lines()
+        indexes = blocks.pop(0)
+        while blocks and name_width + _total_width([*indexes, *blocks[0]], natural) < width:
+            indexes += blocks.pop(0)
+        yield from _Part(table, indexes, natural, width).lines()
         if blocks:
             yield Text()
     for place, code in table.listings:
@@ -102,129 +102,129 @@ def lay_out(table: Table, width: int) -> Iterator[Text]:
 
 
 def _folded(code: str, width: int) -> Iterator[str]:
-    """Yield indented lines of code; those that are too wide are folded."""
+    """Yield lines of code, indented by four; those that are wider than ``width`` are folded."""
     for line in printable(code).splitlines():
-        words = line.lstrip()
-        indent = " " * (4 + len(line) - len(words))
-        more = indent + ("# " if words.startswith("#") else "        ")
+        stripped = line.lstrip()
+        indent = " " * (4 + len(line) - len(stripped))
+        further_indent = indent + ("# " if stripped.startswith("#") else "        ")
         yield from wrap(
-            words,
+            stripped,
             width,
             initial_indent=indent,
-            subsequent_indent=more,
+            subsequent_indent=further_indent,
             break_long_words=False,
             break_on_hyphens=False,
         ) or [""]
 
 
 def _with_bars(table: Table, cells: int) -> Table:
-    """Return the table with a bar before each figure that has a share, at most ``cells`` wide."""
+    """Return the table with a bar of at most ``cells`` cells before each figure that has a share."""
 
-    def drawn(text: str, share: float | None) -> str:
+    def with_bar(text: str, share: float | None) -> str:
         bar = "█" * max(1, round(share * cells)) if share is not None and cells else ""
         return f"{bar:<{cells}} {text:>5}" if share is not None else text
 
     rows = [
-        row._replace(cells=tuple(map(drawn, row.cells, row.shares))) if row.shares else row
+        row._replace(cells=tuple(map(with_bar, row.cells, row.shares))) if row.shares else row
         for row in table.rows
     ]
     return replace(table, rows=rows)
 
 
-def _natural_width(table: Table, place: int) -> int:
-    """Return the width of a column in cells without wrapping; sentences get at most ``_PROSE_CELLS``."""
-    line, word = _longest(table, place)
-    is_sentence = table.is_prose and place and table.columns[place].is_text
+def _natural_width(table: Table, index: int) -> int:
+    """Return the width of a column in cells; sentences count as at most ``_PROSE_CELLS`` if words allow."""
+    line, word = _longest(table, index)
+    is_sentence = table.is_prose and index and table.columns[index].is_text
     return max(word, min(line, _PROSE_CELLS)) if is_sentence else line
 
 
-def _longest(table: Table, place: int) -> tuple[int, int]:
-    """Return the cells of a column's longest line and of its longest word, the latter at most 24."""
-    texts = [table.columns[place].heading, *(row.cells[place] for row in table.rows)]
+def _longest(table: Table, index: int) -> tuple[int, int]:
+    """Return the widths in cells of a column's longest line and longest word, the latter at most 24."""
+    texts = [table.columns[index].heading, *(row.cells[index] for row in table.rows)]
     longest = max((cell_len(printable(line)) for text in texts for line in text.splitlines()), default=0)
     words = [word for text in texts for line in text.splitlines() for word in _tied(line).split(" ")]
     return longest, min(max(map(cell_len, words), default=0), _PROSE_CELLS)
 
 
-def _total(places: Sequence[int], widths: Sequence[int]) -> int:
-    """Return the width in cells of some columns, with a gap before each."""
-    return sum(widths[place] + len(_GAP) for place in places)
+def _total_width(indexes: Sequence[int], widths: Sequence[int]) -> int:
+    """Return the width in cells of the columns with these indexes together, with a gap before each."""
+    return sum(widths[index] + len(_GAP) for index in indexes)
 
 
 class _Part:
-    """The first column of a table and some of the others, which are shown side by side."""
+    """The first column of a table, with those other columns that are shown beside it."""
 
-    def __init__(self, table: Table, places: Sequence[int], natural: Sequence[int], width: int) -> None:
+    def __init__(self, table: Table, indexes: Sequence[int], natural: Sequence[int], width: int) -> None:
         self.table = table
-        self.places = places
-        self.room = min(natural[0], max(_SHORTEST_NAME, width - 1 - _total(places, natural)))
+        self.indexes = indexes
+        self.name_width = min(natural[0], max(_SHORTEST_NAME, width - 1 - _total_width(indexes, natural)))
         """Width of the first column in cells."""
-        self.widths = {place: natural[place] for place in places}
-        left = width - 1 - self.room
-        if table.is_prose or _total(places, natural) > left:
-            self.widths |= self._shared_out(left)
+        self.widths = {index: natural[index] for index in indexes}
+        available = width - 1 - self.name_width
+        if table.is_prose or _total_width(indexes, natural) > available:
+            self.widths |= self._text_widths(available)
 
-    def _shared_out(self, left: int) -> dict[int, int]:
-        """Return the widths of the columns of text, which share what columns of figures leave.
+    def _text_widths(self, available: int) -> dict[int, int]:
+        """Return the widths of the text columns, by index; they share what columns of figures leave.
 
-        No column gets more than its longest line needs. Each gets room for its longest word of up to 24
+        No column gets more than its longest line needs. Each is wide enough for its longest word of up to 24
         cells.
         """
-        texts = [place for place in self.places if self.table.columns[place].is_text]
-        figures = sum(self.widths[place] for place in self.places if place not in texts)
-        rest, widths = left - figures - len(_GAP) * len(self.places), {}
-        longest = {place: _longest(self.table, place) for place in texts}
-        for index, place in enumerate(sorted(texts, key=lambda place: longest[place][0])):
-            line, word = longest[place]
-            widths[place] = max(word, min(line, rest // (len(texts) - index)))
-            rest -= widths[place]
+        texts = [index for index in self.indexes if self.table.columns[index].is_text]
+        figures = sum(self.widths[index] for index in self.indexes if index not in texts)
+        rest, widths = available - figures - len(_GAP) * len(self.indexes), {}
+        longest = {index: _longest(self.table, index) for index in texts}
+        for done, index in enumerate(sorted(texts, key=lambda index: longest[index][0])):
+            line, word = longest[index]
+            widths[index] = max(word, min(line, rest // (len(texts) - done)))
+            rest -= widths[index]
         return widths
 
     def lines(self) -> Iterator[Text]:
         """Yield the headings, then the rows."""
         yield from self._headings()
-        before = self.table.rows[0].cells[0] if self.table.rows else ""
+        last_name = self.table.rows[0].cells[0] if self.table.rows else ""
         for row in self.table.rows:
-            if self.table.groups and row.cells[0] != before:
+            if self.table.is_grouped and row.cells[0] != last_name:
                 yield Text()
-            before, name = row.cells[0], printable(row.cells[0])
-            is_alone = max(map(cell_len, name.split("\n"))) > self.room
+            last_name, name = row.cells[0], printable(row.cells[0])
+            is_alone = max(map(cell_len, name.split("\n"))) > self.name_width
             if is_alone:
                 yield Text(f" {name}", _STYLES[row.style])
             yield from self._lines_of(row, "" if is_alone else name)
 
     def _headings(self) -> Iterator[Text]:
-        """Yield the lines of the headings; short ones stand at the bottom."""
-        lines = {place: self.table.columns[place].heading.split("\n") for place in [0, *self.places]}
+        """Yield the lines of the headings; those with fewer lines than others begin lower."""
+        lines = {index: self.table.columns[index].heading.split("\n") for index in [0, *self.indexes]}
         height = max(map(len, lines.values()))
-        filled = {place: [""] * (height - len(its)) + its for place, its in lines.items()}
+        filled = {index: [""] * (height - len(texts)) + texts for index, texts in lines.items()}
         for number in range(height):
-            cells = [self._aligned(place, filled[place][number]) for place in self.places]
-            name = set_cell_size(filled[0][number], self.room)
+            cells = [self._aligned(index, filled[index][number]) for index in self.indexes]
+            name = set_cell_size(filled[0][number], self.name_width)
             if line := f" {_GAP.join([name, *cells])}".rstrip():
                 yield printable_line(line, "dim")
 
     def _lines_of(self, row: Row, name: str) -> Iterator[Text]:
         names = name.split("\n")
-        wrapped = {place: _wrapped(row.cells[place], self.widths[place]) for place in self.places}
+        wrapped = {index: _wrapped(row.cells[index], self.widths[index]) for index in self.indexes}
         for number in range(max(map(len, [names, *wrapped.values()]))):
             line = Text(" ", style=_STYLES[row.style])
             shown = names[number] if number < len(names) else ""
-            line.append(set_cell_size(shown, self.room), _style_of(row, 0))
-            for place, texts in wrapped.items():
+            line.append(set_cell_size(shown, self.name_width), _style_of(row, 0))
+            for index, texts in wrapped.items():
                 cell = texts[number] if number < len(texts) else ""
-                line.append(_GAP + self._aligned(place, cell), _style_of(row, place))
+                line.append(_GAP + self._aligned(index, cell), _style_of(row, index))
             line.rstrip()
             yield line
 
-    def _aligned(self, place: int, text: str) -> str:
-        width = self.widths[place]
-        is_text = self.table.columns[place].is_text
+    def _aligned(self, index: int, text: str) -> str:
+        width = self.widths[index]
+        is_text = self.table.columns[index].is_text
         return set_cell_size(text, width) if is_text else " " * (width - cell_len(text)) + text
 
 
-def _style_of(row: Row, place: int) -> str:
-    return _STYLES[row.styles[place]] if row.styles else ""
+def _style_of(row: Row, index: int) -> str:
+    return _STYLES[row.styles[index]] if row.styles else ""
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -235,5 +235,5 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _tied(text: str) -> str:
-    """Return text in which each figure is tied to its unit by a space at which no line is broken."""
+    """Return text with a no-break space between each figure and its unit."""
     return _UNIT.sub(_FIXED_SPACE, text)

@@ -26,7 +26,7 @@ from compare.analysis.noise import (
 from compare.analysis.ranking import assess_aa_test, find_lead, twins, verdicts
 from compare.analysis.summary import summarise
 from compare.analysis.verdict import MARGIN, judge
-from compare.report.columns import describe
+from compare.report.columns import describe_verdict
 from compare.report.limits import warnings
 from compare.report.notes import notes
 from compare.report.sentences import conclusion
@@ -113,7 +113,7 @@ def test_the_load_is_named_with_its_remedy():
     run = beside(a_run(NEAR), ddp=0.96, mpi=0.04)
     analysis = analyse(run)
     (arm,) = (arm for arm in analysis.summary.arms if arm.verdict)
-    assert describe(arm.verdict) == "unresolved: uneven load"
+    assert describe_verdict(arm.verdict) == "unresolved: uneven load"
     assert any("used 0.04 cores beside mpi, and 0.96 beside ddp" in line for line in warnings(run, analysis))
     assert "uneven" in conclusion(run, analysis)
 
@@ -125,7 +125,7 @@ def test_load_after_the_settling_look_is_named_and_keeps_the_verdict():
     found = verdicts(Figures(run), "ddp")["mpi"]
     assert (found.kind, found.settled_after) == ("faster", 5)
     assert found.uneven_load == (0.0, 0.75)
-    assert "faster" in describe(found)
+    assert "faster" in describe_verdict(found)
     assert any(line.startswith("Uneven load") for line in warnings(run, analyse(run)))
 
 
@@ -252,7 +252,7 @@ def test_run_that_can_rank_nothing_says_that_alone():
     assert analyse(run).summary.noisy_rounds == [1, 2]
     (line,) = warnings(run, analyse(run))
     assert line.startswith("NOTHING CAN BE RANKED: every verdict is open, and the narrowest interval reaches")
-    assert "Stop other programs, or give it longer: --budget" in line
+    assert "Stop other programs, or measure longer: --budget" in line
 
 
 @pytest.mark.parametrize(

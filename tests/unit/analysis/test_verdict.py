@@ -17,7 +17,7 @@ from compare.analysis.figures import Figures
 from compare.analysis.looks import ALPHA, FIRST_LOOK, Look, levels
 from compare.analysis.ranking import find_lead, log_ratios
 from compare.analysis.verdict import MARGIN, Verdict, judge
-from compare.report.columns import describe
+from compare.report.columns import describe_verdict
 from tests.unit.factories import a_run
 
 untimed = settings(deadline=None, max_examples=40)
@@ -142,7 +142,7 @@ def test_rounds_to_settle_are_just_enough(mean, spread, n):
 def test_rounds_to_settle_on_the_margin_are_unknown():
     found = only(rounds_with(math.log1p(MARGIN), 0.1, 5))
     assert (found.kind, found.rounds_to_settle) == ("unresolved", None)
-    assert describe(found).endswith("and more rounds would hardly settle it")
+    assert describe_verdict(found).endswith("and more rounds would hardly settle it")
 
 
 # ---- several arms ----

@@ -13,7 +13,7 @@ import backends
 from backends import BACKENDS
 from backends.code import code_of, quote
 from compare.doctor.backends_table import document_of
-from compare.report.formats.terminal import plain
+from compare.report.formats.terminal import plain_text
 from tests.unit.factories import a_survey
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,7 +58,7 @@ NAMED_LIKE_OURS = backends.Backend(name="ddp", summary="", group="their:Group", 
 
 def test_table_of_backends_names_what_adds_nothing(monkeypatch):
     monkeypatch.setitem(backends.UNREADABLE, "theirs", "their:ENTRY is not a backends.Backend")
-    words = " ".join(plain(document_of(a_survey())).split())
+    words = " ".join(plain_text(document_of(a_survey())).split())
     assert "theirs their:ENTRY is not a backends.Backend" in words
 
 

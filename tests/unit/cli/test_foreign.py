@@ -12,7 +12,7 @@ from compare.doctor import availability
 from compare.doctor.facts import Library
 from compare.errors import HostError, UsageError
 from compare.report import FORMATS, document_of, write
-from compare.report.formats.terminal import Shown
+from compare.report.formats.terminal import ConsoleDocument
 from compare.schema import environment
 from compare.schema.results import ArmVerification, Failure, Verification
 from tests.unit.factories import a_run
@@ -39,7 +39,7 @@ def test_progress_prints_escape_sequences_as_text():
 def test_verification_prints_escape_sequences_as_text(capsys):
     failure = Failure(arm="mpi", round=1, kind="LaunchError", message=f"printed {BELL}\x1b[2J\x9b31m\u202e")
     found = Verification(run=a_run(), arms=[ArmVerification(arm="mpi", failure=failure, seconds=1.0)])
-    Console(width=200).print(Shown(document_of(found)))
+    Console(width=200).print(ConsoleDocument(document_of(found)))
     for printed in (capsys.readouterr().out, *(write(document_of(found), form) for form in FORMATS)):
         assert "mine" in printed
         assert not {"\x1b", "\x9b", "\u202e"} & set(printed)

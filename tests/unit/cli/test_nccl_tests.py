@@ -3,7 +3,7 @@
 import pytest
 
 from compare.cli import main as cli
-from compare.cli.collectives import answer_to
+from compare.cli.collectives import replacement_for
 from compare.errors import UsageError
 
 
@@ -38,6 +38,6 @@ def test_dtype_of_nccl_tests_is_answered_with_the_name_in_torch(monkeypatch):
 
 
 def test_flag_that_nccl_tests_lack_too_is_unknown(monkeypatch):
-    assert answer_to("--nonsense") == ""
+    assert replacement_for("--nonsense") == ""
     assert "No such option: --nonsense" in refused(monkeypatch, "collectives", "--nonsense").what
     assert "No such option: -g" in refused(monkeypatch, "run", "-g", "1").what

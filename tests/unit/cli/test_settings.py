@@ -13,7 +13,7 @@ from compare.errors import UsageError
 
 FLAGS = {
     "run": {
-        "backend": Flag("backend", many=True),
+        "backend": Flag("backend", is_list=True),
         "steps": Flag("steps"),
         "lr": Flag("lr"),
         "control": Flag("control", is_switch=True),

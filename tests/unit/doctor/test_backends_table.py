@@ -11,14 +11,14 @@ from backends import BACKENDS
 from compare.doctor import backends_table
 from compare.doctor.availability import Availability
 from compare.doctor.backends_table import DEFAULT, OTHER, SAME, document_of
-from compare.report.formats.terminal import Shown
+from compare.report.formats.terminal import ConsoleDocument
 from tests.unit.factories import a_survey
 
 
 def shown(survey, width=80):
     console = Console(width=width)
     with console.capture() as capture:
-        console.print(Shown(document_of(survey)))
+        console.print(ConsoleDocument(document_of(survey)))
     return capture.get()
 
 

@@ -23,7 +23,7 @@ from compare.errors import HostError
 from compare.launch.engines import Answer, Carrier
 from compare.launch.engines.ssh import Ssh
 from compare.report.formats import markdown
-from compare.report.formats.terminal import Shown
+from compare.report.formats.terminal import ConsoleDocument
 from compare.schema.hostfile import parse_hostfile
 from compare.schema.hosts import Host, local_host
 from tests.unit.doctor.test_diagnose import HERE, group, well
@@ -210,7 +210,7 @@ def examination(hosts, findings=None):
 def printed(shown):
     console = Console(width=200, color_system=None)
     with console.capture() as capture:
-        console.print(Shown(document_of(shown)))
+        console.print(ConsoleDocument(document_of(shown)))
     return capture.get()
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from compare.errors import BudgetError, LaunchError, OutputError
 from compare.experiment.verify import VERIFICATION_FILE, verify
 from compare.report import FORMATS, document_of, write
-from compare.report.formats.terminal import Shown
+from compare.report.formats.terminal import ConsoleDocument
 from compare.schema.results import ArmVerification, Failure, Gate, Verification
 from compare.system.files import read_json
 from tests.unit.factories import DIGITS, a_launch, a_pass, a_rank, a_run
@@ -41,7 +41,7 @@ def did_not_run(kind="LaunchError"):
 def shown(*arms, **changes):
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(Shown(document_of(Verification(run=a_run(**changes), arms=list(arms)))))
+        console.print(ConsoleDocument(document_of(Verification(run=a_run(**changes), arms=list(arms)))))
     return capture.get()
 
 

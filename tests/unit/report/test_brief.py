@@ -17,7 +17,7 @@ from rich.console import Console
 from compare.analysis import analyse
 from compare.report import View, document_of
 from compare.report.cells import cut_in_the_middle
-from compare.report.formats.terminal import Shown
+from compare.report.formats.terminal import ConsoleDocument
 from compare.report.of_run import arrange
 from compare.schema.results import Interleaved
 from tests.unit.factories import a_launch, a_pass, a_rank, a_run, noisy
@@ -83,7 +83,7 @@ def printed(run, width, *, terminal=None, environment=None):
     console = Console(
         file=io.StringIO(), width=width, force_terminal=terminal, highlight=False, _environ=environment or {}
     )
-    console.print(Shown(document_of(run, view=View(report_argument="last"))))
+    console.print(ConsoleDocument(document_of(run, view=View(report_argument="last"))))
     return console.file.getvalue()
 
 

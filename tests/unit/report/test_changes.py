@@ -13,7 +13,7 @@ from tests.unit.changes import a_change, a_gate
 
 
 def table(changes):
-    return terminal.plain(document_of(changes), 80)
+    return terminal.plain_text(document_of(changes), 80)
 
 
 def markdown(changes):

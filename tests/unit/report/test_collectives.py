@@ -7,7 +7,7 @@ import json
 import pytest
 
 from compare.report import View, document_of, write
-from compare.report.formats.terminal import plain
+from compare.report.formats.terminal import plain_text
 from compare.schema.hosts import Host, Network
 from compare.schema.results import Failure
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
@@ -31,7 +31,7 @@ def troubled():
 
 
 def shown(run, width=120, **view):
-    return plain(document_of(run, view=View(**view)), width)
+    return plain_text(document_of(run, view=View(**view)), width)
 
 
 @pytest.mark.parametrize(("width", "is_one_line"), [(120, True), (80, False)])

@@ -3,7 +3,7 @@
 import pytest
 
 from compare.analysis.verdict import MARGIN, Verdict
-from compare.report.columns import describe
+from compare.report.columns import describe_verdict
 
 
 def a_verdict(kind, ratio, low, high, **changes):
@@ -40,4 +40,4 @@ def a_verdict(kind, ratio, low, high, **changes):
     ],
 )
 def test_describe_verdict(found, text):
-    assert describe(found) == text
+    assert describe_verdict(found) == text

@@ -15,7 +15,7 @@ from compare.analysis.predict import forecast
 from compare.report import document_of, of_prediction
 from compare.report.cells import in_units
 from compare.report.formats.html import page_of, pictures_of
-from compare.report.pictures import Scale, byte_ticks, linear_ticks, log_ticks
+from compare.report.pictures import AxisScale, byte_ticks, linear_ticks, log_ticks
 from compare.schema.hosts import Host
 from tests.comparing import ROOT
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
@@ -191,7 +191,7 @@ def test_ticks_lie_between_the_ends_and_are_few(low, factor):
 
 @given(st.integers(0, 30), st.integers(1, 20))
 def test_byte_ticks_are_powers_of_two(power, more):
-    ticks = byte_ticks(Scale(2.0**power, 2.0 ** (power + more), 0.0, 1.0, is_log=True))
+    ticks = byte_ticks(AxisScale(2.0**power, 2.0 ** (power + more), 0.0, 1.0, is_log=True))
     assert 2 <= len(ticks) <= 7
     assert all(math.log2(tick).is_integer() for tick in ticks)
 

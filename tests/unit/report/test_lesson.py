@@ -13,7 +13,7 @@ from tests.unit.runs import RUNS, measured
 
 
 def lesson_of(run, arms=()):
-    return terminal.plain(document_of(run, analyse(run), arms), 80)
+    return terminal.plain_text(document_of(run, analyse(run), arms), 80)
 
 
 def words_of(run):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from compare.report.progress import LiveProgress, Pace, planned_time
+from compare.report.progress import LaunchPace, LiveProgress, planned_time
 from compare.schema.arms import parse_arm
 from compare.schema.job import Planned, Progress, Stage
 from tests.unit.factories import a_launch, a_rank, a_run
@@ -123,11 +123,11 @@ def test_standing_counts_the_verdicts_that_are_settled():
     ],
 )
 def test_pace_tells_the_time_left(config, done, left):
-    pace = Pace(a_start(0, config).config, 3, 1)
+    pace = LaunchPace(a_start(0, config).config, 3, 1)
     pace.began_at = 100.0
     for _ in range(done):
         pace.count(100.0 + done / 3 * 10)
-    assert pace.left(100.0 + done / 3 * 10 + 2) == left
+    assert pace.time_left(100.0 + done / 3 * 10 + 2) == left
 
 
 # ---- in a terminal ----

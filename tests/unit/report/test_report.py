@@ -11,7 +11,7 @@ import pytest
 from compare.analysis import Analysis, analyse
 from compare.analysis.summary import ArmSummary, Detail, Summary
 from compare.report import FORMATS, View, document_of
-from compare.report.formats.terminal import plain
+from compare.report.formats.terminal import plain_text
 from compare.report.limits import warnings
 from compare.schema.results import Failure, Run
 from tests.unit.factories import DIGITS, a_block, a_launch, a_pass, a_phased_block, a_rank, a_run, noisy
@@ -306,7 +306,7 @@ def test_render_run_that_can_rank_nothing_states_it(form):
         return
     first, *_ = text.strip("* ").partition("either way.")
     assert first.startswith("NOTHING CAN BE RANKED: every verdict is open, and the narrowest interval")
-    assert "either way. Measure on a quieter machine, or give it longer: --budget " in text
+    assert "either way. Measure on a quieter machine, or measure longer: --budget " in text
     assert "would have seen" not in text
     assert "NOTHING CAN BE RANKED" not in shown(QUIET, form)
 
@@ -468,7 +468,7 @@ FOUR_ROUNDS = a_run({arm: [*times, times[0]] for arm, times in MEASURED.items()}
     ids=["detail", "4 rounds"],
 )
 def test_table_fits_the_terminal_and_shows_all(run, detail, words, width):
-    text = plain(document_of(run, view=View(wide=not detail, detail=detail)), width)
+    text = plain_text(document_of(run, view=View(wide=not detail, detail=detail)), width)
     assert max(map(len, text.splitlines())) <= width
     assert width < 80 or [word for word in words if word not in unfolded(text)] == []
 
