@@ -54,17 +54,17 @@ def doctor(
     for path in filter(None, exports.values()):
         require_writable(path, to_be_made=None)
     allocation = find_hosts(flags)
-    chosen = allocation.hosts
-    own = own_source(workload) if workload else None
+    hosts = allocation.hosts
+    source = own_source(workload) if workload else None
     joint = ": " if allocation.source.startswith("this machine") else " of "
-    make_say(make_console(stderr=True))(f"Examining {counted(len(chosen), 'host')}{joint}{allocation.source}")
+    make_say(make_console(stderr=True))(f"Examining {counted(len(hosts), 'host')}{joint}{allocation.source}")
     examination = examine(
-        chosen,
+        hosts,
         carrier=allocation.carrier,
         python=python or sys.executable,
         quick=quick,
-        ports=ports and not quick and len(chosen) > 1,
-        own=own,
+        ports=ports and not quick and len(hosts) > 1,
+        workload=source,
     )
     document = document_of(examination)
     for form, output in exports.items():

@@ -1,6 +1,6 @@
 """Find out which backends can run on this machine, and which variable keeps a library from loading.
 
-Each library is loaded once in a process of its own, and each launcher is looked for.
+Each library is loaded in a process of its own, and the executable of each launcher is looked for.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _SHOWN_CHARACTERS = 60
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a backend can run on this machine; if not, ``problem`` says why and ``remedy`` what to do."""
+    """Whether a backend can run on this machine; if not, it has a ``problem``, and perhaps a ``remedy``."""
 
     backend: str
-    """Name of the backend, with its option if that needs other libraries, as ``mpi:library=mpich``."""
+    """Name of the backend, with an option if that needs other libraries, such as ``mpi:library=mpich``."""
     version: str = ""
     transport: str = ""
     launcher: str
@@ -40,12 +40,12 @@ class Availability(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """The backends and libraries of this machine, by their names."""
+    """What was found out about the backends and libraries of this machine, by their names."""
 
     backends: dict[str, Availability]
     libraries: dict[str, Library]
     choices: dict[str, Availability] = {}
-    """Options that need other libraries than their backend, keyed by arm, as ``mpi:library=mpich``."""
+    """Backends with an option that needs other libraries, by their arm, such as ``mpi:library=mpich``."""
 
     @property
     def gpus(self) -> int:
@@ -54,11 +54,11 @@ class Survey(msgspec.Struct, frozen=True):
 
     @property
     def shared_memory_problem(self) -> str:
-        """Return why ranks cannot share memory on this machine; empty if they can or torch does not load."""
+        """Return why ranks cannot share memory here; empty if they can, or if torch does not load."""
         return str(self.libraries["torch"].facts.get("shared_memory_problem", ""))
 
     def of(self, name: str, options: Mapping[str, Any]) -> Availability:
-        """Return the availability of a backend with these options on this machine."""
+        """Return whether a backend can run with these options on this machine."""
         arms = (f"{name}:{option.name}={options.get(option.name)}" for option in BACKENDS[name].options)
         return next((self.choices[arm] for arm in arms if arm in self.choices), self.backends[name])
 
@@ -66,7 +66,7 @@ class Survey(msgspec.Struct, frozen=True):
         """Require that a backend can run with these options on this machine.
 
         Raises:
-            UnavailableError: it cannot; with the reason and the remedy.
+            UnavailableError: it cannot run; the error has the reason and the remedy.
         """
         availability = self.of(name, options)
         if availability.problem:
@@ -91,10 +91,10 @@ class Survey(msgspec.Struct, frozen=True):
 
 
 def survey(wanted: Iterable[str] = ()) -> Survey:
-    """Load torch and the libraries of the ``wanted`` backends, and find their launchers.
+    """Find out which of the ``wanted`` backends can run, by loading torch and all their libraries.
 
     Without names, all backends are surveyed. This takes a second or two, and longer if a library does not
-    load, because variables that may be the cause are then tried.
+    load, because it is then loaded again without variables that may be the cause.
     """
     backends = [BACKENDS[name] for name in dict.fromkeys(wanted)] or list(BACKENDS.values())
     choices = {
@@ -107,30 +107,31 @@ def survey(wanted: Iterable[str] = ()) -> Survey:
     libraries = load(
         ["torch", *sorted({library for _, runtime in arms.values() for library in runtime.libraries})]
     )
-    faults = _faults(libraries)
-    judged = {arm: _judge(arm, *needed, libraries, faults) for arm, needed in arms.items()}
+    faults = _find_faults(libraries)
+    availabilities = {arm: _availability_of(arm, *needed, libraries, faults) for arm, needed in arms.items()}
     return Survey(
-        {backend.name: judged[backend.name] for backend in backends},
+        {backend.name: availabilities[backend.name] for backend in backends},
         libraries,
-        {arm: judged[arm] for arm in choices},
+        {arm: availabilities[arm] for arm in choices},
     )
 
 
-def _faults(libraries: Mapping[str, Library]) -> dict[str, tuple[str, str]]:
-    """Return for each library that cannot be used the reason and a remedy, by its name.
+def _find_faults(libraries: Mapping[str, Library]) -> dict[str, tuple[str, str]]:
+    """Return the reason and a remedy for each library that cannot be used, by the name of the library.
 
-    The remedy is empty if the library is to be installed, which is done differently for each arm.
+    The remedy is empty if the library must be installed, because that is done differently for each arm.
     """
     faults = {}
     for name, library in libraries.items():
         if library.missing:
             faults[name] = f"{name} is not installed", "pip install torch" if name == "torch" else ""
         elif library.problem:
-            # What keeps torch from loading keeps the others, too.
-            to_be_tried = name == "torch" or not libraries["torch"].problem
-            suspects = find_suspects(partial(_loads, name), os.environ) if to_be_tried else []
-            shown = f"{shlex.join([sys.executable, '-c', 'import torch'])}, which shows the whole error"
-            remedy = unset(name, suspects, os.environ) or (shown if name == "torch" else "")
+            # What keeps torch from loading keeps the others from it, too.
+            is_worth_trying = name == "torch" or not libraries["torch"].problem
+            suspects = find_suspects(partial(_loads, name), os.environ) if is_worth_trying else []
+            import_torch = shlex.join([sys.executable, "-c", "import torch"])
+            whole_error = f"{import_torch}, which shows the whole error"
+            remedy = unset_command(name, suspects, os.environ) or (whole_error if name == "torch" else "")
             faults[name] = f"{name} does not load: {library.problem}", remedy
     return faults
 
@@ -144,8 +145,8 @@ def load(
 ) -> dict[str, Library]:
     """Load libraries at the same time, each in a process of its own, and return the outcomes by name.
 
-    The names are those that ``backends.probe`` knows. A library that does not answer within ``seconds`` is
-    reported as one that does not load.
+    The names are those that ``backends.probe`` knows. A library that is not loaded after ``seconds`` counts
+    as one that does not load.
     """
     # The working folder is left out: it may contain another module of that name.
     environment = {**environ, "PYTHONPATH": import_path(environ), "PYTHONSAFEPATH": "1"}
@@ -158,7 +159,7 @@ def load(
             probe.end()
 
 
-def _judge(
+def _availability_of(
     arm: str,
     backend: Backend,
     runtime: Runtime,
@@ -186,10 +187,11 @@ def _judge(
 
 
 def find_suspects(loads: Callable[[Mapping[str, str]], bool], environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables without which a library loads; empty if removing all does not help.
+    """Return the names of the environment variables that keep a library from loading.
 
-    ``loads`` returns whether the library loads in an environment. A try takes a second or two, so each try
-    leaves out half of the variables. If leaving out one is not enough, all that are set are returned.
+    ``loads`` returns whether the library loads in a given environment. A try takes a second or two, so each
+    try leaves out half of the variables. If no single variable is the cause, all that are set are returned.
+    The result is empty if the library does not load without any of them.
     """
     suspects = [name for name in (*_LOADER_VARIABLES, *library_settings(environ)) if environ.get(name)]
     suspects = list(dict.fromkeys(suspects))
@@ -203,14 +205,14 @@ def find_suspects(loads: Callable[[Mapping[str, str]], bool], environ: Mapping[s
     return fewer if len(suspects) == 1 or loads(_without(fewer, environ)) else suspects
 
 
-def unset(name: str, suspects: Iterable[str], environ: Mapping[str, str]) -> str:
+def unset_command(name: str, suspects: Iterable[str], environ: Mapping[str, str]) -> str:
     """Return the command that unsets the ``suspects`` of library ``name``, with the reason as a comment.
 
-    Empty without suspects.
+    It is empty without suspects.
     """
     names = list(suspects)
-    held = ", ".join(f"{variable}={_short(environ[variable])}" for variable in names)
-    return f"unset {' '.join(names)}  # {name} loads without {held}" if names else ""
+    values = ", ".join(f"{variable}={_short(environ[variable])}" for variable in names)
+    return f"unset {' '.join(names)}  # {name} loads without {values}" if names else ""
 
 
 def _without(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:

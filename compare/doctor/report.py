@@ -19,14 +19,14 @@ _STYLES: dict[Level, Style] = {"problem": "bad", "warning": "doubtful"}
 class _Column(NamedTuple):
     heading: str
     topics: frozenset[Topic]
-    """Topics whose worst finding decides the colour of the cell."""
+    """Topics of findings; the worst of a host decides the colour of its cell."""
     cell: Callable[[Facts, ExaminedHost], str]
     unknown: str = "–"
     """The cell of a host without facts."""
 
 
 def document_of(examination: Examination) -> Document:
-    """Return a document with one row for each host, and all findings by level below the table."""
+    """Return a document with a table of one row for each host, and with all findings by their level."""
     texts: dict[Level, list[str]] = {level: [] for level in LEVELS}
     for finding, hosts in _grouped(examination):
         texts[finding.level].append(_finding_text(finding, hosts))
@@ -60,17 +60,17 @@ def _style(findings: list[Finding]) -> Style:
 
 
 def _finding_text(finding: Finding, hosts: list[str]) -> str:
-    """Return a finding as indented lines: level, hosts and defect, then the evidence, then the fix."""
+    """Return a finding as lines: its level, hosts and defect, then indented the evidence and the fix."""
     parts = [f"{finding.level}: {listed(hosts)}: {finding.what}", finding.found, finding.fix]
     return "\n  ".join(part.replace("\n", "\n  ") for part in parts if part)
 
 
 def _grouped(examination: Examination) -> list[tuple[Finding, list[str]]]:
-    """Return each distinct finding, its ``host`` left empty, with the names of all hosts that have it."""
-    found: dict[Finding, list[str]] = {}
+    """Return each distinct finding, with its ``host`` left empty, and the names of all hosts that have it."""
+    hosts: dict[Finding, list[str]] = {}
     for finding in examination.findings:
-        found.setdefault(msgspec.structs.replace(finding, host=""), []).append(finding.host)
-    return list(found.items())
+        hosts.setdefault(msgspec.structs.replace(finding, host=""), []).append(finding.host)
+    return list(hosts.items())
 
 
 def _summary(examination: Examination) -> str:
@@ -105,7 +105,7 @@ def _slots(facts: Facts, each: ExaminedHost) -> str:
 
 
 def _interface(facts: Facts, _: ExaminedHost) -> str:
-    """Return name and first address of the default route's interface, otherwise of the first one up."""
+    """Return the cell with an interface and its address: that of the default route, or else the first up."""
     up = sorted(
         (interface for interface in facts.interfaces if interface.up and interface.name != "lo"),
         key=lambda interface: interface.name != facts.default_interface,

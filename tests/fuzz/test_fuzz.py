@@ -397,7 +397,7 @@ def test_log_of_any_text_is_read_and_harmless(log):
 @example(b'"\xff"')
 def test_facts_of_a_host_of_any_bytes_are_refused(content):
     answer = Answer(Host("n1", 1), 0, checkup.PREFIX.encode() + content, b"", 0.1, 0.0, "")
-    found = examine._examined(answer, "python", Ssh())
+    found = examine._examined_host(answer, "python", Ssh())
     assert found.trouble or isinstance(found.facts, Facts)
 
 

@@ -1,8 +1,8 @@
 """Build Horovod for the installed torch, and keep the wheel.
 
 Horovod's last release is a source distribution from June 2023, which a plain ``pip install`` no longer
-compiles. ``horovod.cmake`` contains what a build needs today. Each recipe is built once, and later calls
-install its wheel.
+compiles. ``horovod.cmake`` contains what a build needs today. A recipe, which is all that a wheel depends on,
+is built once. Later calls install the wheel that is kept.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def install_horovod(
 
     Nothing is done if a fitting Horovod is installed and loads, unless ``force`` asks for a new build.
     ``constraints`` is a file for pip that limits the versions of the build's requirements. Progress is
-    printed on standard error by default.
+    printed on ``console``, by default on standard error.
 
     Raises:
         UnavailableError: torch, a compiler or another tool is missing, or the build failed; the error of a
@@ -99,12 +99,12 @@ def install_horovod(
 
 
 def require_tools(wheels: Path) -> None:
-    """Require what a build below the folder ``wheels`` needs, before it starts.
+    """Require all that a build in the folder ``wheels`` needs, before the build starts.
 
     That is a C++ compiler, make, Python's headers, pip, and a path of letters, digits and ``/ _ . -``.
 
     Raises:
-        UnavailableError: something is missing; names all of it, with the commands that install it.
+        UnavailableError: something is missing; the error names all that is, with commands that install it.
     """
     compilers = os.environ.get("CXX", "").split()[:1] or ["c++", "g++", "clang++"]
     header = Path(sysconfig.get_path("include")) / "Python.h"
@@ -125,18 +125,21 @@ def require_tools(wheels: Path) -> None:
             "export XDG_CACHE_HOME=/folder/with/a/plain/name",
         ),
     )
-    missing = [(what, command) for present, what, command in needs if not present]
+    missing = [(need, command) for is_there, need, command in needs if not is_there]
     if missing:
         raise UnavailableError(
             "Horovod cannot be compiled on this machine, so nothing was started.",
-            found=f"Missing: {'; '.join(what for what, _ in missing)}.",
+            found=f"Missing: {'; '.join(need for need, _ in missing)}.",
             remedy=f"Run `{' && '.join(command for _, command in missing)}` or its equivalent here, and then "
             "this command again.",
         )
 
 
 def build_environment(recipe: Recipe, scratch: Path) -> dict[str, str]:
-    """Return a build's environment: the user's, the recipe's variables, and this machine's paths."""
+    """Return the environment of a build: the user's variables, the recipe's, and paths of this machine.
+
+    Temporary files of the build go to the folder ``scratch``.
+    """
     # What is left out: the user's settings for Horovod would change the wheel, but not its key. An outer make
     # would share its jobs. pip demands hashes of this build, and constraints have none. setup.py imports from
     # its own folder.
@@ -181,13 +184,13 @@ def _build(recipe: Recipe, commands: Commands) -> Path:
 
 
 def _verify(recipe: Recipe) -> list[str]:
-    """Load the installed Horovod, and return its controllers, and also ``nccl`` if it supports NCCL.
+    """Load the installed Horovod, and return its controllers, followed by ``nccl`` if it supports NCCL.
 
     A Horovod that does not load, or does not fit the recipe, is removed from the environment and from the
-    cache, so that the next call builds it again.
+    cache. So the next call builds it again.
 
     Raises:
-        UnavailableError: Horovod was removed; with the reason.
+        UnavailableError: Horovod was removed; the error has the reason.
     """
     library = availability.load(["horovod"], recipes.LOAD_SECONDS)["horovod"]
     built = [*library.facts.get("controllers", []), *(["nccl"] if library.facts.get("nccl") else [])]
@@ -195,10 +198,10 @@ def _verify(recipe: Recipe) -> list[str]:
     what = "The installed Horovod did not load, so it was removed."
     found = library.problem or "It is missing."
     if library.facts:
-        if all((name in built) == there for name, there in wanted.items()):
+        if all((name in built) == is_wanted for name, is_wanted in wanted.items()):
             return built
         what = "The installed Horovod was not built for this environment, so it was removed."
-        needed = ", ".join(name if there else f"no {name}" for name, there in wanted.items())
+        needed = ", ".join(name if is_wanted else f"no {name}" for name, is_wanted in wanted.items())
         found = f"This environment needs {needed}. It was built with {', '.join(built) or 'neither'}."
     subprocess.run(pip("uninstall", "--yes", "horovod"), check=False, capture_output=True)
     for wheel in recipe.folder.glob("*.whl"):

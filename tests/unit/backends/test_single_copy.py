@@ -29,13 +29,13 @@ def test_check_finds_what_the_program_finds():
 
 def test_check_without_the_program_finds_nothing(monkeypatch, tmp_path):
     nowhere = {"ringside": "1", "ringside_path": str(tmp_path), "ringside_sources": ""}
-    monkeypatch.setattr(checkup, "ringside", lambda: nowhere)
+    monkeypatch.setattr(checkup, "ringside_facts", lambda: nowhere)
     assert checkup.collect_facts(quick=True)["memory_reads_refused"] == ""
 
 
 @pytest.mark.parametrize("printed", ["Traceback (most recent call last):\nImportError: no _ctypes\n", ""])
 def test_check_takes_no_crash_for_a_refusal(monkeypatch, printed):
-    monkeypatch.setattr(checkup, "printed", lambda _: printed)
+    monkeypatch.setattr(checkup, "output_of", lambda _: printed)
     assert checkup.collect_facts(quick=True)["memory_reads_refused"] == ""
 
 

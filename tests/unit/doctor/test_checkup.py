@@ -63,7 +63,7 @@ def test_checkup_as_standard_input_finds_ringside_on_the_path(tmp_path):
     root = str(Path(checkup.__file__).parents[2])
     facts = facts_of([sys.executable, "-", "--quick"], PYTHONPATH=root, PYTHONSAFEPATH="1")
     assert (facts["ringside"], facts["ringside_path"]) == (__version__, root)
-    assert facts["ringside_sources"] == checkup.ringside()["ringside_sources"]
+    assert facts["ringside_sources"] == checkup.ringside_facts()["ringside_sources"]
 
 
 def test_ringside_digest_changes_with_the_sources(tmp_path):

@@ -67,9 +67,11 @@ def test_examine_host_without_the_workload_is_found(fake_ssh, tmp_path, monkeypa
     own = data.own_source(f"{ours}/train.py:make")
     monkeypatch.setattr(data.own, "MOST_BYTES", most_bytes)
     fake_ssh(LIKE_SSHD)
-    assert [f for f in look(N1, own=own).findings if f.topic == "workload"] == [], "it has the same folder"
+    assert [f for f in look(N1, workload=own).findings if f.topic == "workload"] == [], (
+        "it has the same folder"
+    )
     fake_ssh(LIKE_SSHD.replace('"$last"', '"$(echo "$last" | sed s:/ours:/theirs:)"'))
-    (finding,) = (f for f in look(N1, own=own).findings if f.topic == "workload")
+    (finding,) = (f for f in look(N1, workload=own).findings if f.topic == "workload")
     assert (finding.level, finding.host) == (level, "n1")
     assert fix.format(ours=ours) in finding.fix
 
@@ -118,15 +120,15 @@ def test_examine_unusable_python_asks_another(fake_ssh, tmp_path):
 def test_clock_lies_between_our_start_and_our_end(host_began, host_answered, ahead, uncertain):
     facts = msgspec.structs.replace(well().facts, began_at=host_began, answered_at=host_answered)
     line = checkup.PREFIX.encode() + msgspec.json.encode(facts) + b"\n"
-    host = doctor._examined(Answer(N1, 0, line, b"", 10.0, 100.0), "python", Ssh())
+    host = doctor._examined_host(Answer(N1, 0, line, b"", 10.0, 100.0), "python", Ssh())
     assert (host.clock_ahead_seconds, host.clock_uncertain_seconds) == (ahead, uncertain)
 
 
 def test_arguments_pass_names_on_and_no_addresses():
     hosts = parse_hostfile("n1\nlocalhost\n10.0.0.1\n::2\nn2", "x")
-    assert doctor._arguments(hosts, quick=False) == ["--peers", "n1,n2"]
-    assert doctor._arguments(hosts, quick=True) == ["--quick"]
-    assert doctor._arguments(hosts[:1], quick=False) == []
+    assert doctor._checkup_arguments(hosts, quick=False) == ["--peers", "n1,n2"]
+    assert doctor._checkup_arguments(hosts, quick=True) == ["--quick"]
+    assert doctor._checkup_arguments(hosts[:1], quick=False) == []
 
 
 # ---- the check before a run ----
@@ -139,7 +141,7 @@ def check_group(monkeypatch):
     def check(**changed):
         hosts = group(**changed)
         monkeypatch.setattr(doctor, "_collect_facts", lambda *_: hosts)
-        monkeypatch.setattr(checkup, "ringside", lambda: {"ringside_sources": HERE.sources})
+        monkeypatch.setattr(checkup, "ringside_facts", lambda: {"ringside_sources": HERE.sources})
         monkeypatch.setattr(doctor, "__version__", HERE.version)
         return quick_check([each.host for each in hosts], carrier=Ssh())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compare.doctor import availability
-from compare.doctor.availability import find_suspects, unset
+from compare.doctor.availability import find_suspects, unset_command
 
 SHELL = {
     "HOME": "/root",
@@ -34,9 +34,9 @@ def test_library_that_never_loads_has_no_suspect(shell):
 
 
 def test_remedy_is_a_command_with_its_reason():
-    written = unset("horovod", ["LD_LIBRARY_PATH"], {"LD_LIBRARY_PATH": f"/a:{'b' * 99}"})
+    written = unset_command("horovod", ["LD_LIBRARY_PATH"], {"LD_LIBRARY_PATH": f"/a:{'b' * 99}"})
     assert written == "unset LD_LIBRARY_PATH  # horovod loads without LD_LIBRARY_PATH=/a…"
-    assert unset("horovod", [], {}) == ""
+    assert unset_command("horovod", [], {}) == ""
 
 
 def test_path_with_a_broken_library_is_named_and_no_installation(tmp_path, monkeypatch, requires_backend):
