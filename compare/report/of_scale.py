@@ -102,7 +102,7 @@ def _warnings(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
 def statements(figures: ScaleFigures) -> Iterator[str]:
     """Yield lines on arms that bend, with causes, on arms that keep their efficiency, and on open ones.
 
-    An arm bends at the first number of ranks where its efficiency is clearly below ``HOLDS``.
+    An arm bends at the first number of ranks where its efficiency is clearly below ``THRESHOLD``.
     """
     for bend in figures.bends:
         yield _bend_sentence(bend)
