@@ -47,8 +47,8 @@ class PipelineReplica(Replica):
         self.parts_per_pass = int(options.get("microbatches", 1))
         if self.schedule == "1f1b" and self.parts_per_pass < group.world_size:
             raise BackendError(
-                f"schedule=1f1b needs a microbatch for each rank, but there are {self.parts_per_pass} for "
-                f"{group.world_size} ranks. Choose more, or schedule=gpipe."
+                f"schedule=1f1b needs as many microbatches as ranks, but there are {self.parts_per_pass} for "
+                f"{group.world_size}. Set microbatches={group.world_size} or more, or schedule=gpipe."
             )
         self.starts = divide(layers, group.world_size)
         self.first_layer = self.starts[group.rank]

@@ -67,9 +67,9 @@ class Reducer(ABC):
         return run
 
     def attest(self) -> Facts:
-        """Return facts of this mode, which the replica reports among its own.
+        """Return what this mode really used, such as ``{"form": "ring"}``; the replica adds it to its report.
 
-        A fact ``transport`` replaces that of the group.
+        A ``transport`` among these facts replaces the one that the group reports.
         """
         return {}
 

@@ -260,7 +260,7 @@ def doublings(n: int) -> int:
 
 
 def others_share(n: int) -> float:
-    """Return the share of a message that n - 1 of n ranks hold together."""
+    """Return (n - 1) / n, the share that the other ranks hold if each of n holds an equal part."""
     return (n - 1) / n
 
 
@@ -269,7 +269,7 @@ def _is_power_of_two(n: int) -> bool:
 
 
 def _fold_count(n: int) -> int:
-    """Return 1 if some ranks must first join others, because n is not a power of two; else 0."""
+    """Return the number of steps, 1 or 0, in which ranks beyond a power of two hand over their data."""
     return 0 if _is_power_of_two(n) else 1
 
 

@@ -58,7 +58,7 @@ class _Arm(NamedTuple):
 
     @property
     def row(self) -> Row:
-        """Return the arm's row: its name, whether it can run, and two lines about it."""
+        """Return the arm's row: its name, whether it can run, and why not or what it is, above its facts."""
         claims = ", ".join(self.backend.claims)
         facts = (self.availability.launcher, self.availability.version, self.availability.transport, claims)
         about = f"{self.problem or self.summary}\n{' · '.join(filter(None, facts))}"

@@ -212,6 +212,7 @@ def _run_checkup(
 
 
 def _examined_host(answer: Answer, python: str, carrier: Carrier) -> ExaminedHost:
+    """Return what an answer says of its host and of its clock, or the trouble if the examination failed."""
     unknown = ExaminedHost(host=answer.host, seconds=answer.seconds)
     try:
         if error := host_error(answer, carrier):

@@ -186,11 +186,13 @@ def follow(job: str, output: Path, show: Callable[[str], None]) -> int:
             if text:
                 show(text.decode(errors="replace"))
     state, (code, _, number) = fields["JobState"], fields.get("ExitCode", "").partition(":")
-    if number not in {"", "0"} or state not in {"COMPLETED", "FAILED"}:
+    signal = "" if number in {"", "0"} else f", after signal {number}"
+    if signal or state not in {"COMPLETED", "FAILED"}:
         raise AllocationError(
-            f"Slurm job {job} did not end by itself.",
-            found=f"Its state is {state}.",
-            remedy=f"Read its output in {output}, and submit the job again.",
+            f"Slurm job {job} was ended before it finished.",
+            found=f"Its state is {state}{signal}.",
+            remedy=f"Read its output in {output}. If it lacked time or memory, ask for more when you submit "
+            "it again.",
         )
     return int(code or 0)
 

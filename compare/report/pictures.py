@@ -54,12 +54,12 @@ class AxisScale(NamedTuple):
 
 
 def axis_from_zero(values: Iterable[float], start: float, end: float) -> AxisScale:
-    """Return a linear scale from zero to 2 % beyond the largest value."""
+    """Return a linear scale from zero to 2 % beyond the largest value, drawn from ``start`` to ``end``."""
     return AxisScale(0.0, max([*values, 0.0]) * 1.02 or 1.0, start, end)
 
 
 def log_axis(values: Iterable[float], start: float, end: float) -> AxisScale:
-    """Return a logarithmic scale with a margin around one or more positive values."""
+    """Return a logarithmic scale with a margin around positive values, drawn from ``start`` to ``end``."""
     logs = [math.log(value) for value in values]
     margin = max(0.02, 0.06 * (max(logs) - min(logs)))
     return AxisScale(math.exp(min(logs) - margin), math.exp(max(logs) + margin), start, end, is_log=True)

@@ -98,13 +98,13 @@ def time_collectives(
     sizes = list(collectives.message_bytes)
     calls = max(1, min(_STEP_CALLS, _BYTES_AT_ONCE // max(1, sum(sizes))))
 
-    def barrier() -> None:
+    def note_and_wait() -> None:
         note(calls)
         group.barrier()
 
     note(calls)
     times = time_repeated(
-        collectives.run, barrier, group.device, samples=_STEP_SAMPLES, calls=calls, warmup=calls
+        collectives.run, note_and_wait, group.device, samples=_STEP_SAMPLES, calls=calls, warmup=calls
     )
     return sizes, times
 

@@ -35,9 +35,10 @@ class Pattern:
         return _repeated(self._period(rank), buffer, 0)
 
     def right_result(self, rank: int, buffer: torch.Tensor) -> torch.Tensor:
-        """Return the right result of a rank, with the size of its ``buffer``.
+        """Return what a rank must hold afterwards, with as many bytes as ``buffer``, which holds its result.
 
-        A result that consists of several ranks' parts has the dtype uint8, as the bytes of the numbers.
+        A result that is joined from several ranks' parts is returned as raw bytes (uint8), because torch
+        cannot join every dtype.
         """
         name, ranks = self._exchange.collective, range(self._ranks)
         if self._exchange.traits.reduces:

@@ -106,7 +106,7 @@ def test_pipeline_computes_under_the_autocast_of_the_loss(group):
 
 
 def test_pipeline_refuses_few_microbatches_and_another_shape(group):
-    with pytest.raises(BackendError, match=r"a microbatch for each rank, but there are 0 for 1"):
+    with pytest.raises(BackendError, match=r"as many microbatches as ranks, but there are 0 for 1"):
         PipelineReplica(nn.Sequential(nn.Linear(3, 2)), sgd, group, OPTIONS | {"microbatches": 0})
     replica = PipelineReplica(nn.Sequential(nn.Linear(3, 2)), sgd, group, OPTIONS)
     replica.learn(torch.zeros(4, 3), lambda model, batch: model(batch).mean())

@@ -64,7 +64,7 @@ def test_followed_job_shows_its_output_and_gives_its_status(programs, tmp_path):
     assert follow("17", output, shown.append) == 8
     assert shown == ["result\n"]
     programs("scontrol", "echo JobState=CANCELLED ExitCode=0:15")
-    with pytest.raises(AllocationError, match="did not end by itself"):
+    with pytest.raises(AllocationError, match="was ended before it finished"):
         follow("17", output, shown.append)
 
 
