@@ -186,7 +186,7 @@ class _EndStep:
         return means
 
     def _step(self) -> _Given:
-        """Take the step as the training would; return its averaged gradients, whole, and its learning rates."""
+        """Take the step as the training would, and return its averaged gradients and its learning rates."""
         seed_step(self._task.config, self._steps, self._replica.shard[0])
         side = self._side._replace(batches=iter(self._task.batches(self._replica.shard)))
         given = self._step_of_user(side) if self._replica.takes_whole_step else self._step_of_arm(side)
