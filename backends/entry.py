@@ -36,7 +36,7 @@ class Option:
     summary: str
     choices: tuple[str, ...] = ()
     least: int = 1
-    """The smallest value of an option of the kind count."""
+    """If the option is a whole number, a value below this one is refused."""
     strategies: Mapping[str, str] = field(default_factory=dict)
     """The ``module:class`` of the Replica for choices with another strategy than the backend's."""
     runtimes: Mapping[str, Runtime] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Option:
     accumulates: bool = True
     """Whether gradients can be accumulated over several passes while this switch is on."""
     compiles_from: float = 0.0
-    """The smallest value with which torch.compile works; 0 if it works with every value."""
+    """torch.compile needs a value that is at least this large; 0 if it works with every value."""
     needs: tuple[str, str] | None = None
     """The name and value of another option without which this one has no effect; None if it needs none."""
     offered_in: str = ""

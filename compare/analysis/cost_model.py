@@ -98,21 +98,28 @@ class Curve(NamedTuple):
 
     @property
     def latency(self) -> float:
-        """Return the seconds of an empty message, extrapolated from the smallest one; at least 0."""
+        """Return how many seconds a message without any bytes would take.
+
+        A straight line leads there from the smallest measured message; a negative result counts as 0.
+        """
         size, seconds = self.points[0]
         return max(0.0, seconds - size * self.seconds_per_byte)
 
     @property
     def seconds_per_byte(self) -> float:
-        """Return the seconds that each byte adds: the slope from the smallest to the largest message."""
+        """Return by how many seconds each further byte prolongs a message.
+
+        It is averaged over all sizes from the smallest to the largest message; a negative result counts as 0.
+        """
         (low, before), (high, after) = self.points[0], self.points[-1]
         return max(0.0, after - before) / (high - low)
 
     def seconds(self, nbytes: float) -> float:
         """Return how many seconds a message of ``nbytes`` takes.
 
-        Between two measured sizes, the time is interpolated on log scales. A message below the smallest size
-        takes as long as the smallest, and beyond the largest size the time grows by `seconds_per_byte`.
+        Between two measured sizes, a line connects the logarithms of size and time. A message that is smaller
+        than all of them takes as long as the smallest one. Beyond the largest one, each byte adds
+        `seconds_per_byte`.
         """
         import numpy as np
 
