@@ -77,7 +77,7 @@ def refusal(pid: int, address: int) -> str:
 
 
 def _probable_cause() -> str:
-    """Return the end of a reason: the setting that probably refuses the call; empty if unknown."""
+    """Return a clause, to end a reason, that names what probably refuses the call; empty if unknown."""
     with suppress(OSError):
         scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
         if scope != "0":

@@ -173,6 +173,7 @@ def check_interpreter(run: Run, arm: Arm, ranks: Sequence[RankResult], *, here: 
             if attested != value:
                 raise ConditionsError(
                     f"{arm.label}: rank {rank.rank} did not run in its arm's environment.",
-                    found=f"Its {name} is {attested}, but the arm asks for {value}.",
+                    found=f"Its {'environment' if name == 'prefix' else 'copy of Ringside'} is {attested}, "
+                    f"but the arm asks for {value}.",
                     remedy="Install torch and its launchers in that environment itself.",
                 )

@@ -135,8 +135,8 @@ def forecast(
             "Nothing can be predicted from this run.",
             found="; ".join(f"{arm}: {reason}" for arm, reason in refused.items())
             or "It has no arm that synchronises.",
-            remedy="Measure arms that can be predicted, on two hosts or more, or describe the network with "
-            "--link: compare run -H HOST,HOST --backend ddp,manual,mpi.",
+            remedy="For a run on one host, describe the network with --link. If that does not help, measure "
+            "on two hosts, with one rank on each: compare run -H HOST,HOST --backend ddp,manual,mpi",
         )
     recorded = run.network.rehearsed
     assumed_goodput = link is not None and not (recorded and recorded.bits_per_second is not None)
@@ -306,8 +306,8 @@ def compare_with(run: Run, other: Run, link: Link | None = None) -> ComparedPred
     if not comparisons:
         raise OutputError(
             "The two runs have no arm in common that can be predicted.",
-            found=f"{', '.join(predicted)} can be predicted.",
-            remedy="Measure one of them in the other run.",
+            found=f"From the first run, {', '.join(predicted)} can be predicted.",
+            remedy=f"Repeat the other run with --backend {predicted[0]}.",
         )
     return ComparedPredictions(
         comparisons=comparisons,

@@ -145,7 +145,8 @@ def require_passed(gate: Changes) -> None:
     if gate.outcome == "slower":
         raise SlowerError(
             f"The gate did not pass (exit code {SlowerError.exit_code}).",
-            remedy="Find the cause with `compare report`, or allow more with --fail-if-slower.",
+            remedy="Find the cause with `compare report` and the folder of the results, or allow more with "
+            "--fail-if-slower.",
         )
     if gate.outcome == "too noisy":
         raise TooNoisyError(

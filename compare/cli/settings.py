@@ -216,7 +216,8 @@ def read_settings(path: Path) -> SettingsFile:
         raise UsageError(
             f"{path} is not valid TOML.",
             found=f"{error}.",
-            remedy='Write one setting a line: backend = ["ddp", "horovod"]',
+            remedy=f"Correct it there. A setting{' in [tool.ringside]' if is_pyproject else ''} looks like "
+            'this: backend = ["ddp", "horovod"]',
         ) from None
     for name in ("tool", "ringside") if is_pyproject else ():
         table = table.get(name, {}) if isinstance(table, dict) else {}
@@ -277,7 +278,12 @@ def _settings_in(
 def _unknown_key(path: Path, owner: str, written: str, known: list[str]) -> UsageError:
     close = difflib.get_close_matches(written.replace("-", "_"), known)
     place = f" in [{owner.replace(' ', '.')}]" if owner else ""
-    remedy = f"Use one of: {', '.join(known)}." if owner else "Settings are named like flags: see --help."
+    remedy = (
+        f"Use one of: {', '.join(known)}."
+        if owner
+        else "Settings are named like flags, and tables like commands: see `compare run --help` and "
+        "`compare --help`."
+    )
     return UsageError(
         f"{path}: there is no setting {written!r}{place}.",
         found=f"Did you mean {' or '.join(close)}?" if close else "",

@@ -134,6 +134,8 @@ def _print_manifest(flags: JobFlags, words: Sequence[str]) -> None:
     say = make_say(make_console(stderr=True))
     say(times)
     if all(flag_value(words, flag) is None for flag in _RESULT_FLAGS):
-        say("The result ends with the launcher's pod. To keep it in the log, add: --export-json -")
-    say(f"It is only printed. To apply it: {shlex.join(['compare', *sys.argv[1:]])} | kubectl apply -f -")
+        say("The result is lost with the launcher's pod. To keep it in the log, add: --export-json -")
+    say(
+        f"The job is only printed. To apply it: {shlex.join(['compare', *sys.argv[1:]])} | kubectl apply -f -"
+    )
     say(f"To follow it: until {logs}; do sleep 2; done")  # it fails while the container is being made

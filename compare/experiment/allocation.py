@@ -127,9 +127,10 @@ def _allocate_slurm_nodes(asked: tuple[Host, ...], source: str, environ: Mapping
     found = slurm.detect(environ)
     if found is None:
         raise UsageError(
-            "--engine slurm needs a job of Slurm.",
+            "--engine slurm works only within a Slurm job.",
             found="SLURM_JOB_ID is not set.",
-            remedy="Start it within salloc or sbatch, or submit it: compare submit --engine slurm -- run …",
+            remedy="Run the command within salloc or sbatch, or submit it: compare submit --engine slurm -- "
+            "run …",
         )
     names = {host.name for host in found.hosts}
     if strangers := [host for host in asked if host.name not in names]:
@@ -181,8 +182,8 @@ def require_time(job: ScheduledJob | None, noun: str, least_seconds: float, now:
         raise BudgetError(
             f"{job.name} ends before every {noun} can run once.",
             found=f"One launch of each takes {duration(least_seconds)} or more. "
-            f"Until one minute before its end, the job has {duration(max(0.0, left))}.",
-            remedy=f"Ask for a longer --time, or name fewer {noun}s.",
+            f"The job has {duration(max(0.0, left))} left, not counting its last minute.",
+            remedy=f"Ask Slurm for a longer time limit, or name fewer {noun}s.",
         )
 
 

@@ -119,7 +119,7 @@ def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, 
     if not groups:
         raise UnavailableError(
             "No group can run here.",
-            found=" ".join(left_out.values()),
+            found="\n".join(f"{name}: {reason}" for name, reason in left_out.items()),
             remedy="Install a library (`compare backends` says how), or choose another --device.",
         )
     entries = [GROUPS[name] for name in groups]

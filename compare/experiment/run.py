@@ -276,7 +276,7 @@ class Plan(NamedTuple):
     in_turns: bool
     """Whether the arms of a round would train in turns."""
     notes: list[str]
-    """Sentences about what is not known, and what is assumed."""
+    """Lines that say where the hosts come from, what is not known, and what is assumed."""
     launches: list[LaunchPlan]
     """The launches of the first round, in the order in which they would start."""
 
@@ -310,7 +310,7 @@ def plan(request: UserRequest) -> Plan:
 
 
 def _notes(request: UserRequest, hosts: HostFacts, source: DatasetSource) -> list[str]:
-    """Return sentences that say what a dry run does not know, and what it assumes instead."""
+    """Return lines that say where the hosts come from, what a dry run does not know, and what it assumes."""
     notes = [f"Hosts: {request.allocation.source}"]
     if source.note:
         notes.append(source.note)

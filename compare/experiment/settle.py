@@ -115,7 +115,7 @@ def settle(request: UserRequest, cluster: HostFacts) -> tuple[RunConfig, dict[st
         baseline = arms[0].label
     else:
         raise UsageError(
-            f"An A/A test needs an arm that synchronises, and {arms[0].label} does not.",
+            f"An A/A test needs an arm that synchronises, and the arm {arms[0].label} does not.",
             remedy="Choose another arm with --backend.",
         )
     config = msgspec.structs.replace(draft, arms=arms, baseline=baseline, device=device)
@@ -215,7 +215,7 @@ def choose_arms(
     if not arms:
         raise UnavailableError(
             "No backend can run here.",
-            found="; ".join(left_out.values()),
+            found="\n".join(f"{name}: {reason}" for name, reason in left_out.items()),
             remedy="Install one (`compare backends` says how), or use --device cpu.",
         )
     return tuple(arms), left_out

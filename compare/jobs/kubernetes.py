@@ -67,7 +67,8 @@ def write_manifest(resources: Resources, words: Sequence[str]) -> str:
 
     Raises:
         UsageError: the command launches no ranks, has a value of ``-x`` or no time left to measure, or the
-            resources are wrong.
+            resources are wrong. A word, the image or the namespace with an unprintable character is refused
+            as well.
     """
     require_launching_command(
         words,
@@ -128,7 +129,8 @@ def explain_time(resources: Resources, words: Sequence[str], usual_seconds: floa
     start_seconds, measure_seconds = _divide_time(resources, words)
     division = (
         f"Of the job's {resources.minutes} min, the workers may take {duration(start_seconds)} to start, and "
-        f"the end has {duration(_END_SECONDS)}. That leaves {duration(measure_seconds)} to measure"
+        f"{duration(_END_SECONDS)} is kept to save the result. "
+        f"That leaves {duration(measure_seconds)} to measure"
     )
     budget_seconds = _flag_seconds(words, "--budget") if words[0] == "run" else None
     if budget_seconds is not None:
@@ -168,7 +170,8 @@ def _divide_time(resources: Resources, words: Sequence[str]) -> tuple[float, flo
     if not measure_seconds > 0:
         raise UsageError(
             f"-t {resources.minutes} leaves no time to measure.",
-            found=f"The workers may take {start_seconds:g} s to start, and {_END_SECONDS} s are for the end.",
+            found=f"The workers may take {start_seconds:g} s to start, and {_END_SECONDS} s are kept "
+            "to save the result.",
             remedy="Give the job longer with -t, or shorten --wait-for-hosts.",
         )
     return start_seconds, measure_seconds

@@ -250,7 +250,8 @@ class RunningLaunch:
         if not hosts and silent:
             return HostError(
                 f"Host {silent[0].host.name} did not end the launch within {_END_SECONDS:g} s.",
-                remedy="Look there for processes with RINGSIDE_LAUNCH in their environment, and end them.",
+                remedy="Look there for processes with RINGSIDE_LAUNCH in their environment, and end them: "
+                "grep -l RINGSIDE_LAUNCH /proc/[0-9]*/environ",
             )
         return hosts[0] if hosts else None
 

@@ -55,16 +55,20 @@ def stage(
             raise not_copied(lacking[0], source)
         receivers = lacking[0].name if len(lacking) == 1 else f"{len(lacking)} hosts"
         files = data.files_of(source)
-        say(f"Copying {source.name} ({sum(map(len, files.values())) / 1e6:.0f} MB) to {receivers}")
+        say(f"Copying {_described(source)} ({sum(map(len, files.values())) / 1e6:.0f} MB) to {receivers}")
         places |= _ask(lacking, source, python, carrier, msgspec.msgpack.encode(files))
     for host in other_hosts:
         if not places[host].directory:
             raise HostError(
-                f"Host {host.name} did not get a whole copy of {source.name}.",
+                f"Host {host.name} did not get a whole copy of {_described(source)}.",
                 found=f"After copying, {places[host].cache} does not hold the files that were sent.",
                 remedy="Free space there if its disk is full, remove that folder, and run again.",
             )
     return [places[host].directory if host in places else source.directory for host in hosts]
+
+
+def _described(source: DatasetSource) -> str:
+    return "the workload's folder" if source.workload else source.name
 
 
 def not_copied(host: Host, source: DatasetSource) -> HostError:

@@ -214,8 +214,8 @@ def read_env_flags(texts: Sequence[str], environ: Mapping[str, str]) -> dict[str
             raise UsageError(f"-x {name} cannot be set.", found=found, remedy=remedy)
         if not given and name not in environ:
             raise UsageError(
-                f"-x {name}: the variable is not set in your shell.",
-                remedy=f"Set it, or give its value: -x {name}=VALUE",
+                f"-x {name}: your shell does not export this variable.",
+                remedy=f"Export it, or give its value: -x {name}=VALUE",
             )
         exported[name] = value if given else environ[name]
     return exported

@@ -153,7 +153,8 @@ def _run_fields(file: Path, content: Any) -> dict[str, Any]:
         raise OutputError(
             f"{file} is a verification, not a run.",
             found="`compare verify` proves that arms train alike. It measures no speed.",
-            remedy="Show it with `compare report`, or measure the arms with `compare run`.",
+            remedy="Give `compare report` the folder of the verification or its verification.json, or "
+            "measure the arms with `compare run`.",
         )
     fields = content["run"] if exported else content
     version = fields.get("schema_version")
@@ -161,7 +162,9 @@ def _run_fields(file: Path, content: Any) -> dict[str, Any]:
         raise OutputError(
             f"{file} has {'no schema version' if version is None else f'schema version {version}'}.",
             found=f"This version of Ringside reads schema versions {' and '.join(map(str, _RENAMED))}.",
-            remedy="Read it with the version of Ringside that wrote it.",
+            remedy="Give the folder that the command printed, or the results.json of a run."
+            if version is None
+            else "Read it with the version of Ringside that wrote it.",
         )
     renamed = {_RENAMED[version].get(name, name): value for name, value in fields.items()}
     return renamed | {"schema_version": SCHEMA_VERSION}
@@ -232,7 +235,7 @@ def default_output(config: RunConfig) -> Path:
 
 
 def _new_folders(subject: str, ranks: int, purpose: str = "") -> Iterator[Path]:
-    """Yield paths in ``runs`` that do not exist yet, named by the time and the arguments."""
+    """Yield paths in ``runs`` that do not exist yet, named as ``create_output`` says."""
     # scp and rsync treat the text before a colon as a host.
     subject = subject.replace(":", "-")[:_LONGEST_NAME]
     name = f"{datetime.now().astimezone():%Y-%m-%dT%H-%M-%S}-{subject}-np{ranks}{purpose}"

@@ -7,7 +7,7 @@ import subprocess
 
 from compare.errors import UnavailableError, UsageError, system_reason
 
-UNSET = "unset SLURM_JOB_ID SLURM_JOBID"
+UNSET = "unset SLURM_JOB_ID SLURM_JOBID SLURM_JOB_NODELIST SLURM_NODELIST"
 """The shell command after which Ringside no longer takes itself to be in a job of Slurm."""
 
 _ANSWER_SECONDS = 10.0

@@ -101,7 +101,7 @@ class _Given(NamedTuple):
 
 
 class _Gradients(NamedTuple):
-    """Four gradients of one parameter, each as ``_plain`` returns it."""
+    """Four gradients of one parameter, each as ``_as_float64`` returns it."""
 
     given: torch.Tensor
     """The gradient that the optimizer got."""
@@ -144,7 +144,7 @@ class _EndStep:
             return self._not_compared("the training diverged")
         names = [name for name, _ in whole.named_parameters()]
         gradients = {
-            name: _Gradients(*map(_plain, (given.gradients.get(name), *others)))
+            name: _Gradients(*map(_as_float64, (given.gradients.get(name), *others)))
             for name, *others in zip(names, exact, rounded, self._alone, strict=True)
         }
         # A parameter that has moved was trained, so it must get a gradient even now.
@@ -302,7 +302,7 @@ def _norm(tensor: torch.Tensor) -> float:
     return float(tensor.norm())
 
 
-def _plain(gradient: torch.Tensor | None) -> torch.Tensor:
+def _as_float64(gradient: torch.Tensor | None) -> torch.Tensor:
     """Return a gradient as a dense, real float64 tensor on the CPU, and None as a single zero."""
     if gradient is None:
         return torch.zeros(1, dtype=torch.float64)

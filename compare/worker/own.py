@@ -205,7 +205,8 @@ def require_sized(data: Any) -> Sized:
     if isinstance(data, IterableDataset):  # it inherits an index, and may have a length
         raise WorkloadError(
             f"the workload's data is a stream ({type(data).__name__}), so ranks cannot take shards of it.\n"
-            "Let data be a map-style data set, with len() and an index. A stream may come from loader."
+            "Let data be a map-style data set, with len() and an index. Only what loader returns may be a "
+            "stream."
         )
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         raise WorkloadError("the workload's data has no len() or no index. Use a data set that has both.")

@@ -87,7 +87,7 @@ def test_run_on_hosts_copies_the_workloads_folder_once(make_lab, mnist_dir):
     for times in (1, 0):
         done = compare(lab, "n1,n2", mnist_dir, *own)
         assert done.returncode == 0, done.stderr
-        assert done.stderr.count("Copying own") == times
+        assert done.stderr.count("Copying the workload's folder") == times
         run = read_run(lab.folder / "run")
         assert run.dataset.workload == "resnet.py:make"
         assert len({rank.final_hash for rank in run.launches[0].ranks}) == 1

@@ -127,7 +127,7 @@ class LaunchLink:
                 # The launch is over on this host, and the agent can carry out another.
                 self.error, self.exited = self._error_of(message), Exited(status=None)
             case _:
-                raise ProtocolError(f"unexpected: {type(message).__name__}")
+                raise ProtocolError(f"It sent an unexpected message: {type(message).__name__}.")
 
     def _send(self, message: LaunchMessage) -> None:
         self.agent.pipe.send(OfLaunch(self._name, message))
@@ -272,7 +272,7 @@ class Connection:
                 if name in self.launches:  # otherwise it has been given up
                     self.launches[name].handle(of_launch)
             case _:
-                raise ProtocolError(f"unexpected: {type(message).__name__}")
+                raise ProtocolError(f"It sent an unexpected message: {type(message).__name__}.")
 
     def _require_alive(self) -> None:
         """Raise a ``HostError`` if the connection was closed, or the agent sent nothing for too long."""

@@ -100,7 +100,7 @@ class ReceivedFiles:
         """
         name, log = message.name, self._files.launcher_log
         if Path(name).name != name or name[:1] in {"", "."} or "\0" in name:
-            raise ProtocolError(f"unexpected file: {name}")
+            raise ProtocolError(f"It sent an unexpected file: {name}")
         rank = self._files.rank_of(name)
         if name != log.name and (rank is None or rank not in self._ranks):
             return
@@ -111,7 +111,9 @@ class ReceivedFiles:
             return
         size = self._sizes.get(name, 0)
         if message.offset != size:
-            raise ProtocolError(f"{name} goes on at {message.offset}, but has {size} bytes")
+            raise ProtocolError(
+                f"It sent {name} from byte {message.offset:,} on, but {size:,} bytes of it are here."
+            )
         if size + len(message.data) > _FILE_BYTES:
             raise HostError(
                 f"Host {self._host.name} sends more than {_FILE_BYTES >> 30} GiB of {name}.",

@@ -261,7 +261,9 @@ class MessagePipe:
         while len(self._received) >= 4:  # noqa: PLR2004 -- bytes of a length
             length = int.from_bytes(self._received[:4])
             if length > _MESSAGE_BYTES:
-                raise ProtocolError(f"a message of {length} bytes was announced")
+                raise ProtocolError(
+                    f"It announced a message of {length:,} bytes; the limit is {_MESSAGE_BYTES:,}."
+                )
             if len(self._received) < 4 + length:
                 return
             data = bytes(self._received[4 : 4 + length])
@@ -293,7 +295,7 @@ class MessagePipe:
         if found:
             self._received, self._preamble_seen = bytearray(after), True
         elif len(before) > _PREAMBLE_BYTES:
-            raise ProtocolError(f"something else answered: {before[:80].decode(errors='replace')}")
+            raise ProtocolError(f"Something else answered: {before[:80].decode(errors='replace')}")
         return self._preamble_seen
 
 

@@ -156,7 +156,7 @@ def host_error(answer: Answer, carrier: Carrier) -> HostError | None:
         return error
     if answer.status in NOT_FOUND:
         return HostError(
-            f"{name} cannot execute the command.",
+            f"{name} cannot start Ringside.",
             found=found,
             remedy="Ringside and its Python must be at the same path on every host.",
         )
@@ -200,7 +200,7 @@ def wait_for_hosts(
                 f"{len(awaited)} of {len(hosts)} hosts did not answer within {duration(seconds)}.",
                 found=_listed([f"{error.what} {error.found}" for error in absent.values()]),
                 remedy="Do they start at all? For pods, `kubectl describe pods` gives the reason. Allow more "
-                f"with --wait-for-hosts, or leave them out: --exclude {names}",
+                f"time with --wait-for-hosts, or leave them out: --exclude {names}",
             )
         reasons = _listed([error.what for error in absent.values()])
         if reasons != shown:

@@ -92,5 +92,6 @@ def require_started_once(environ: Mapping[str, str]) -> None:
             f"{starter.name} starts compare {f'{int(count)} times' if count else 'many times'}, "
             "and each copy would start all ranks.",
             found=f"{format_variables(signs)}.",
-            remedy=f"Call compare directly, because it starts all ranks itself{once}",
+            remedy="If no launcher started it, unset these variables. Otherwise call compare directly, "
+            f"because it starts all ranks itself{once}",
         )

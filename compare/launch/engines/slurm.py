@@ -79,6 +79,8 @@ _COMPLETING_SECONDS = 5.0
 """Maximum time to wait until a job that is completing has ended on its nodes."""
 _POLL_SECONDS = 0.3
 _LINES = 1000
+_WITHOUT_A_JOB = f"Or do without a Slurm job: {HOSTS_REMEDY[:1].lower()}{HOSTS_REMEDY[1:]}"
+"""The end of a remedy: what a user can do instead, if the job cannot be used."""
 _NUMBER_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOBID")
 _USER = re.compile(r"(.*)\((\d+)\)")
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
@@ -105,7 +107,7 @@ class _Ending(NamedTuple):
 
 _TIME_OVER = _Ending(
     "reached its time limit",
-    "Ask for a longer --time, or give a smaller --budget.",
+    "Ask Slurm for a longer time limit, or give a smaller --budget.",
     ("TIMEOUT", "DEADLINE", "TimeLimit"),
     "DUE TO TIME LIMIT",
 )
@@ -145,12 +147,12 @@ def detect(environ: Mapping[str, str]) -> Allocation | None:
         raise UsageError(
             f"{name} is '{printable_line(number)}', which is not a job number.",
             found="Slurm sets this variable within a job.",
-            remedy=f"Unset it. {HOSTS_REMEDY}",
+            remedy=f"Run `{UNSET}`. {_WITHOUT_A_JOB}",
         )
     _require_simple(number, environ)
-    described = show_job(number, otherwise=HOSTS_REMEDY)
+    described = show_job(number, otherwise=_WITHOUT_A_JOB)
     fields = fields_of(described)
-    _require_own(number, fields)
+    _require_own(name, number, fields)
     cpus, gpus = {}, {}
     for nodes, ids, gres in _NODES.findall(described):
         for host in parse_hosts(nodes):
@@ -163,7 +165,7 @@ def detect(environ: Mapping[str, str]) -> Allocation | None:
         raise UnavailableError(
             f"The tasks of Slurm job {number} cannot be read.",
             found=f"{type(error).__name__}: {error}",
-            remedy=f"Unset the SLURM_ variables that your shell sets itself. {HOSTS_REMEDY}",
+            remedy=f"Unset the SLURM_ variables that your shell sets itself. {_WITHOUT_A_JOB}",
         ) from None
     job = SlurmJob(number, cpus, gpus, unix_time() + _seconds_left(fields) - _KEPT_BACK_SECONDS)
     hosts = tuple(Host(node, count, source=job.name) for node, count in zip(nodes, slots, strict=True))
@@ -219,7 +221,7 @@ class Slurm(Carrier, frozen=True, kw_only=True):
             raise UnavailableError(
                 "srun is not installed, but Ringside needs it to reach the nodes of a Slurm job.",
                 found=f"This process belongs to Slurm job {self.job}.",
-                remedy=f"Add Slurm's programs to PATH. {HOSTS_REMEDY}",
+                remedy=f"Add Slurm's programs to PATH. {_WITHOUT_A_JOB}",
             )
         dropped = (f"-u{name}" for name in sorted(os.environ) if name.startswith(("SLURM_", "SRUN_")))
         config = (f"SLURM_CONF={self.config}",) if self.config else ()
@@ -281,20 +283,20 @@ class SlurmJob(msgspec.Struct, frozen=True):
         return ending.error(self.name) if ending else None
 
 
-def _require_own(number: str, fields: Mapping[str, str]) -> None:
-    """Raise a ``UsageError`` if a job belongs to another user, or does not run now."""
+def _require_own(name: str, number: str, fields: Mapping[str, str]) -> None:
+    """Raise a ``UsageError`` if the job in the variable ``name`` is another user's, or does not run now."""
     owner = _USER.fullmatch(fields.get("UserId", ""))
     if owner and int(owner[2]) != os.getuid() and not _is_renumbered():
         raise UsageError(
             f"Slurm job {number} is not yours.",
-            found=f"It belongs to {printable_line(owner[1])}, and SLURM_JOB_ID names it.",
-            remedy=f"Unset SLURM_JOB_ID. {HOSTS_REMEDY}",
+            found=f"It belongs to {printable_line(owner[1])}, and {name} names it.",
+            remedy=f"Leave it with `{UNSET}`. {_WITHOUT_A_JOB}",
         )
     if (state := fields.get("JobState", "RUNNING")) != "RUNNING":
         raise UsageError(
             f"Slurm job {number} is not running.",
-            found=f"Its state is {printable_line(state)}. SLURM_JOB_ID names this job.",
-            remedy=f"Start another job, or {UNSET}. {HOSTS_REMEDY}",
+            found=f"Its state is {printable_line(state)}. {name} names this job.",
+            remedy=f"Start another job, or leave this one with `{UNSET}`. {_WITHOUT_A_JOB}",
         )
 
 
@@ -319,7 +321,7 @@ def _require_simple(number: str, environ: Mapping[str, str]) -> None:
         raise UsageError(
             f"Slurm job {number} is heterogeneous.",
             found=f"It has {components} components, and srun reaches only one of them.",
-            remedy=f"Ask for all nodes in one component. {HOSTS_REMEDY}",
+            remedy=f"Ask for all nodes in one component. {_WITHOUT_A_JOB}",
         )
 
 

@@ -83,7 +83,7 @@ def test_engine_may_be_named():
 @pytest.mark.parametrize(
     ("environ", "options", "says"),
     [
-        ({}, {"engine": "slurm"}, "needs a job of Slurm"),
+        ({}, {"engine": "slurm"}, "works only within a Slurm job"),
         ({}, {"engine": "ssh"}, "needs hosts"),
         ({"AWS_BATCH_JOB_ID": "j"}, {"engine": "ssh"}, "needs hosts"),
         ({}, {"engine": "local", "named": "n1"}, "contradict each other"),

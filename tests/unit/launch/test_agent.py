@@ -242,7 +242,7 @@ class Flood(Carrier, frozen=True):
 @pytest.mark.parametrize(
     ("python", "carrier", "start_seconds", "what", "found"),
     [
-        ("/no/such/python", Carrier(), 60.0, "cannot execute the command", "/no/such/python"),
+        ("/no/such/python", Carrier(), 60.0, "cannot start Ringside", "/no/such/python"),
         (
             sys.executable,
             Flood(stream=1),

@@ -104,7 +104,7 @@ def test_host_writes_only_the_files_of_its_own_ranks(hostile, files, name):
 @pytest.mark.parametrize(
     ("offset", "data", "error", "says"),
     [
-        *((offset, b"456", ProtocolError, "rank-1.log goes on at") for offset in (1 << 40, 4, 0, -1)),
+        *((offset, b"456", ProtocolError, "It sent rank-1.log from byte") for offset in (1 << 40, 4, 0, -1)),
         (3, b"4567", HostError, "Host n2 sends more than"),
     ],
 )

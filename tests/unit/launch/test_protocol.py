@@ -33,7 +33,10 @@ def test_pipe_delivers_messages_as_sent_after_the_greeting_of_a_shell(ends):
 
 @pytest.mark.parametrize(
     ("sent", "says"),
-    [(b"\xff\xff\xff\xff" + b"spam", "bytes was announced"), (b"\x00\x00\x00\x01\x2a", None)],
+    [
+        (b"\xff\xff\xff\xff" + b"spam", "announced a message of 4,294,967,295 bytes"),
+        (b"\x00\x00\x00\x01\x2a", None),
+    ],
     ids=["no message", "unknown kind"],
 )
 def test_pipe_refuses_bytes_that_are_no_message(ends, sent, says):

@@ -14,6 +14,7 @@ import pytest
 from compare.errors import AllocationError, HostError, UnavailableError, UsageError
 from compare.launch.engines import Answer, slurm
 from compare.launch.engines.commands import host_error, join_errors
+from compare.launch.engines.detect import find_job
 from compare.launch.engines.slurm import Slurm, detect
 from compare.schema.hosts import Host, local_host
 from compare.system import scontrol
@@ -175,6 +176,16 @@ def test_job_that_the_controller_does_not_describe_is_refused(programs, monkeypa
         detect(JOB)
     assert says in str(caught.value)
     assert "--engine local" in caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_JOBID"])
+def test_shell_that_outlived_its_job_leaves_it_as_the_error_says(controller, name):
+    controller(state="COMPLETED")
+    environ = {name: "17", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODELIST": "n[1-2]", "SLURM_NTASKS": "2"}
+    with pytest.raises(UsageError, match=f"{name} names this job") as caught:
+        find_job(environ)
+    unset = caught.value.remedy.split("`unset ")[1].split("`")[0].split()
+    assert find_job({key: value for key, value in environ.items() if key not in unset}) is None
 
 
 CANCELLED = "CANCELLED AT 2026-11-25T16:51:00"
