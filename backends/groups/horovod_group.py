@@ -49,7 +49,7 @@ class HorovodGroup(Group):
             raise BackendError(
                 f"Horovod has rank {hvd.rank()} of {hvd.size()}, but the launcher has {placement.rank} of "
                 f"{placement.world_size}. Probably horovodrun belongs to another installation. Run "
-                "`compare install horovod` for this Python."
+                "`compare install horovod --force` with this Python."
             )
         if _active_controller() != options["controller"]:
             raise BackendError(

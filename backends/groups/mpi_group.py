@@ -43,8 +43,8 @@ class MPIGroup(Group):
         loaded = evidence.mpi_library(MPI.Get_library_version())
         if not loaded.startswith(needed):
             raise BackendError(
-                f"the arm needs {needed}, but mpi4py has loaded {loaded}. Look for another mpi4py or for "
-                "LD_PRELOAD in the environment, and remove it."
+                f"the arm needs {needed}, but mpi4py has loaded {loaded}. Unset LD_PRELOAD and "
+                "LD_LIBRARY_PATH if they are set, and remove any other mpi4py from PYTHONPATH."
             )
         return cls(placement, device)
 

@@ -288,6 +288,9 @@ def test_status_of_files_that_cannot_be_looked_for_says_why(tmp_path):
     found = data.status(tmp_path)
     assert {file.form for file in found} == {"missing"}
     assert {file.problem for file in found} == {"cannot be looked for: Too many levels of symbolic links"}
+    with pytest.raises(DataError, match="4 files in") as refused:
+        data.fetch_mnist(tmp_path)
+    assert "--data-dir" in refused.value.remedy
 
 
 # ---- fetching --------------------------------------------------------------------------------------------
