@@ -55,12 +55,15 @@ test-timed: setup
 	@rm -f $(NONE)
 	$(PYTEST) -m "$(QUICK) and timed" $(PYTEST_ARGS) $(MAY_BE_NONE)
 
+# These two take the folders that hold such tests, because it takes long to collect all others.
+test-faults: TESTS := tests/contract tests/proof tests/e2e tests/faults
 test-faults: setup ## the tests that kill ranks, fill disks, damage installations and train wrongly
 	$(PYTEST) -m "faults and not lab" $(SIDE_BY_SIDE) --dist worksteal $(PYTEST_ARGS)
 
 test-long: setup ## the tests that inject delays and causes, and check that the report names them
 	$(PYTEST) -m long $(PYTEST_ARGS)
 
+test-hosts: TESTS := tests/lab
 test-hosts: setup ## the tests over several hosts, made of network namespaces; needs root
 	$(PYTEST) -m lab $(SIDE_BY_SIDE) --dist worksteal $(PYTEST_ARGS)
 

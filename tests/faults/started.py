@@ -59,38 +59,37 @@ BRIEFLY = ("--steps", "40", "--warmup", "5", "--repeats", "1")
 RUN = ("run", "--max-reruns", "0", "--no-control", "--interleave", "launches")
 
 
-def cases(kinds):
+def cases(kinds, *chosen):
     """Return every fault under every launcher.
 
-    ``make test`` takes two of them. ``.ci/run`` takes one launcher a fault, so that each launcher
-    meets some faults of every list.
+    ``make test`` takes two of these pairs, and ``.ci/run`` the chosen ones too.
     """
     return [
-        pytest.param(launcher, kind, marks=_marks(launcher, kind, nth), id=f"{launcher}-{kind}")
-        for position, launcher in enumerate(ALL_LAUNCHERS)
-        for nth, kind in enumerate(kinds, start=position)
+        pytest.param(launcher, kind, marks=_marks((launcher, kind), chosen), id=f"{launcher}-{kind}")
+        for launcher in ALL_LAUNCHERS
+        for kind in kinds
     ]
 
 
-def _marks(launcher, kind, nth):
-    if (launcher, kind) in QUICK:
+def _marks(pair, chosen):
+    if pair in QUICK:
         return []
-    return [pytest.mark.faults, *([pytest.mark.rest] if nth % len(ALL_LAUNCHERS) else [])]
+    return [pytest.mark.faults, *([] if pair in chosen else [pytest.mark.rest])]
 
 
 def by_launcher(*chosen):
     """Return all launchers; ``.ci/run`` takes the chosen ones.
 
-    What ends a launch is the same for all of them, so one suffices there. Tests choose different ones.
+    What ends a launch is the same for all of them, so one suffices there. Tests choose different ones, and
+    none where another test keeps the same promise in a harder case.
     """
     return [pytest.param(one, marks=[] if one in chosen else [pytest.mark.rest]) for one in ALL_LAUNCHERS]
 
 
-def in_pairs(*pairs):
-    """Return all launchers with all values; ``.ci/run`` takes these pairs."""
-    values = list(dict.fromkeys(value for _, value in pairs))
+def in_pairs(values, *chosen):
+    """Return all launchers with all values; ``.ci/run`` takes the chosen pairs."""
     return [
-        pytest.param(launcher, value, marks=[] if (launcher, value) in pairs else [pytest.mark.rest])
+        pytest.param(launcher, value, marks=[] if (launcher, value) in chosen else [pytest.mark.rest])
         for value in values
         for launcher in ALL_LAUNCHERS
     ]

@@ -31,34 +31,46 @@ def link_all(source, target):
 
 @pytest.fixture
 def without(tmp_path):
-    """Make an environment like this one, without one launcher."""
+    """Make an environment like this one, without some launchers."""
 
-    def make(launcher):
+    def make(launchers):
         folder = tmp_path / "env"
         venv.create(folder, with_pip=False, symlinks=True)
         packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
         (packages / "outer.pth").write_text(f"{ROOT}\n{PACKAGES}\n")
         for place in ("bin", "lib"):  # with the libraries of an MPI from pip
             link_all(Path(sys.prefix) / place, folder / place)
-        (folder / "bin" / launcher).unlink(missing_ok=True)
-        path = [place for place in os.get_exec_path() if shutil.which(launcher, path=place) is None]
+        path = os.get_exec_path()
+        for launcher in launchers:
+            (folder / "bin" / launcher).unlink(missing_ok=True)
+            path = [place for place in path if shutil.which(launcher, path=place) is None]
         return folder / "bin" / "python", {"PATH": os.pathsep.join(path), "COLUMNS": "400"}
 
     return make
 
 
+def test_missing_launchers_are_named_with_their_remedies(tmp_path, without, every_backend):
+    python, environment = without(USED_BY)
+    for launcher, backend in USED_BY.items():
+        asked = compare(
+            "run", "--backend", backend, "--output", tmp_path / "out", python=python, environment=environment
+        )
+        assert asked.returncode == UnavailableError.exit_code, asked.stderr
+        assert f"{launcher} is neither beside {python} nor on PATH" in asked.stderr
+        assert LAUNCHERS[launcher].REMEDY in asked.stderr
+        assert not (tmp_path / "out").exists()
+    listed = compare("backends", python=python, environment=environment)
+    assert listed.returncode == 0, listed.stderr
+    for name, found in BACKENDS.items():
+        (line,) = [line for line in listed.stdout.splitlines() if line.startswith(f" {name} ")]
+        named = [launcher for launcher in USED_BY if f"{launcher} is neither" in line]
+        assert named == [found.default_runtime.launcher], line
+
+
+@pytest.mark.rest
 @pytest.mark.parametrize("launcher", USED_BY)
-def test_launcher_missing_is_named_with_its_remedy(tmp_path, without, requires_backend, launcher):
-    backend = USED_BY[launcher]
-    requires_backend(backend)
-    python, environment = without(launcher)
-    asked = compare(
-        "run", "--backend", backend, "--output", tmp_path / "out", python=python, environment=environment
-    )
-    assert asked.returncode == UnavailableError.exit_code, asked.stderr
-    assert f"{launcher} is neither beside {python} nor on PATH" in asked.stderr
-    assert LAUNCHERS[launcher].REMEDY in asked.stderr
-    assert not (tmp_path / "out").exists()
+def test_missing_launcher_leaves_the_backends_of_the_others(without, every_backend, launcher):
+    python, environment = without([launcher])
     listed = compare("backends", python=python, environment=environment)
     assert listed.returncode == 0, listed.stderr
     for name, found in BACKENDS.items():

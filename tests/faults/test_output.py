@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from compare.schema.store import read_run
-from tests.faults.started import DEATH_BOUND_SECONDS, HANG_BOUND_SECONDS, by_launcher
+from tests.faults.started import BRIEFLY, DEATH_BOUND_SECONDS, HANG_BOUND_SECONDS, by_launcher
 
 pytestmark = pytest.mark.faults
 
@@ -64,6 +64,7 @@ def test_disk_that_fills_is_an_error_of_output(start, small_disk, launcher):
     assert_output_failed(run, printed)
 
 
+@pytest.mark.rest
 def test_disk_without_free_inodes_is_an_error_of_output(start, small_disk):
     """A rank fails only when it writes a new file: its result."""
     disk = small_disk("nr_inodes=100")
@@ -90,7 +91,7 @@ def test_port_that_was_taken_is_tried_again_and_reported(start):
         other.bind(("127.0.0.1", 0))
         other.listen()
         fault = {"module": "compare.launch.cluster", "port": other.getsockname()[1]}
-        run = start("ddp", "--epochs", "1", "--repeats", "1", fault=fault)
+        run = start("ddp", *BRIEFLY, fault=fault)
         shown, printed = run.process.communicate(timeout=120)
     assert run.process.returncode == 0, printed
     assert "starts again: another process took its port" in printed

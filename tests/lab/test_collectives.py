@@ -17,7 +17,9 @@ TRUE_FORMS = {"gloo": "ring", "mpi": "Rabenseifner"}
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("hosts", [2, 3, 4])
+@pytest.mark.parametrize(
+    "hosts", [pytest.param(2, marks=pytest.mark.rest), 3, pytest.param(4, marks=pytest.mark.rest)]
+)
 def test_forms_name_the_true_one_and_at_three_hosts_no_other(tmp_path, requires_lab, requires_backend, hosts):
     requires_backend("mpi")
     if reason := why_no_rate_limit():

@@ -44,13 +44,14 @@ def traces(pid=0):
 
 
 @pytest.mark.timed
-def test_rehearsal_link_decides_how_long_collectives_take(tmp_path, mnist_dir, requires_backend):
-    requires_backend("ddp")
-    requires_backend("mpi")
+@pytest.mark.parametrize("backends", ["ddp", pytest.param("ddp,mpi", marks=pytest.mark.rest)])
+def test_rehearsal_link_decides_how_long_collectives_take(tmp_path, mnist_dir, requires_backend, backends):
+    for backend in backends.split(","):
+        requires_backend(backend)
     before = traces()
     done = compare(
         *("rehearse", "--hosts", "2", "--link", "100mbit", "--", *RUN, "--data-dir", mnist_dir),
-        *("--backend", "ddp,mpi", "--steps", "30", "--model", "mlp:784-128-10"),
+        *("--backend", backends, "--steps", "30", "--model", "mlp:784-128-10"),
         *("--output", tmp_path / "run", "--export-json", tmp_path / "run.json"),
     )
     assert done.returncode == 0, done.stderr
@@ -64,17 +65,18 @@ def test_rehearsal_link_decides_how_long_collectives_take(tmp_path, mnist_dir, r
     # Over two ranks a ring sends each byte once.
     bound = sum(run.launches[0].ranks[0].message_bytes) * 8 / (100e6 * GOODPUT)
     assert seconds["ddp"] == pytest.approx(bound, rel=0.15)
-    # Open MPI does not send and receive at the same time.
-    assert 0.85 * bound < seconds["mpi"] < 2.3 * bound
+    if "mpi" in seconds:  # Open MPI does not send and receive at the same time
+        assert 0.85 * bound < seconds["mpi"] < 2.3 * bound
     assert traces() == before
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.rest)])
-def test_rehearsal_that_is_ended_leaves_nothing(tmp_path, mnist_dir, every_backend, end):
+def test_rehearsal_that_is_ended_leaves_nothing(tmp_path, mnist_dir, requires_backend, end):
+    requires_backend("mpi")
     before = traces()
     arguments = ("rehearse", "--hosts", "2", "--link", "1gbit", "--", *RUN, "--data-dir", mnist_dir)
     started = subprocess.Popen(
-        [sys.executable, "-m", "compare", *arguments, "--backend", "ddp,mpi", "--steps", "100000"]
+        [sys.executable, "-m", "compare", *arguments, "--backend", "mpi", "--steps", "100000"]
         + ["--model", "mlp:784-64-10", "--output", tmp_path / "run"],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
@@ -84,7 +86,7 @@ def test_rehearsal_that_is_ended_leaves_nothing(tmp_path, mnist_dir, every_backe
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
     )
     try:
-        wait_until(lambda: len(list((tmp_path / "run").glob("launches/*/rank-*.progress"))) == 4, 60)
+        wait_until(lambda: len(list((tmp_path / "run").glob("launches/*/rank-*.progress"))) == 2, 60)
         inside = psutil.Process(started.pid).children(recursive=True)
         made = network_namespaces(p.pid for p in inside) - network_namespaces([os.getpid()])
         assert len(made) == 3, "a room and two hosts"
@@ -96,12 +98,6 @@ def test_rehearsal_that_is_ended_leaves_nothing(tmp_path, mnist_dir, every_backe
     finally:
         started.kill()
         started.wait()
-
-
-def test_rehearsal_doctor_finds_no_problem(every_backend):
-    done = compare("rehearse", "--hosts", "2", "--", "doctor", "--quick")
-    assert done.returncode == 0, done.stdout
-    assert "rehearsal-2" in done.stdout
 
 
 @pytest.mark.timed
@@ -124,8 +120,11 @@ def test_rehearsal_scale_loses_efficiency_to_the_link(tmp_path, mnist_dir, requi
     assert of_two.efficiency.mean < 0.5
 
 
-def test_rehearsed_hosts_do_not_miss_a_temporary_folder_of_this_machine(tmp_path):
-    """Each has a private /tmp, without the folder that TMPDIR names."""
-    done = compare("rehearse", "--hosts", "2", "--", "doctor", environment={"TMPDIR": str(tmp_path)})
+def test_rehearsal_doctor_finds_no_problem_and_misses_no_temporary_folder(tmp_path, every_backend):
+    """Each host has a private /tmp, without the folder that TMPDIR names."""
+    words = ("rehearse", "--hosts", "2", "--", "doctor", "--quick")
+    done = compare(*words, environment={"TMPDIR": str(tmp_path)})
+    assert done.returncode == 0, done.stdout
     assert "2 hosts examined" in done.stdout
+    assert "rehearsal-2" in done.stdout
     assert str(tmp_path) not in done.stdout

@@ -11,7 +11,7 @@ from compare.schema.store import read_run
 from compare.system.files import read_json
 from tests.comparing import ROOT
 from tests.lab.comparing import ARMS, RUN, compare, left
-from tests.lab.hosts import why_no_rate_limit
+from tests.lab.hosts import Lab, why_no_rate_limit
 
 pytestmark = pytest.mark.lab
 
@@ -64,19 +64,42 @@ def require_secret(done, run, folder):
             assert rank.attestation["environment"]["OMP_DISPLAY_ENV"] == "***"
 
 
-def test_run_on_hosts_starts_one_process_on_the_first_host(make_lab, mnist_dir):
-    lab = make_lab(2)
-    # The output of a host's start-up files arrives on the pipe of the first message.
-    (lab.folder / "etc-ssh" / "sshrc").write_text("echo Welcome to $HOSTNAME\n")
-    done = compare(lab, "n1:2,n2:1", mnist_dir, "--backend", "single,zero", "--threads", "1")
-    assert done.returncode == 0, done.stderr
-    run = read_run(lab.folder / "run")
-    ranks = {launch.arm: launch.ranks for launch in run.launches}
-    assert [rank.host for rank in ranks["single"]] == ["n1"]
-    assert [rank.host for rank in ranks["zero"]] == ["n1", "n1", "n2"]
-    (single,) = ranks["single"]
+@pytest.fixture(scope="module")
+def run_twice(requires_lab, mnist_dir):
+    """Run one process over two hosts that lack the data set, and then a rank on each of them."""
+    with Lab(2) as lab:
+        # The output of a host's start-up files arrives on the pipe of the first message.
+        (lab.folder / "etc-ssh" / "sshrc").write_text("echo Welcome to $HOSTNAME\n")
+        # In the private /tmp of the login, and with a cache on every host that no other sees.
+        assert "XDG_CACHE_HOME=/tmp/cache" in (lab.folder / "etc-ssh" / "sshd_config").read_text()
+        lab.login.run(["cp", "-r", mnist_dir, "/tmp/mine"])  # noqa: S108
+        printed, runs = [], []
+        for hosts, arm in (("n1:2,n2:1", "single"), ("n1,n2", "ddp")):
+            done = compare(lab, hosts, "/tmp/mine", "--backend", arm, "--threads", "1")  # noqa: S108
+            assert done.returncode == 0, done.stderr
+            printed.append(done.stderr)
+            runs.append(read_run(lab.folder / "run"))
+            shutil.rmtree(lab.folder / "run")
+        yield lab, printed, runs
+
+
+def test_run_on_hosts_starts_one_process_on_the_first_host(run_twice):
+    lab, _, (run, _) = run_twice
+    (launch,) = run.launches
+    (single,) = launch.ranks
+    assert single.host == "n1"
     assert single.attestation["threads"] == 2
     assert single.attestation["batch"]["samples"] == run.config.global_batch_size
+    assert left(lab) == []
+
+
+def test_run_on_hosts_copies_the_data_set_once(run_twice):
+    lab, printed, (_, run) = run_twice
+    assert [errors.count("Copying mnist") for errors in printed] == [1, 0]
+    assert [rank.host for rank in run.launches[0].ranks] == ["n1", "n2"]
+    for host in lab.hosts:
+        files = host.run(["find", "/tmp/cache/ringside", "-name", "*ubyte*", "-printf", "%m %f\n"]).stdout  # noqa: S108
+        assert {line.split()[0] for line in files.splitlines()} == {"600"}, files
     assert left(lab) == []
 
 
@@ -85,29 +108,12 @@ def test_run_on_hosts_copies_the_workloads_folder_once(make_lab, mnist_dir):
     lab.login.run(["cp", "-r", str(ROOT / "examples"), "/tmp/mine"])  # noqa: S108 -- the private one of the login
     own = ("--workload", "/tmp/mine/resnet.py:make", "--backend", "ddp")  # noqa: S108
     for times in (1, 0):
-        done = compare(lab, "n1,n2", mnist_dir, *own)
+        done = compare(lab, "n1,n2", mnist_dir, *own, steps=10)
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("Copying the workload's folder") == times
         run = read_run(lab.folder / "run")
         assert run.dataset.workload == "resnet.py:make"
         assert len({rank.final_hash for rank in run.launches[0].ranks}) == 1
-        shutil.rmtree(lab.folder / "run")
-    assert left(lab) == []
-
-
-def test_run_on_hosts_copies_the_data_set_once(make_lab, mnist_dir):
-    lab = make_lab(2)
-    # In the private /tmp of the login, and with a cache on every host that no other sees.
-    config = lab.folder / "etc-ssh" / "sshd_config"
-    assert "XDG_CACHE_HOME=/tmp/cache" in config.read_text()
-    lab.login.run(["cp", "-r", mnist_dir, "/tmp/mine"])  # noqa: S108
-    for times in (1, 0):
-        done = compare(lab, "n1,n2", "/tmp/mine", "--backend", "ddp")  # noqa: S108
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.count("Copying mnist") == times
-        for host in lab.hosts:
-            files = host.run(["find", "/tmp/cache/ringside", "-name", "*ubyte*", "-printf", "%m %f\n"]).stdout  # noqa: S108
-            assert {line.split()[0] for line in files.splitlines()} == {"600"}, files
         shutil.rmtree(lab.folder / "run")
     assert left(lab) == []
 
@@ -124,6 +130,7 @@ def test_dry_run_on_hosts_prints_commands_and_starts_nothing(make_lab, mnist_dir
 
 
 @pytest.mark.timed
+@pytest.mark.rest
 def test_all_reduce_at_1_gbit_takes_the_time_of_a_ring(make_lab, mnist_dir, requires_backend):
     requires_backend("ddp")
     if reason := why_no_rate_limit():

@@ -65,12 +65,16 @@ def require_one_model(run, slots):
 
 @pytest.mark.timed
 @pytest.mark.parametrize(
-    "case", ["2+1", *(pytest.param(name, marks=pytest.mark.rest) for name in ("2x1", "2x2", "4x1"))]
+    ("case", "arms"),
+    [("2+1", "mpi,horovod"), *(pytest.param(name, ARMS, marks=pytest.mark.rest) for name in CASES)],
 )
-def test_run_in_salloc_trains_one_model_under_every_launcher(make_slurm, mnist_dir, every_backend, case):
+def test_run_in_salloc_trains_one_model_under_every_launcher(
+    make_slurm, mnist_dir, every_backend, case, arms
+):
+    """``.ci/run`` takes those that start ranks by srun; torchrun is in the submitted run below."""
     hosts, options, slots = CASES[case]
     lab = make_slurm(hosts)
-    more = ("--backend", ARMS, "--interleave", "blocks")
+    more = ("--backend", arms, "--interleave", "blocks")
     done = compare(lab, None, mnist_dir, *more, within=salloc(*options))
     assert done.returncode == 0, done.stderr
     assert f"Hosts: {hosts} of Slurm job 1" in done.stderr
@@ -82,7 +86,7 @@ def test_run_in_salloc_trains_one_model_under_every_launcher(make_slurm, mnist_d
 def test_submitted_run_without_environment_shows_its_result(make_slurm, mnist_dir, every_backend):
     """It runs on the first node, with tasks bound to CPUs."""
     lab = make_slurm(2, task="affinity")
-    words = ["run", "--backend", "ddp,mpi", "--steps", 30, "--warmup", 5, "--repeats", 1, "--no-control"]
+    words = ["run", "--backend", "ddp", "--steps", 30, "--warmup", 5, "--repeats", 1, "--no-control"]
     done = lab.login.run(
         [*COMPARE, "submit", "--wait", "--ranks-per-node", 2, "--option=--export=NONE", "--"]
         + [*words, "--data-dir", mnist_dir, "--output", RUN],
@@ -236,7 +240,7 @@ IN_A_JOB = salloc("-N2", "-t30")
 # It submits the words of a run: they follow those of the interpreter.
 SUBMIT = 'python=$1; shift 4; cd /run/lab; exec "$python" -m compare submit --wait -- run "$@"'
 ARM = {"turns": "ddp,horovod", "ddp": "ddp", "horovod": "horovod", "mpi": "mpi"}
-QUICK = {("turns", "scancel"), ("mpi", "preemption"), ("horovod", "link")}
+QUICK = {("turns", "scancel")}
 
 
 @pytest.fixture
