@@ -15,8 +15,7 @@ import msgspec
 
 from compare.analysis.budget import fullest_host
 from compare.analysis.cost_model import split_collectives
-from compare.analysis.estimate import Estimate, t_interval
-from compare.analysis.figures import Figures, LaunchFigures
+from compare.analysis.figures import Estimate, Figures, LaunchFigures, t_interval
 from compare.analysis.summary import ArmSummary, Summary
 
 Key = Literal[

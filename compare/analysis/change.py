@@ -19,10 +19,8 @@ from typing import Any, Literal
 import msgspec
 
 from compare.analysis.attested import ABSENT, spell, transport_of
-from compare.analysis.budget import cores_of, is_oversubscribed, looks, rounds_done
-from compare.analysis.estimate import Estimate
-from compare.analysis.figures import Figures
-from compare.analysis.looks import ALPHA, FIRST_LOOK
+from compare.analysis.budget import ALPHA, FIRST_LOOK, cores_of, is_oversubscribed, looks, rounds_done
+from compare.analysis.figures import Estimate, Figures
 from compare.analysis.noise import withhold
 from compare.analysis.ranking import log_ratios
 from compare.analysis.verdict import Sample, Settled, Verdict, decide, judge, ratio_of, ratios_of

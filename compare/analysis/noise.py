@@ -27,10 +27,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from compare.analysis.budget import elapsed_seconds, is_oversubscribed
-from compare.analysis.estimate import t_interval
-from compare.analysis.figures import Figures, LaunchFigures
-from compare.analysis.looks import FIRST_LOOK
+from compare.analysis.budget import FIRST_LOOK, elapsed_seconds, is_oversubscribed
+from compare.analysis.figures import Figures, LaunchFigures, t_interval
 from compare.analysis.verdict import LARGEST_LOG, Verdict
 from compare.schema.results import Launch, Run
 

@@ -19,8 +19,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from compare.analysis.cost_model import Schedule
-from compare.analysis.estimate import Estimate
-from compare.analysis.figures import Figures
+from compare.analysis.figures import Estimate, Figures
 from compare.analysis.measured import (
     Limit,
     MeasuredLaunch,

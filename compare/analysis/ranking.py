@@ -12,10 +12,8 @@ from functools import partial
 
 import msgspec
 
-from compare.analysis.budget import looks
-from compare.analysis.estimate import binomial_interval
-from compare.analysis.figures import Figures
-from compare.analysis.looks import FIRST_LOOK
+from compare.analysis.budget import FIRST_LOOK, looks
+from compare.analysis.figures import Figures, binomial_interval
 from compare.analysis.noise import withhold
 from compare.analysis.verdict import Verdict, judge
 from compare.schema.arms import Arm

@@ -13,8 +13,7 @@ import msgspec
 
 from compare.analysis.budget import is_oversubscribed
 from compare.analysis.causes import FEWEST_ROUNDS, Cause, find_causes
-from compare.analysis.estimate import Estimate
-from compare.analysis.figures import Figures
+from compare.analysis.figures import Estimate, Figures
 from compare.analysis.summary import ArmSummary, summarise
 from compare.schema.arms import CONTROL
 from compare.schema.scale import Scale

@@ -21,8 +21,7 @@ import msgspec
 from compare.analysis.attested import transport_of
 from compare.analysis.budget import is_oversubscribed
 from compare.analysis.collectives import bus_factor
-from compare.analysis.estimate import Estimate
-from compare.analysis.figures import Figures, LaunchFigures
+from compare.analysis.figures import Estimate, Figures, LaunchFigures
 from compare.analysis.noise import hides_all, would_have_seen
 from compare.analysis.parity import Parity, parity_of
 from compare.analysis.ranking import Lead, find_lead, verdicts

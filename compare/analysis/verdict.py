@@ -8,7 +8,7 @@ A look judges all arms after some number of rounds. A run with a fixed number of
   (1979). The k-th smallest of K p-values must be at most alpha / (K - k + 1), and all before it must pass.
   That bounds the false differences of a run. It does not bound the misses of its intervals: each one has the
   level of its own arm. ``docs/method.md`` has figures.
-* **Several looks.** Alpha is shared out among the looks: see ``looks.py``.
+* **Several looks.** Alpha is shared out among the looks: see ``budget.py``.
 * **All rounds.** A look decides what kind of verdict an arm has. Ratio and interval are those of all rounds,
   so that they agree with the step times of a table. If that ratio contradicts the verdict, the arm becomes
   *unresolved*. That only takes verdicts away, so the level holds.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from compare.analysis.looks import ALPHA, Look, levels
+from compare.analysis.budget import ALPHA, Look, levels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,6 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from compare.analysis.budget import (
+    FIRST_LOOK,
     elapsed_seconds,
     has_time_left,
     is_oversubscribed,
@@ -31,7 +32,6 @@ from compare.analysis.budget import (
 )
 from compare.analysis.change import judge_gate, pairs_of
 from compare.analysis.figures import Figures, LaunchFigures
-from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.noise import cohorts, launch_variance, turn_spreads
 from compare.analysis.ranking import verdicts
 from compare.schema.arms import Arm

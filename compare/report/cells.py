@@ -8,7 +8,7 @@ import msgspec
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from compare.analysis.estimate import Estimate
+from compare.analysis.figures import Estimate
 from compare.text import printable
 
 _EXPONENT_FROM = 999.5

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 import msgspec
 
 from compare.analysis.change import Change, Changes, Difference
-from compare.analysis.estimate import Estimate
+from compare.analysis.figures import Estimate
 from compare.report.document import Column, Document, Table
 from compare.schema.results import Failure
 from compare.system.files import json_text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from compare.analysis.estimate import Estimate
-from compare.analysis.looks import FIRST_LOOK
+from compare.analysis.budget import FIRST_LOOK
+from compare.analysis.figures import Estimate
 from compare.analysis.noise import half_width
 from compare.analysis.summary import ArmSummary, Summary
 from compare.analysis.verdict import Verdict

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from compare.analysis import Analysis
-from compare.analysis.budget import fullest_host
+from compare.analysis.budget import FIRST_LOOK, fullest_host
 from compare.analysis.conditions import Condition
 from compare.analysis.figures import OTHER_LOAD_LIMIT
-from compare.analysis.looks import FIRST_LOOK
 from compare.analysis.noise import budget_to_rank, narrowest_half_width
 from compare.analysis.summary import Summary
 from compare.report.columns import describe_factor, in_percent

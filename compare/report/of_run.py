@@ -15,10 +15,18 @@ from compare.report.cells import as_record, format_difference
 from compare.report.columns import BELOW_NOISE, COST_TITLE, against_baseline, cost_columns, speed_columns
 from compare.report.document import Column, Document, Row, Style, Table, View
 from compare.report.limits import noise_warnings, warnings
-from compare.report.notes import detectable_differences, notes
 from compare.report.origin import attested_by, facts_of, headline, shared_options
 from compare.report.run_pictures import draw
-from compare.report.sentences import MARK, conclusion, mark_notes, marked_labels, proof, why_marked
+from compare.report.sentences import (
+    MARK,
+    conclusion,
+    detectable_differences,
+    mark_notes,
+    marked_labels,
+    notes,
+    proof,
+    why_marked,
+)
 from compare.schema.arms import Arm
 from compare.schema.results import Run
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from compare.analysis.estimate import Estimate
+from compare.analysis.figures import Estimate
 from compare.report.cells import cut_in_the_middle, in_units
 
 WIDTH = 480

@@ -13,9 +13,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from backends.launchers.request import Command
-from compare.analysis.budget import expected_seconds, is_oversubscribed, planned_rounds, rounds_done
+from compare.analysis.budget import (
+    FIRST_LOOK,
+    expected_seconds,
+    is_oversubscribed,
+    next_look,
+    planned_rounds,
+    rounds_done,
+)
 from compare.analysis.figures import Figures
-from compare.analysis.looks import FIRST_LOOK, next_look
 from compare.analysis.ranking import verdicts
 from compare.report.cells import printable_line
 from compare.schema.collectives import SweepConfig, SweepLaunch

@@ -7,12 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from compare.analysis import Analysis
 from compare.analysis.cost_model import seconds_by_size
-from compare.analysis.estimate import Estimate
-from compare.analysis.figures import Figures
+from compare.analysis.figures import Estimate, Figures
 from compare.analysis.summary import ArmSummary
 from compare.analysis.verdict import MARGIN
 from compare.report.columns import against_baseline
-from compare.report.notes import VERDICTS_TOGETHER
 from compare.report.pictures import (
     BYTES,
     LEFT,
@@ -26,6 +24,7 @@ from compare.report.pictures import (
     draw_lines,
     log_axis,
 )
+from compare.report.sentences import VERDICTS_TOGETHER
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from backends import BACKENDS
 from compare.analysis import analyse
-from compare.analysis.estimate import Estimate
+from compare.analysis.figures import Estimate
 from tests.bench import launches
 from tests.bench.estimate import Section
 from tests.bench.machine import OTHER_LOAD_LIMIT, LoadMeter, family_seconds

@@ -16,10 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from compare.analysis.budget import FIRST_LOOK, Look
 from compare.analysis.change import judge_gate
-from compare.analysis.estimate import binomial_interval
-from compare.analysis.figures import Figures, LaunchFigures
-from compare.analysis.looks import FIRST_LOOK, Look
+from compare.analysis.figures import Figures, LaunchFigures, binomial_interval
 from compare.analysis.ranking import assess_aa_test, log_ratios
 from compare.errors import SlowerError, TooNoisyError
 from compare.schema.store import read_run

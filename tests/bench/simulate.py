@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from compare.analysis.estimate import binomial_interval
-from compare.analysis.looks import ALPHA, Look, is_close_to_the_end, levels, look_rounds
+from compare.analysis.budget import ALPHA, Look, is_close_to_the_end, levels, look_rounds
+from compare.analysis.figures import binomial_interval
 from compare.analysis.verdict import MARGIN, Sample, Settled, decide
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from multiprocessing import Pool
 import msgspec
 import numpy as np
 
-from compare.analysis.estimate import binomial_interval
-from compare.analysis.figures import Figures
+from compare.analysis.figures import Figures, binomial_interval
 from compare.analysis.ranking import verdicts
 from compare.experiment.schedule import LEAD_SECONDS, TURN_SECONDS, next_launches, plan_turns
 from compare.schema.results import Interleaved

@@ -1,7 +1,7 @@
 """Build what a gate finds."""
 
 from compare.analysis.change import Change, Changes, outcome_of
-from compare.analysis.estimate import Estimate
+from compare.analysis.figures import Estimate
 
 
 def a_change(arm, kind="not slower", ratio=1.01):

@@ -10,16 +10,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from compare.analysis.budget import (
+    FIRST_LOOK,
+    Look,
     elapsed_seconds,
     expected_seconds,
     fullest_host,
     has_time_left,
     is_oversubscribed,
+    levels,
     looks,
     planned_rounds,
     seconds_left,
 )
-from compare.analysis.looks import FIRST_LOOK, Look, levels
 from compare.schema.hosts import Host, Link, Network
 from tests.unit.factories import a_launch, a_run
 

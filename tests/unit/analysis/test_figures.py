@@ -11,8 +11,7 @@ import scipy.stats
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from compare.analysis.estimate import Estimate
-from compare.analysis.figures import OTHER_LOAD_LIMIT, Figures, LaunchFigures
+from compare.analysis.figures import OTHER_LOAD_LIMIT, Estimate, Figures, LaunchFigures
 from compare.analysis.ranking import log_ratios
 from compare.schema.results import Block, Interleaved, MachineUse
 from tests.unit.factories import a_block, a_launch, a_phased_block, a_rank, a_run

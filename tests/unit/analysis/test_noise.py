@@ -13,8 +13,8 @@ from scipy.optimize import brentq
 from scipy.stats import linregress, nct, norm, t
 
 from compare.analysis import analyse
+from compare.analysis.budget import ALPHA, FIRST_LOOK
 from compare.analysis.figures import Figures
-from compare.analysis.looks import ALPHA, FIRST_LOOK
 from compare.analysis.noise import (
     POWER,
     budget_to_rank,
@@ -28,8 +28,7 @@ from compare.analysis.summary import summarise
 from compare.analysis.verdict import MARGIN, judge
 from compare.report.columns import describe_verdict
 from compare.report.limits import warnings
-from compare.report.notes import notes
-from compare.report.sentences import conclusion
+from compare.report.sentences import conclusion, notes
 from compare.schema.arms import parse_arm
 from compare.schema.results import Interleaved, MachineUse
 from tests.unit.factories import a_block, a_launch, a_rank, a_run, noisy

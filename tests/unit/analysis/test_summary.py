@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from compare.analysis import analyse
-from compare.analysis.estimate import Estimate
+from compare.analysis.figures import Estimate
 from compare.analysis.parity import Parity
 from compare.analysis.summary import Detail, summarise_turns
 from compare.report.limits import warnings

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from compare.analysis import analyse
+from compare.analysis.budget import ALPHA, FIRST_LOOK, Look, levels
 from compare.analysis.figures import Figures
-from compare.analysis.looks import ALPHA, FIRST_LOOK, Look, levels
 from compare.analysis.ranking import find_lead, log_ratios
 from compare.analysis.verdict import MARGIN, Verdict, judge
 from compare.report.columns import describe_verdict

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from compare.analysis.estimate import binomial_interval
-from compare.analysis.looks import ALPHA, FIRST_LOOK, Look
+from compare.analysis.budget import ALPHA, FIRST_LOOK, Look
+from compare.analysis.figures import binomial_interval
 from compare.analysis.verdict import MARGIN, judge
 from tests.bench import simulate
 from tests.bench.simulate import simulate_aa, simulate_gates

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compare.analysis.budget import FIRST_LOOK
 from compare.analysis.figures import Figures
-from compare.analysis.looks import FIRST_LOOK
 from compare.errors import BudgetError, OutputError
 from compare.experiment import rounds
 from compare.experiment.run import carry_out
