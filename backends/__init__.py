@@ -7,9 +7,8 @@ strategy is one more file.
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any
+from pkgutil import resolve_name
 
 from backends.arms import ARMS
 from backends.base import Group, Options, Replica
@@ -69,8 +68,7 @@ def load_group(name: str) -> type[Group]:
         KeyError: ``GROUPS`` has no such name.
     """
     entry = GROUPS[name]
-    group: type[Group] = _import_attribute(entry.group or BACKENDS[entry.backend].group)
-    return group
+    return resolve_name(entry.group or BACKENDS[entry.backend].group)
 
 
 def load(name: str, options: Options) -> tuple[type[Group], type[Replica]]:
@@ -84,10 +82,4 @@ def load(name: str, options: Options) -> tuple[type[Group], type[Replica]]:
     strategy = backend.strategy
     for option in backend.options:
         strategy = option.strategies.get(str(options[option.name]), strategy)
-    return _import_attribute(backend.group), _import_attribute(strategy)
-
-
-def _import_attribute(path: str) -> Any:
-    """Import and return the attribute that ``path`` names as ``module:attribute``."""
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
+    return resolve_name(backend.group), resolve_name(strategy)

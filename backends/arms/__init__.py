@@ -13,11 +13,5 @@ from backends.entry import Backend
 
 _FIRST = ("none", "ddp", "manual", "horovod", "mpi")
 """The control and the default arms, which come first in every list; the others follow in order of name."""
-
-
-def _arm_names() -> list[str]:
-    modules = {module.name for module in iter_modules(__path__)} - {"shared"}
-    return [*_FIRST, *sorted(modules.difference(_FIRST))]
-
-
-ARMS: tuple[Backend, ...] = tuple(import_module(f"{__name__}.{name}").ARM for name in _arm_names())
+_OTHERS = sorted({module.name for module in iter_modules(__path__)} - {"shared", *_FIRST})
+ARMS: tuple[Backend, ...] = tuple(import_module(f"{__name__}.{name}").ARM for name in (*_FIRST, *_OTHERS))

@@ -41,10 +41,6 @@ def _mpi_flags(request: Request) -> tuple[str, ...]:
         *mpirun.mca("oob_tcp_if_include", request.network or request.interface),
         *(("--prefix", shlex.quote(str(request.mpi_prefix))) if request.network else ()),
         # Quoted, because horovodrun passes the flags to a shell.
-        *(
-            flag
-            for name, value in mpirun.remote_parameters(request)
-            for flag in mpirun.mca(name, shlex.quote(value))
-        ),
+        *mpirun.remote_parameters(request, shlex.quote),
     )
     return (f"--mpi-args={' '.join(flags)}",)

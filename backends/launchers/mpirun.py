@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from backends.launchers.request import MARKER, Command, Request, hosts_argument
 
 EXECUTABLE = "mpirun"
@@ -12,6 +14,8 @@ VARIABLES = [f"{_PREFIX}RANK {_PREFIX}LOCAL_RANK {_PREFIX}SIZE {_PREFIX}LOCAL_SI
 
 def commands(request: Request) -> list[Command]:
     """Return one mpirun command, which starts all ranks."""
+    # On one machine, ranks inherit the others, so only the arm's own variables are named.
+    exported = [MARKER, *request.environment] if request.network else request.exported
     argv = (
         str(request.executable),
         "--allow-run-as-root",
@@ -28,22 +32,20 @@ def commands(request: Request) -> list[Command]:
         *mca("oob_tcp_if_include", request.network or request.interface),
         *mca("btl_tcp_if_include", request.network or request.interface),
         *(("--prefix", str(request.mpi_prefix), "--map-by", "slot") if request.network else ()),
-        *(flag for name, value in remote_parameters(request) for flag in mca(name, value)),
+        *remote_parameters(request),
         # Only the name: the value is in mpirun's environment, and on no command line.
-        *(flag for name in _names_to_export(request) for flag in ("-x", name)),
+        *(flag for name in exported for flag in ("-x", name)),
         *request.program(by_mpi4py=True),
     )
     return [Command(argv, request.environment)]
 
 
-def remote_parameters(request: Request) -> list[tuple[str, str]]:
-    """Return pairs of name and value: the MCA parameters for daemons on other hosts.
+def remote_parameters(request: Request, quote: Callable[[str], str] = str) -> list[str]:
+    """Return mpirun's arguments that set the MCA parameters for daemons on other hosts.
 
-    The list is empty if all ranks are on this machine.
+    Each value is passed through ``quote``. The list is empty if all ranks are on this machine.
     """
-    if not request.network:
-        return []
-    return [
+    parameters = [
         # The daemons have the launch's mark, so that they are found when the launch is ended.
         ("orte_launch_agent", f"env {MARKER}={request.mark} orted"),
         # This machine starts all daemons, so hosts need no ssh to each other.
@@ -54,14 +56,7 @@ def remote_parameters(request: Request) -> list[tuple[str, str]]:
         ("oob_tcp_keepalive_probes", "3"),
         ("orte_keep_fqdn_hostnames", "1"),
     ]
-
-
-def _names_to_export(request: Request) -> list[str]:
-    """Return the names of the variables that mpirun has to pass on to ranks by its flag ``-x``.
-
-    On one machine, ranks inherit the others, so only the arm's own variables are named.
-    """
-    return [MARKER, *request.environment] if request.network else list(request.exported)
+    return [flag for name, value in parameters for flag in mca(name, quote(value)) if request.network]
 
 
 def mca(name: str, value: str) -> tuple[str, str, str]:

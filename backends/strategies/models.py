@@ -18,10 +18,10 @@ def state_to_broadcast(model: nn.Module) -> dict[str, torch.Tensor]:
 
     A bool tensor is returned as a view of its bytes, because Horovod cannot broadcast bool.
     """
-    state = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     return {
-        name: tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
-        for name, tensor in state.items()
+        name: value.view(torch.uint8) if value.dtype == torch.bool else value
+        for name, value in model.state_dict().items()
+        if isinstance(value, torch.Tensor)
     }
 
 

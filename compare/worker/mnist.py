@@ -7,24 +7,21 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from backends.base import BackendError
+from backends.base import BackendError, Batch
 from compare import data
+from compare.data import DatasetSource
 from compare.data.models import CLASSES, PIXELS, layer_widths
+from compare.schema.config import RunConfig
 from compare.worker.randomness import same_randomness
 from compare.worker.task import ShardOrder, Task
 from compare.workload import Workload
-
-if TYPE_CHECKING:
-    from backends.base import Batch
-    from compare.data import DatasetSource
-    from compare.schema.config import RunConfig
 
 EVALUATION_BATCH = 1000
 """Number of samples in a batch of the test."""

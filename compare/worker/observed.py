@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
@@ -132,16 +133,11 @@ def _gradient_moments(side: Side, device: torch.device) -> list[dict[int | str, 
             steps.append(dict(marks))
             marks.clear()
 
-    hooks = [
-        parameter.register_post_accumulate_grad_hook(partial(mark, index))
-        for index, parameter in enumerate(side.replica.model.parameters())
-        if parameter.requires_grad
-    ]
-    try:
+    with ExitStack() as hooks:
+        for index, parameter in enumerate(side.replica.model.parameters()):
+            if parameter.requires_grad:
+                hooks.enter_context(parameter.register_post_accumulate_grad_hook(partial(mark, index)))
         side.train(_GRADIENT_STEPS, on_phase)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return steps
 
 

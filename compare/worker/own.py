@@ -6,21 +6,19 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sized
 from functools import partial
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
+from backends.base import Batch, Facts
+from compare.schema.config import RunConfig
 from compare.worker.randomness import same_randomness
 from compare.worker.task import ShardOrder, Task
 from compare.worker.user_file import Factory, MakeWorkload
 from compare.workload import WorkloadError
-
-if TYPE_CHECKING:
-    from backends.base import Batch, Facts
-    from compare.schema.config import RunConfig
 
 _MOST_TESTED = 1000
 """Number of training samples on which a workload without test data is tested."""

@@ -12,14 +12,15 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.weight_norm import WeightNorm
 
-from backends.base import REPEATED, SPARSE, STRIDED, UNCOPIED, UNREACHED
+from backends.base import REPEATED, SPARSE, STRIDED, UNCOPIED, UNREACHED, Batch, Options, Replica, Trait
+from compare.schema.job import Job
 from compare.text import listed
 from compare.worker.messages import describe_error, user_line_of
 from compare.worker.meters import reset_peak_memory
@@ -28,10 +29,6 @@ from compare.worker.own import BATCH_FORMS, OwnTask, tensors_of
 from compare.worker.randomness import same_randomness, seed_generators
 from compare.worker.user_file import pretended_group, refused_calls_to_ranks, require_threads
 from compare.workload import WorkloadError
-
-if TYPE_CHECKING:
-    from backends.base import Batch, Options, Replica, Trait
-    from compare.schema.job import Job
 
 _UNSUPPORTED: dict[Trait, tuple[str, str]] = {
     SPARSE: (
@@ -170,10 +167,10 @@ class _Trial:
                     hook = parameter.register_post_accumulate_grad_hook(
                         lambda _, name=name: self._arrivals.update([name])
                     )
-                    noting.callback(hook.remove)
+                    noting.enter_context(hook)
             if not isinstance(model, torch.jit.ScriptModule):  # which takes no such hook
                 hook = model.register_forward_hook(lambda *given: self._outputs.extend(tensors_of(given[2])))
-                noting.callback(hook.remove)
+                noting.enter_context(hook)
             yield
 
     def test_needs_gradients(self) -> bool:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -238,14 +239,9 @@ def recorded_step(parameters: list[nn.Parameter], *, keeps_gradients: bool = Fal
         record.note_backward()
         plain(*given, **named)
 
-    hooks = (
+    with (
         register_optimizer_step_pre_hook(record.enter),
         register_optimizer_step_post_hook(record.leave),
-    )
-    torch.autograd.backward = recorded  # type: ignore[assignment]
-    try:
+        patch.object(torch.autograd, "backward", recorded),
+    ):
         yield record
-    finally:
-        torch.autograd.backward = plain
-        for hook in hooks:
-            hook.remove()

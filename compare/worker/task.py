@@ -10,22 +10,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import msgspec
 import torch
 from torch import nn
 
-from backends.base import BackendError
+from backends.base import BackendError, Batch, Facts, Loss, MakeStep, Replica
+from compare.schema.config import RunConfig
+from compare.schema.parity import PassKind
 from compare.schema.results import Evaluation
 from compare.worker.compilation import compile_in_place
+from compare.worker.loop import BeforeStep
 from compare.workload import Workload, WorkloadError
-
-if TYPE_CHECKING:
-    from backends.base import Batch, Facts, Loss, MakeStep, Replica
-    from compare.schema.config import RunConfig
-    from compare.schema.parity import PassKind
-    from compare.worker.loop import BeforeStep
 
 _PROOF_SAMPLES = 8
 """Number of samples of all ranks together in a step of a proof; each rank takes at least one.

@@ -21,20 +21,19 @@ from functools import cache, partial
 from pathlib import Path
 from time import monotonic
 from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
+from compare.data import DatasetSource
 from compare.data.own import belongs, changed_files, code_digest
+from compare.schema.config import RunConfig
 from compare.text import counted
 from compare.worker.messages import describe_error, user_line_of
 from compare.worker.randomness import same_randomness
 from compare.workload import Workload, WorkloadError
-
-if TYPE_CHECKING:
-    from compare.data import DatasetSource
-    from compare.schema.config import RunConfig
 
 _CALLS = 12
 """Number of calls of the factory in a launch, besides three for each rank's shard."""
@@ -206,13 +205,13 @@ def _refused_script_acts(folder: str, file: Path) -> Iterator[None]:
     leave_really = os._exit
     why = "your file joins a group itself, but each arm joins its own before it trains."
     with ExitStack() as ending:
-        ending.enter_context(_replaced(dist, "init_process_group", partial(refuse, why)))
+        ending.enter_context(patch.object(dist, "init_process_group", partial(refuse, why)))
         if horovod := sys.modules.get("horovod.torch"):
-            ending.enter_context(_replaced(horovod, "init", partial(refuse, why)))
-        ending.enter_context(_replaced(os, "_exit", leave))
+            ending.enter_context(patch.object(horovod, "init", partial(refuse, why)))
+        ending.enter_context(patch.object(os, "_exit", leave))
         for name in ("set_num_threads", "set_default_dtype"):
-            ending.enter_context(_replaced(torch, name, partial(note_and_set, name, getattr(torch, name))))
-        ending.enter_context(_replaced(sys, "argv", [str(file)]))
+            ending.enter_context(patch.object(torch, name, partial(note_and_set, name, getattr(torch, name))))
+        ending.enter_context(patch.object(sys, "argv", [str(file)]))
         try:
             yield
         except SystemExit as exit_:
@@ -255,17 +254,6 @@ def _running_user_line(folder: str, frame: FrameType | None = None) -> str:
     frames = traceback.extract_stack(frame)
     lines = [f"{frame.filename}:{frame.lineno}" for frame in frames if belongs(frame.filename, folder)]
     return lines[-1] if lines else ""
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, substitute: Any) -> Iterator[None]:
-    """Replace an attribute of a module during the block."""
-    original = getattr(owner, name)
-    setattr(owner, name, substitute)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 # ---- in a single process ----

@@ -14,14 +14,12 @@ import os
 import signal
 from contextlib import suppress
 from time import monotonic, time
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
+from backends.base import Group
 from compare.schema.job import Progress, Stage, append_progress, open_progress
 from compare.schema.launch_files import LaunchFiles
 from compare.workload import WorkloadError
-
-if TYPE_CHECKING:
-    from backends.base import Group
 
 SLACK = 3.0
 """Factor by which work may exceed its expected time before it counts as stalled."""
