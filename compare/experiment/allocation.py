@@ -22,6 +22,7 @@ from compare.launch.engines.ssh import Ssh
 from compare.launch.signals import uninterrupted
 from compare.schema.hostfile import parse_hosts, read_hostfile, select
 from compare.schema.hosts import Host, fill_slots, is_local, listed_hosts, local_host, printable_line
+from compare.system.clock import unix_time
 from compare.text import duration
 
 DEFAULT_RANKS = 2
@@ -79,7 +80,11 @@ def find_allocation(
         UnavailableError: Slurm does not answer.
     """
     require_started_once(environ)
-    asked = _read_hosts(hostfile, named)
+    if hostfile and named is not None:
+        raise UsageError("--hostfile and -H both name hosts.", remedy="Use only one of them.")
+    asked = () if named is None else parse_hosts(named)
+    if hostfile:
+        asked = read_hostfile(hostfile)
     source = printable_line(str(hostfile or "-H"))
     if engine == "local":
         return _allocate_this_machine(asked, source)
@@ -95,19 +100,6 @@ def find_allocation(
         return Allocation(_ONLY_THIS_MACHINE, Carrier(), source)
     by_ssh = engine == "ssh" or isinstance(found.carrier, Ssh)
     return found._replace(carrier=ssh) if by_ssh else found
-
-
-def _read_hosts(hostfile: Path | None, named: str | None) -> tuple[Host, ...]:
-    """Return the hosts of a hostfile, or those of ``-H`` (``named``); an empty tuple without either.
-
-    Raises:
-        UsageError: a host is not valid, or both are given.
-    """
-    if hostfile and named is not None:
-        raise UsageError("--hostfile and -H both name hosts.", remedy="Use only one of them.")
-    if hostfile:
-        return read_hostfile(hostfile)
-    return () if named is None else parse_hosts(named)
 
 
 def _allocate_this_machine(asked: tuple[Host, ...], source: str) -> Allocation:
@@ -169,16 +161,16 @@ def end_of_job(job: ScheduledJob | None) -> float:
     return job.ends_at if job else math.inf
 
 
-def require_time(job: ScheduledJob | None, noun: str, least_seconds: float, now: float) -> None:
+def require_time(job: ScheduledJob | None, noun: str, least_seconds: float) -> None:
     """Require that every arm or group can run once before the job ends.
 
-    ``noun`` is ``arm`` or ``group``, and ``least_seconds`` the minimum time for one launch of each. ``now``
-    is a Unix time. Without a job nothing is required.
+    ``noun`` is ``arm`` or ``group``, and ``least_seconds`` the minimum time for one launch of each. Without a
+    job nothing is required.
 
     Raises:
         BudgetError: the job ends earlier.
     """
-    if job and (left := job.ends_at - now) < least_seconds:
+    if job and (left := job.ends_at - unix_time()) < least_seconds:
         raise BudgetError(
             f"{job.name} ends before every {noun} can run once.",
             found=f"One launch of each takes {duration(least_seconds)} or more. "

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -16,25 +15,18 @@ from compare import __version__
 from compare.doctor import availability
 from compare.doctor.availability import Survey
 from compare.errors import BudgetError, UnavailableError, UsageError
-from compare.experiment.allocation import end_of_job, require_time
+from compare.experiment.allocation import require_time
 from compare.experiment.run import Watch, attempt, open_hosts, reporting_early_end
 from compare.experiment.schedule import START_SECONDS, back_and_forth
 from compare.experiment.settle import LaunchRequest, choose_device, choose_threads, count_gpus
 from compare.launch.arm import Observer
 from compare.launch.cluster import Cluster
 from compare.launch.launches import launch_sweep
-from compare.schema.collectives import (
-    COLLECTIVES_FILE,
-    CollectivesRun,
-    SweepConfig,
-    SweepFields,
-    SweepLaunch,
-)
+from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun, SweepConfig, SweepFields
 from compare.schema.hosts import Host
 from compare.schema.job import Planned
 from compare.schema.results import Failure
 from compare.schema.store import create_output, write_request
-from compare.system.clock import unix_time
 from compare.system.files import write_json
 from compare.text import binary_size, counted
 
@@ -49,20 +41,10 @@ class SweepRequest(LaunchRequest):
     """Names of the groups to time; empty for all that can run."""
 
 
-class SweepObserver(Observer, Protocol):
-    """Receives the events of ``compare collectives``."""
-
-    def sweep_ended(self, planned: Planned, launch: SweepLaunch | None) -> None:
-        """Receive a launch that has ended, with the results of its ranks, or None if it failed."""
-
-    def sweep_skipped(self) -> None:
-        """Note that a launch is left out, because its group failed in an earlier round."""
-
-
 def compare_collectives(
     request: SweepRequest,
     say: Callable[[str], None],
-    watch: Watch[SweepConfig, SweepObserver],
+    watch: Watch[SweepConfig],
     on_early_end: Callable[[CollectivesRun], None] = lambda _: None,
 ) -> tuple[CollectivesRun, Path]:
     """Time the collectives of the groups that a user asked for; return the results and their folder.
@@ -71,7 +53,7 @@ def compare_collectives(
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle_sweep(request, cluster)
-        require_time(cluster.job, "group", START_SECONDS * len(config.groups), unix_time())
+        require_time(cluster.job, "group", START_SECONDS * len(config.groups))
         directory = create_output(request.output, "+".join(config.collectives), config.ranks)
         run = CollectivesRun(
             ringside_version=__version__,
@@ -157,28 +139,22 @@ def refusal_of(name: str, device: str, survey: Survey, *, one_host: bool) -> Una
     ``survey`` says what is installed. ``one_host`` says whether all ranks are on one host, as some groups
     need.
     """
-    entry = GROUPS[name]
-    what = f"The group {name} cannot run here."
+    entry, found, remedy = GROUPS[name], "", "Leave this group out."
     if entry.device not in {"", device}:
         kinds: Mapping[str, str] = {"cuda": "GPU memory", "cpu": "host memory"}
-        return UnavailableError(
-            what,
-            found=f"It moves tensors only in {kinds[entry.device]}, and the device is {device}.",
-            remedy=f"Use --device {entry.device}.",
-        )
-    if entry.one_host and not one_host:
-        return UnavailableError(
-            what, found="Its ranks must be on one host.", remedy="Use one host, or leave this group out."
-        )
-    if entry.one_host and survey.shared_memory_problem:
-        problem = survey.shared_memory_problem
+        found = f"It moves tensors only in {kinds[entry.device]}, and the device is {device}."
+        remedy = f"Use --device {entry.device}."
+    elif entry.one_host and not one_host:
+        found, remedy = "Its ranks must be on one host.", "Use one host, or leave this group out."
+    elif entry.one_host and (problem := survey.shared_memory_problem):
         found = f"{problem[:1].upper()}{problem[1:]}."
-        return UnavailableError(what, found=found, remedy="Leave this group out.")
-    try:
-        survey.require(entry.backend, dict(entry.options))
-    except UnavailableError as error:
-        return UnavailableError(what, found=error.found or error.what, remedy=f"Run: {error.remedy}")
-    return None
+    else:
+        try:
+            survey.require(entry.backend, dict(entry.options))
+        except UnavailableError as error:
+            found, remedy = error.found or error.what, f"Run: {error.remedy}"
+    what = f"The group {name} cannot run here."
+    return UnavailableError(what, found=found, remedy=remedy) if found else None
 
 
 def plan_sweeps(config: SweepConfig) -> list[Planned]:
@@ -188,7 +164,7 @@ def plan_sweeps(config: SweepConfig) -> list[Planned]:
 
 
 def sweep_groups(
-    run: CollectivesRun, directory: Path, cluster: Cluster, observer: SweepObserver
+    run: CollectivesRun, directory: Path, cluster: Cluster, observer: Observer
 ) -> CollectivesRun:
     """Carry out all launches of a run, save it after each, and return it with their results.
 
@@ -200,15 +176,11 @@ def sweep_groups(
         RingsideError: something failed that would fail every launch; what was finished is saved.
     """
     write_request(run, directory)
-    ends_at = end_of_job(cluster.job)
     for planned in plan_sweeps(run.config):
         if any(failure.arm == planned.group for failure in run.failures):
             observer.sweep_skipped()
             continue
-        observer.launch_begins(planned)
-        launch = partial(
-            launch_sweep, run.config, planned, directory, cluster, observer, budget_ends_at=ends_at
-        )
+        launch = partial(launch_sweep, run.config, planned, directory, cluster, observer)
         try:
             outcome = attempt(launch, planned, cluster, "group", len(run.config.groups))
         except BudgetError:

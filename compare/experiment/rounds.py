@@ -14,8 +14,9 @@ from compare.analysis.conditions import check_interpreter
 from compare.analysis.figures import LaunchFigures
 from compare.analysis.parity import check_launches
 from compare.errors import InterleaveError, LaunchError
+from compare.experiment.allocation import end_of_job
 from compare.experiment.schedule import discard_noisy, plan_turns
-from compare.launch.arm import Observer, forget_launch
+from compare.launch.arm import Observer, forget_launches
 from compare.launch.cluster import Cluster
 from compare.launch.launches import Cohort, launch_arm
 from compare.launch.signals import Suspended, stop_until_continued, suspendable
@@ -61,7 +62,7 @@ class Rounds:
         self._observer = observer
         self._save_at = -math.inf
         self._cluster = cluster
-        self._job_ends_at = cluster.job.ends_at if cluster.job else math.inf
+        self._job_ends_at = end_of_job(cluster.job)
 
     def carry_out(self, planned: list[Planned]) -> None:
         """Carry out launches that are planned together, check their proofs, and add them to ``run``.
@@ -74,11 +75,11 @@ class Rounds:
             RingsideError: the ``current`` launch failed, or its results failed a check.
         """
         self.current = planned[0]
-        launches = (
-            self._launch_in_turns(planned)
-            if self.run.interleaved.mode == "blocks"
-            else [self._launch_alone(*planned)]
-        )
+        if self.run.interleaved.mode == "blocks":
+            launches = self._launch_in_turns(planned)
+        else:
+            to_launch = (self.run, planned[0], self._directory, self._cluster, self._observer)
+            launches = [launch_arm(*to_launch, budget_ends_at=self._ends_at())]
         if not launches:
             return
         pairs = list(zip(planned, launches, strict=True))
@@ -97,17 +98,6 @@ class Rounds:
         elif len(self.run.launches) % len(self.run.config.arms) == 0:
             self._observer.rounds_done(self.run)
 
-    def _launch_alone(self, planned: Planned) -> Launch:
-        self._observer.launch_begins(planned)
-        return launch_arm(
-            self.run,
-            planned,
-            self._directory,
-            self._cluster,
-            self._observer,
-            budget_ends_at=self._ends_at(),
-        )
-
     def _launch_in_turns(self, planned: list[Planned]) -> list[Launch]:
         """Return the launches of a round in turns; an empty list if the round must begin again."""
         cohort = Cohort(
@@ -117,7 +107,7 @@ class Rounds:
             with suspendable():
                 return cohort.carry_out(planned, plan_turns(self.run, planned))
         except Suspended:
-            self._forget(planned)
+            forget_launches(self._directory, planned)
             stop_until_continued()
             self._observer.cohort_restarts(planned[0].round)
         except (InterleaveError, LaunchError) as error:
@@ -125,7 +115,7 @@ class Rounds:
                 raise
             beside = "Beside other arms on a GPU: " if isinstance(error, LaunchError) else ""
             why = f"{beside}{error.what} {error.found}"
-            self._forget(planned)
+            forget_launches(self._directory, planned)
             self._observer.not_in_turns(why)
             self.run = msgspec.structs.replace(self.run, interleaved=Interleaved(mode="launches", why=why))
         finally:
@@ -142,10 +132,6 @@ class Rounds:
         if config.interleave != "auto" or self.run.launches:
             return False
         return isinstance(error, InterleaveError) or (cohort.side_by_side and config.device == "cuda")
-
-    def _forget(self, planned: list[Planned]) -> None:
-        for each in planned:
-            forget_launch(self._directory, each)
 
     def _keep(self, launches: list[Launch]) -> None:
         """Add launches to ``run``, discard a noisy round, and save unless saving takes too long."""

@@ -18,7 +18,7 @@ from compare.analysis.budget import rounds_done
 from compare.data import DatasetSource
 from compare.doctor import check_beforehand
 from compare.errors import BudgetError, LaunchError, OutputError, RingsideError
-from compare.experiment.allocation import naming_scheduler, require_time, too_little_time
+from compare.experiment.allocation import end_of_job, naming_scheduler, require_time, too_little_time
 from compare.experiment.rounds import Rounds, choose_interleaving
 from compare.experiment.schedule import discard_unfinished, launch_order, least_round_seconds, next_launches
 from compare.experiment.settle import LaunchRequest, UserRequest, settle
@@ -33,14 +33,12 @@ from compare.schema.hosts import THIS_MACHINE
 from compare.schema.job import Job, Planned
 from compare.schema.results import Failure, Run
 from compare.schema.store import RESULTS_FILE, create_output, default_output, read_result, write_request
-from compare.system.clock import unix_time
 from compare.system.files import write_json
 from compare.text import counted
 
-ObserverType = TypeVar("ObserverType")
 ConfigType = TypeVar("ConfigType", bound=LaunchConfig)
 T = TypeVar("T")
-Watch: TypeAlias = Callable[[ConfigType], AbstractContextManager[ObserverType]]
+Watch: TypeAlias = Callable[[ConfigType], AbstractContextManager[Observer]]
 """A function that takes the config of a run and returns a context manager, which yields its observer."""
 _PORT = 29500
 """The default port of torchrun, which stands in a dry run for a free port of another host."""
@@ -49,7 +47,7 @@ _PORT = 29500
 def compare_arms(
     request: UserRequest,
     say: Callable[[str], None],
-    watch: Watch[RunConfig, Observer],
+    watch: Watch[RunConfig],
     on_early_end: Callable[[Run], None] = lambda _: None,
 ) -> tuple[Run, Path]:
     """Run the same training through every arm that a user asked for; return the run and its folder.
@@ -64,7 +62,7 @@ def compare_arms(
     with open_hosts(request, say) as cluster:
         config, left_out = settle(request, cluster)
         least = least_round_seconds(config, choose_interleaving(config).mode)
-        require_time(cluster.job, "arm", least, unix_time())
+        require_time(cluster.job, "arm", least)
         run, directory = begin_run(request, config, left_out, cluster, say)
         with reporting_early_end(directory, on_early_end), watch(run.config) as observer:
             return carry_out(run, directory, cluster, observer), directory
@@ -209,11 +207,12 @@ def carry_out(
 
 
 def attempt(
-    launch: Callable[[], T], planned: Planned, cluster: Cluster, noun: str, count: int
+    launch: Callable[..., T], planned: Planned, cluster: Cluster, noun: str, count: int
 ) -> T | Failure:
     """Call ``launch`` to carry out a planned launch; return its result, or the failure if it fails.
 
-    ``count`` is the number of arms or groups to launch, and ``noun`` says which of the two they are.
+    ``launch`` receives the end of the scheduler's job as ``budget_ends_at``. ``count`` is the number of arms
+    or groups to launch, and ``noun`` says which of the two they are.
 
     Raises:
         BudgetError: the time of the scheduler's job ended before the launch did.
@@ -221,7 +220,7 @@ def attempt(
     """
     try:
         with naming_scheduler(cluster.job):
-            return launch()
+            return launch(budget_ends_at=end_of_job(cluster.job))
     except BudgetError:
         assert cluster.job  # noqa: S101 -- nothing else sets a limit
         limit = f"The time of {cluster.job.name}"

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -18,14 +17,12 @@ from compare.experiment.allocation import naming_scheduler, require_time
 from compare.experiment.run import Watch, carry_out, find_data, new_run, open_hosts, reporting_early_end
 from compare.experiment.schedule import back_and_forth, least_round_seconds
 from compare.experiment.settle import UserRequest, settle
-from compare.launch.arm import Observer
 from compare.launch.cluster import Cluster, open_cluster
 from compare.schema.config import RunConfig
 from compare.schema.hosts import fill_slots
 from compare.schema.results import Run
 from compare.schema.scale import Mode, Scale, Series, batch_of, folder_of
 from compare.schema.store import RESULTS_FILE, SCALE_FILE, create_directory, create_output
-from compare.system.clock import unix_time
 from compare.system.files import write_json
 
 
@@ -38,17 +35,10 @@ class ScaleRequest(UserRequest):
     """The numbers of ranks, in rising order."""
 
 
-class ScaleObserver(Observer, Protocol):
-    """Receives the events of ``compare scale``."""
-
-    def count_begins(self, ranks: int) -> None:
-        """Receive the number of ranks that all launches have until the next call."""
-
-
 def scale_arms(
     request: ScaleRequest,
     say: Callable[[str], None],
-    watch: Watch[RunConfig, ScaleObserver],
+    watch: Watch[RunConfig],
     on_early_end: Callable[[Scale], None] = lambda _: None,
 ) -> tuple[Scale, Path]:
     """Run every arm with every number of ranks, and return the runs and the folder with them.
@@ -64,7 +54,7 @@ def scale_arms(
     )
     runs, source = _settle_counts(request, say)
     least = sum(least_round_seconds(run.config, run.interleaved.mode) for run in runs.values())
-    require_time(request.allocation.job, "arm", least, unix_time())
+    require_time(request.allocation.job, "arm", least)
     largest = runs[request.counts[-1]].config
     directory = create_output(request.output, largest.model, largest.ranks, purpose=f"-{request.mode}")
     write_json(directory / SCALE_FILE, series)

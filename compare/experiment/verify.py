@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from compare.analysis.gates import pass_of
 from compare.analysis.parity import check_gates
-from compare.experiment.allocation import end_of_job, require_time
+from compare.experiment.allocation import require_time
 from compare.experiment.run import Watch, attempt, begin_run, open_hosts, reporting_early_end
 from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import UserRequest, settle
@@ -23,21 +22,13 @@ from compare.schema.config import RunConfig
 from compare.schema.job import Planned
 from compare.schema.results import ArmVerification, Failure, Run, Verification
 from compare.schema.store import VERIFICATION_FILE, write_request
-from compare.system.clock import unix_time
 from compare.system.files import write_json
-
-
-class VerificationObserver(Observer, Protocol):
-    """Receives the events of ``compare verify``."""
-
-    def arm_verified(self, arm: ArmVerification) -> None:
-        """Receive the result of one arm: its gates, or its failure."""
 
 
 def verify_arms(
     request: UserRequest,
     say: Callable[[str], None],
-    watch: Watch[RunConfig, VerificationObserver],
+    watch: Watch[RunConfig],
     on_early_end: Callable[[Verification], None] = lambda _: None,
 ) -> tuple[Verification, Path]:
     """Verify every arm that a user asked for, and return the results and the folder with them.
@@ -46,14 +37,14 @@ def verify_arms(
     """
     with open_hosts(request, say) as cluster:
         config, left_out = settle(request, cluster)
-        require_time(cluster.job, "arm", START_SECONDS * len(config.arms), unix_time())
+        require_time(cluster.job, "arm", START_SECONDS * len(config.arms))
         run, directory = begin_run(request, config, left_out, cluster, say, purpose="-verify")
         write_json(directory / VERIFICATION_FILE, Verification(run=run))
         with reporting_early_end(directory, on_early_end), watch(run.config) as observer:
             return verify(run, directory, cluster, observer), directory
 
 
-def verify(run: Run, directory: Path, cluster: Cluster, observer: VerificationObserver) -> Verification:
+def verify(run: Run, directory: Path, cluster: Cluster, observer: Observer) -> Verification:
     """Launch and judge every arm once, in the order of the config, and return the verification.
 
     The verification is saved after every arm. If one arm fails, the others still run.
@@ -63,18 +54,12 @@ def verify(run: Run, directory: Path, cluster: Cluster, observer: VerificationOb
         RingsideError: something failed that would fail every arm; what was finished is saved.
     """
     write_request(run, directory)
-    ends_at = end_of_job(cluster.job)
     verification = Verification(run=run)
     for number, arm in enumerate(run.config.arms, start=1):
         planned = Planned(number, 1, arm)
-        observer.launch_begins(planned)
         began = time.monotonic()
-        launch = attempt(
-            partial(
-                launch_arm, run, planned, directory, cluster, observer, proof="whole", budget_ends_at=ends_at
-            ),
-            *(planned, cluster, "arm", len(run.config.arms)),
-        )
+        launch_whole = partial(launch_arm, run, planned, directory, cluster, observer, proof="whole")
+        launch = attempt(launch_whole, planned, cluster, "arm", len(run.config.arms))
         launches = verification.run.launches
         if isinstance(launch, Failure):
             verified = ArmVerification(arm=arm.label, failure=launch, seconds=time.monotonic() - began)

@@ -7,7 +7,8 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -19,11 +20,12 @@ from compare import PACKAGE_ROOT
 from compare.errors import UnavailableError
 from compare.launch.cluster import HostFacts
 from compare.schema.arms import Arm
+from compare.schema.collectives import SweepLaunch
 from compare.schema.config import LaunchConfig
 from compare.schema.environment import EXPORTED, inherited_variables, launch_settings, library_settings
 from compare.schema.job import LaunchJob, Planned, Progress
 from compare.schema.launch_files import LaunchFiles
-from compare.schema.results import Launch, Run
+from compare.schema.results import ArmVerification, Launch, Run
 from compare.system.files import temporary_root
 
 _LONGEST_NAME = 100
@@ -39,7 +41,7 @@ MakeJob: TypeAlias = Callable[..., LaunchJob]
 
 
 class Observer(Protocol):
-    """Receives the events of a run."""
+    """Receives the events of a run, or of another command that launches arms or groups."""
 
     def launch_begins(self, planned: Planned) -> None:
         """Receive the next launch before its folder, job and commands are made."""
@@ -70,6 +72,18 @@ class Observer(Protocol):
 
     def rounds_done(self, run: Run) -> None:
         """Receive the run with its launches so far, before the first launch and after every round."""
+
+    def count_begins(self, ranks: int) -> None:
+        """Receive the number of ranks that all launches of ``compare scale`` have until the next call."""
+
+    def arm_verified(self, arm: ArmVerification) -> None:
+        """Receive the result of one arm of ``compare verify``: its gates, or its failure."""
+
+    def sweep_ended(self, planned: Planned, launch: SweepLaunch | None) -> None:
+        """Receive a launch of ``compare collectives`` that ended, with all results; None if it failed."""
+
+    def sweep_skipped(self) -> None:
+        """Note that a launch is left out, because its group failed in an earlier round."""
 
 
 class LaunchFolders:
@@ -209,7 +223,7 @@ def launch_files(directory: Path, planned: Planned, *, again: bool = False) -> L
     return LaunchFiles(directory / "launches" / folder)
 
 
-def forget_launch(directory: Path, planned: Planned) -> None:
-    """Remove the folders of a launch that did not finish: that of its first start and of its second."""
-    for again in (False, True):
-        shutil.rmtree(launch_files(directory, planned, again=again).directory, ignore_errors=True)
+def forget_launches(directory: Path, planned: Iterable[Planned]) -> None:
+    """Remove the folders of launches that did not finish: those of their first starts and of their second."""
+    for each, again in product(planned, (False, True)):
+        shutil.rmtree(launch_files(directory, each, again=again).directory, ignore_errors=True)

@@ -70,9 +70,12 @@ class Circumstances(NamedTuple):
 
         ``trained`` says whether any rank finished a step.
         """
-        text, libraries = str(error), self._libraries()
+        text, libraries = str(error), ""
         if _KILLED in text:
             return error
+        if self.arm.traits.communicates:
+            controller = self.arm.options.get("controller", "")
+            libraries = f"{_LIBRARIES_BY_LAUNCHER[self.arm.runtime.launcher]} {controller} "
         meeting = _MEETING if libraries and not trained else ""
         traits = f"{libraries} {meeting} {_STALLED if isinstance(error, StalledError) else ''}"
         found, fixes = [error.found], [error.remedy]
@@ -87,16 +90,6 @@ class Circumstances(NamedTuple):
             fixes.append(f"If that may be the reason, try again after: unset {' '.join(names)}")
         error.found, error.remedy = ("\n".join(filter(None, lines)) for lines in (found, fixes))
         return error
-
-    def _libraries(self) -> str:
-        """Return the names of the communication libraries that the ranks load, in one text.
-
-        It is empty if the arm does not communicate.
-        """
-        if not self.arm.traits.communicates:
-            return ""
-        controller = self.arm.options.get("controller", "")
-        return f"{_LIBRARIES_BY_LAUNCHER[self.arm.runtime.launcher]} {controller} "
 
     def _suspected_settings(self, libraries: str, text: str) -> list[str]:
         """Return the inherited settings that may explain an error with this text, as ``NAME=VALUE``.

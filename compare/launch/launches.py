@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from compare.errors import BudgetError, HostError
 from compare.launch.agent.connection import exchange_until
-from compare.launch.arm import Observer, forget_launch
+from compare.launch.arm import Observer, forget_launches
 from compare.launch.cluster import Cluster
 from compare.launch.monitor import Ending
 from compare.launch.running import LaunchSettings, RunningLaunch
@@ -54,6 +54,8 @@ class AliveLaunches(LaunchSettings):
     """The launch that failed, or else the last one started or waited for; None before the first start."""
     alive: list[RunningLaunch] = field(default_factory=list, init=False)
     """Launches that were started and not yet ended, in the order of their starts."""
+    side_by_side: bool = field(default=False, init=False)
+    """Whether several launches have been alive at the same time."""
 
     def start(self, planned: Planned) -> RunningLaunch:
         """Start a launch, and return it without waiting for its ranks.
@@ -69,6 +71,7 @@ class AliveLaunches(LaunchSettings):
         self.current = planned
         launch = RunningLaunch(self, planned)
         self._begin(launch)
+        self.side_by_side = len(self.alive) > 1
         return launch
 
     def wait(self, launch: RunningLaunch, until: Literal["turn", "end"]) -> None:
@@ -139,7 +142,7 @@ class AliveLaunches(LaunchSettings):
         if lost := self._end(launch):
             raise lost
         if launch.restarted_because or not launch.port_was_taken():
-            launch.conclude(ending)
+            launch.conclude(Launch, ending)
             raise AssertionError("unreachable: a launch that failed has no results")
         self.observer.launch_restarts(launch.planned, PORT_TAKEN)
         launch.prepare(restarted_because=PORT_TAKEN)
@@ -179,7 +182,7 @@ def launch_arm(
     """
     make_job = partial(_training_job, run, proof)
     alone = AliveLaunches(run.config, directory, cluster, observer, make_job, budget_ends_at)
-    return _launch_until_success(alone, planned).conclude()
+    return _launch_until_success(alone, planned).conclude(Launch)
 
 
 def launch_sweep(
@@ -201,7 +204,7 @@ def launch_sweep(
     interface = cluster.network.interface if len(cluster.hosts) > 1 else ""
     make_job = partial(SweepJob, group=planned.group, interface=interface)
     alone = AliveLaunches(config, directory, cluster, observer, make_job, budget_ends_at)
-    return _launch_until_success(alone, planned).conclude_sweep()
+    return _launch_until_success(alone, planned).conclude(SweepLaunch)
 
 
 def _training_job(run: Run, proof: Proof, *, arm: Arm, **fields: Any) -> Job:
@@ -213,6 +216,7 @@ def _launch_until_success(alone: AliveLaunches, planned: Planned) -> RunningLaun
 
     After Ctrl-Z the launch is ended, this program stops until ``fg``, and then launches again.
     """
+    alone.observer.launch_begins(planned)
     while True:
         try:
             with suspendable():
@@ -223,7 +227,7 @@ def _launch_until_success(alone: AliveLaunches, planned: Planned) -> RunningLaun
                 finally:
                     alone.end_all()
         except Suspended:
-            forget_launch(alone.directory, planned)
+            forget_launches(alone.directory, [planned])
             stop_until_continued()
             alone.observer.launch_restarts(planned, _SUSPENDED)
 
@@ -247,8 +251,6 @@ class Cohort(AliveLaunches):
         super().__init__(run.config, directory, cluster, observer, make_job, budget_ends_at)
         self.in_turns = True
         self.started_alone = not run.launches
-        self.side_by_side = False
-        """Whether several launches have been alive at the same time."""
 
     def carry_out(self, planned: Sequence[Planned], turns: Sequence[PlannedTurn]) -> list[Launch]:
         """Launch every arm, let them take ``turns`` in order, and return the records in ``planned``'s order.
@@ -275,17 +277,10 @@ class Cohort(AliveLaunches):
             ended: list[Launch] = []
             for launch in launches:
                 self.wait(launch, "end")
-                ended.append(launch.conclude())
+                ended.append(launch.conclude(Launch))
         finally:
             self.end_all()
         return ended
-
-    def start(self, planned: Planned) -> RunningLaunch:
-        """Report a launch to the observer, start it, and return it without waiting for its ranks."""
-        self.observer.launch_begins(planned)
-        launch = super().start(planned)
-        self.side_by_side = len(self.alive) > 1
-        return launch
 
     def _start_one_by_one(self, planned: Sequence[Planned]) -> list[RunningLaunch]:
         """Start and warm up one launch after another, each only if memory is left for it.
@@ -297,6 +292,7 @@ class Cohort(AliveLaunches):
             if launches:
                 last, *earlier = reversed(launches)
                 last.require_memory_left(earlier, len(planned))
+            self.observer.launch_begins(each)
             launches.append(self.start(each))
             self.wait(launches[-1], "turn")
             self._go_and_wait(launches[-1], GO_ON)
@@ -309,6 +305,7 @@ class Cohort(AliveLaunches):
         for number, each in enumerate(planned):
             if number >= at_once:
                 self.wait(launches[number - at_once], "turn")
+            self.observer.launch_begins(each)
             launches.append(self.start(each))
         for launch in launches:
             self.wait(launch, "turn")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -39,10 +39,11 @@ from compare.schema.config import LaunchConfig
 from compare.schema.environment import library_settings
 from compare.schema.job import Planned, read_progress
 from compare.schema.results import Launch, RankResult
-from compare.schema.turns import Arrival, Turn
+from compare.schema.turns import Turn
 from compare.system.clock import unix_time
 from compare.system.files import executable_root, tail, write_json
 
+RecordType = TypeVar("RecordType", Launch, SweepLaunch)
 _END_SECONDS = 20.0
 """Maximum time for all agents to end a launch."""
 _CUDA_BYTES = 3 << 29
@@ -119,10 +120,11 @@ class RunningLaunch:
         self._segments = Segments(_MPICH_FILES, time.time()) if uses_mpich else None
         agents = [agent for agent in cluster.agents for _ in range(agent.host.slots)]
         agents = agents[:1] if arm.traits.one_process else agents  # of each rank's host
-        self._links: dict[Connection, LaunchLink] = {}
+        self.links: dict[Connection, LaunchLink] = {}
+        """The launch on every host."""
         for agent in cluster.all_agents:
             ranks = [rank for rank, of_rank in enumerate(agents) if of_rank is agent]
-            self._links[agent] = agent.launch(self._folders.mark, ranks)
+            self.links[agent] = agent.launch(self._folders.mark, ranks)
         self._from_shell = shell_settings(self.commands[0].environment)
         crowded = any(host.slots > n for host, n in zip(cluster.hosts, cluster.cores(), strict=True))
         self.monitor = Monitor(
@@ -174,8 +176,12 @@ class RunningLaunch:
         agents = [link.agent for link in self._links_with_ranks()]
         # Hosts of a rehearsal share the memory of one machine.
         for group in [agents] if self._cluster.network.rehearsed else [[agent] for agent in agents]:
-            link = self._links[group[0]]
-            waiting = [launch.waiting_on(group) for launch in (self, *others)]
+            link = self.links[group[0]]
+            # A host whose ranks do not all wait adds nothing.
+            waiting = [
+                [arrival for agent in group for arrival in launch.links[agent].arrivals]
+                for launch in (self, *others)
+            ]
             needs = [sum(arrival.memory.peak_bytes for arrival in arrivals) for arrivals in waiting]
             took = f"{len(needs)} of them took {_in_gib(sum(needs))}. "
             limits = [("host", took, link.memory_left_bytes, max(needs))]
@@ -190,13 +196,6 @@ class RunningLaunch:
                         remedy="Run one launch after another: --interleave launches.",
                     )
 
-    def waiting_on(self, agents: Sequence[Connection]) -> list[Arrival]:
-        """Return what the ranks on the hosts of these agents reported when they came to wait for a turn.
-
-        The list has an arrival for each rank. A host whose ranks do not all wait adds none.
-        """
-        return [arrival for agent in agents for arrival in self._links[agent].arrivals]
-
     def go(self, turn: Turn) -> None:
         """Send all ranks their turn, and return without waiting for its end."""
         for link in self._links_with_ranks():
@@ -207,7 +206,7 @@ class RunningLaunch:
 
         The failure of one launcher decides at once, but success needs all of them.
         """
-        starters = [link for link in self._links.values() if link.order and link.order.argv]
+        starters = [link for link in self.links.values() if link.order and link.order.argv]
         ended = [link.exited for link in starters if link.exited]
         if any(exited.abandoned for exited in ended):
             return Ending(None, abandoned=True)
@@ -216,7 +215,7 @@ class RunningLaunch:
 
     def ask_to_end(self) -> None:
         """Ask all agents to end the launch, without waiting for them."""
-        for link in self._links.values():
+        for link in self.links.values():
             if link.order and not link.exited:
                 link.end()
 
@@ -227,8 +226,8 @@ class RunningLaunch:
         its ranks when their lease expires.
         """
         lost: dict[Connection, RingsideError] = {}
-        asked = [link for link in self._links.values() if link.order]
-        here = self._links[self._cluster.local_agent]
+        asked = [link for link in self.links.values() if link.order]
+        here = self.links[self._cluster.local_agent]
         self.ask_to_end()
         try:
             exchange_until(
@@ -245,7 +244,7 @@ class RunningLaunch:
         errors = [*lost.values(), *(link.error for link in asked)]
         hosts = [error for error in errors if isinstance(error, HostError)]
         silent = [link.agent for link in asked if not (link.exited or link.agent in lost)]
-        for agent in self._links:
+        for agent in self.links:
             agent.launches.pop(self._folders.mark, None)
         if not hosts and silent:
             return HostError(
@@ -264,24 +263,35 @@ class RunningLaunch:
         printed = "\n".join(tail(log, lines=200) for log in self.files.launcher_logs())
         return not began and any(mark in printed for mark in _PORT_ERRORS)
 
-    def conclude(self, ending: Ending = SUCCEEDED) -> Launch:
+    def conclude(self, kind: type[RecordType], ending: Ending = SUCCEEDED) -> RecordType:
         """Return the launch's record with the results of all ranks, or raise the root cause.
 
         Raises:
             RingsideError: see ``Monitor.conclude``.
         """
-        return Launch(**self._record(ending, RankResult))
-
-    def conclude_sweep(self) -> SweepLaunch:
-        """Return the record of a sweep's launch with the results of all ranks, or raise the root cause.
-
-        Raises:
-            RingsideError: see ``Monitor.conclude``.
-        """
-        return SweepLaunch(**self._record(SUCCEEDED, RankSweep), group=self.planned.group)
+        where = f"{self.planned.label}, round {self.planned.round}"
+        of_sweep = {"group": self.planned.group} if kind is SweepLaunch else {}
+        ranks: list[Any] = self.monitor.conclude(where, ending, RankSweep if of_sweep else RankResult)
+        set_by_launch = dict(self.commands[0].environment)
+        of_libraries = library_settings(self._from_shell)
+        return kind(
+            number=self.planned.number,
+            round=self.planned.round,
+            arm=self.planned.arm.label,
+            launcher=self.planned.arm.runtime.launcher,
+            argv=[list(command.argv) for command in self.commands],
+            environment=set_by_launch,
+            inherited={name: value for name, value in of_libraries.items() if name not in set_by_launch},
+            started_at=self._began,
+            seconds=unix_time() - self._began,
+            started_alone=self.settings.started_alone,
+            restarted_because=self.restarted_because,
+            ranks=ranks,
+            **of_sweep,
+        )
 
     def _links_with_ranks(self) -> list[LaunchLink]:
-        return [link for link in self._links.values() if link.ranks]
+        return [link for link in self.links.values() if link.ranks]
 
     def _begin(self, agents: Sequence[Connection], commands: Mapping[Connection, Command]) -> None:
         """Start the launch on the hosts of ``agents``, and wait until they have made its folders.
@@ -289,10 +299,10 @@ class RunningLaunch:
         ``commands`` holds the launcher's command for each agent that is to start one.
         """
         for agent in agents:
-            self._links[agent].start(
+            self.links[agent].start(
                 self._order(agent, commands.get(agent)), None if self._folders.in_place else self.files
             )
-        self._cluster.wait(lambda: all(self._links[agent].started for agent in agents), agents)
+        self._cluster.wait(lambda: all(self.links[agent].started for agent in agents), agents)
 
     def _order(self, agent: Connection, command: Command | None) -> Start:
         """Return the message that makes one host's agent start the launch, and ``command`` if it is given."""
@@ -316,32 +326,11 @@ class RunningLaunch:
             folders=tuple(scratch),
             argv=command.argv if command else (),
             environment=environment,
-            ranks=len(self._links[agent].ranks),
+            ranks=len(self.links[agent].ranks),
             turns=folders.turns,
             stops=BACKENDS[self.planned.arm.backend].runs_while_waiting,
             segments=self._segments.pattern if self._segments else "",
         )
-
-    def _record(self, ending: Ending, kind: type[RankResult | RankSweep]) -> dict[str, Any]:
-        """Return the fields of a ``LaunchRecord`` by name; ``ranks`` holds results of this ``kind``."""
-        where = f"{self.planned.label}, round {self.planned.round}"
-        ranks = self.monitor.conclude(where, ending, kind)
-        set_by_launch = dict(self.commands[0].environment)
-        of_libraries = library_settings(self._from_shell)
-        return {
-            "number": self.planned.number,
-            "round": self.planned.round,
-            "arm": self.planned.arm.label,
-            "launcher": self.planned.arm.runtime.launcher,
-            "argv": [list(command.argv) for command in self.commands],
-            "environment": set_by_launch,
-            "inherited": {name: value for name, value in of_libraries.items() if name not in set_by_launch},
-            "started_at": self._began,
-            "seconds": unix_time() - self._began,
-            "started_alone": self.settings.started_alone,
-            "restarted_because": self.restarted_because,
-            "ranks": ranks,
-        }
 
 
 def _in_gib(size_bytes: int) -> str:

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NoReturn
 
 from compare.errors import HostError
 from compare.launch.agent.launch import carry_out, clean_up
@@ -142,19 +141,17 @@ class _LaunchProcess:
             os.close(answers[0])
             for pipe in inherited:
                 pipe.close()
-            self._carry_out(MessagePipe(orders[0], answers[1]))
+            try:
+                adopt_orphans()
+                to_agent = MessagePipe(orders[0], answers[1])
+                to_agent.send(carry_out(start, to_agent, self.segments))
+                to_agent.push(_LAST_SECONDS)
+            finally:  # nothing of the agent's own program may run on here
+                os._exit(0)
         os.close(orders[0])
         os.close(answers[1])
         self.pipe = MessagePipe(answers[0], orders[1])
         self._has_ended = False
-
-    def _carry_out(self, pipe: MessagePipe) -> NoReturn:
-        try:
-            adopt_orphans()
-            pipe.send(carry_out(self.start, pipe, self.segments))
-            pipe.push(_LAST_SECONDS)
-        finally:  # nothing of the agent's own program may run on here
-            os._exit(0)
 
     def receive(self) -> list[LaunchMessage]:
         """Return the messages that the process sent, without keep-alive messages.

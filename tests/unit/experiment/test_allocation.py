@@ -165,11 +165,12 @@ def test_scheduler_that_ended_the_job_is_named(error):
         raise error
 
 
-def test_job_too_short_for_a_round_is_refused_before_it():
-    require_time(AnEndedJob(), "arm", least_seconds=10.0, now=80.0)
-    require_time(None, "arm", least_seconds=math.inf, now=80.0)
+def test_job_too_short_for_a_round_is_refused_before_it(monkeypatch):
+    monkeypatch.setattr("compare.experiment.allocation.unix_time", lambda: 80.0)
+    require_time(AnEndedJob(), "arm", least_seconds=10.0)
+    require_time(None, "arm", least_seconds=math.inf)
     with pytest.raises(BudgetError, match="Slurm job 17 ends before every arm can run once"):
-        require_time(AnEndedJob(), "arm", least_seconds=30.0, now=80.0)
+        require_time(AnEndedJob(), "arm", least_seconds=30.0)
 
 
 @pytest.mark.parametrize(

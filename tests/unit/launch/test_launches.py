@@ -81,7 +81,7 @@ class ALaunch:
     def end(self):
         return None
 
-    def conclude(self, ending=SUCCEEDED):
+    def conclude(self, _kind, ending=SUCCEEDED):
         self.ended_for = ending
         if ending.timed_out:
             raise StalledError("It took too long.")
