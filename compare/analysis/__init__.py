@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from compare.analysis.causes import Cause, find_causes
+from compare.analysis.causes import Cause, Condition, compare_conditions, find_causes
 from compare.analysis.change import Changes, judge_gate
-from compare.analysis.conditions import Condition, compare_conditions
 from compare.analysis.figures import Figures
 from compare.analysis.noise import LoadDependence, find_load_dependence
 from compare.analysis.ranking import AAResult, assess_aa_test

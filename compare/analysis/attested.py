@@ -11,6 +11,7 @@ three roles:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from compare.schema.arms import Arm
@@ -28,8 +29,6 @@ _MEAN_OPERATIONS = {
     "sum, then divided by the number of ranks",
     "divided by the number of ranks, then summed",
 }
-
-
 Exemption: TypeAlias = tuple[Callable[[Arm], Any], str]
 """A test for arms that may differ in an item by declaration, and a phrase for how they differ."""
 _OTHER_INTERPRETER: Exemption = (lambda arm: arm.against, "another interpreter")
@@ -121,17 +120,10 @@ def _compression(rank: RankResult) -> Any:
     return _attested("replica", "compression")(rank) or _attested("replica", "comm_hook")(rank) or "none"
 
 
-def _switch(name: str) -> Callable[[RankResult], Any]:
-    """Return a function that reads from a rank's attestation whether its strategy has the switch on.
-
-    The function returns None if the rank attests no strategy.
-    """
-
-    def read(rank: RankResult) -> Any:
-        replica = _attested("replica")(rank)
-        return bool(replica.get(name)) if replica else None
-
-    return read
+def _switch(name: str, rank: RankResult) -> bool | None:
+    """Return whether a rank attests that its strategy has the switch on; None if it attests no strategy."""
+    replica = _attested("replica")(rank)
+    return bool(replica.get(name)) if replica else None
 
 
 def _is_compiled(rank: RankResult) -> bool | None:
@@ -248,9 +240,11 @@ _ITEMS = (
         by_library=True,
         optional=True,  # compressed messages are not known
     ),
-    _backend_item("gradients as bucket views", _switch("gradient_as_bucket_view"), "gradient_as_bucket_view"),
+    _backend_item(
+        "gradients as bucket views", partial(_switch, "gradient_as_bucket_view"), "gradient_as_bucket_view"
+    ),
     _backend_item("graph breaks", _attested("graph_breaks"), by_library=True),
-    _backend_item("static graph", _switch("static_graph"), "static_graph"),
+    _backend_item("static graph", partial(_switch, "static_graph"), "static_graph"),
     _backend_item("PowerSGD rank", _attested("replica", "powersgd_rank"), "comm_hook", "powersgd_rank"),
     _backend_item("PowerSGD start", _attested("replica", "powersgd_start"), "comm_hook", "powersgd_start"),
 )
@@ -298,7 +292,7 @@ def _environment_items(run: Run) -> list[Item]:
     readers = {name: readers_of(name, value) for name, value in sorted(values.items())}
     return [
         Item(
-            *(name, "controlled", _variable_reader(name, reading)),
+            *(name, "controlled", partial(_variable, name, reading)),
             "set in the shell, and not every arm reads it: unset it, or make it an option of an arm",
             (f"env.{name}",),
             in_control=not reading,
@@ -312,17 +306,12 @@ def _variables_of_arms(run: Run) -> set[str]:
     return {name for arm in run.config.arms for name in arm.environment}
 
 
-def _variable_reader(name: str, readers: tuple[str, ...]) -> Callable[[RankResult], Any]:
-    """Return a function that reads an environment variable from a rank's attestation.
+def _variable(name: str, readers: tuple[str, ...], rank: RankResult) -> Any:
+    """Return an environment variable that a rank attests; None if no library of the rank reads it.
 
-    The function returns None if no library of the rank reads the variable. ``readers`` are parts of the names
-    of the libraries that do; if it is empty, all do.
+    ``readers`` are parts of the names of the libraries that do; if it is empty, all do.
     """
-
-    def read(rank: RankResult) -> Any:
-        group = rank.attestation.get("group", {})
-        known = f"{group.get('library')} {group.get('controller')} {group.get('transport')}".lower()
-        concerned = not readers or any(reader in known for reader in readers)
-        return _attested("environment", name)(rank) if concerned else None
-
-    return read
+    group = rank.attestation.get("group", {})
+    known = f"{group.get('library')} {group.get('controller')} {group.get('transport')}".lower()
+    concerned = not readers or any(reader in known for reader in readers)
+    return _attested("environment", name)(rank) if concerned else None

@@ -1,4 +1,4 @@
-"""Choose when a run judges its verdicts, how much of alpha each such look may spend, and when time is over.
+"""Choose when a run judges its verdicts, how much of alpha each look may spend, and when time is over.
 
 Alpha is the probability that a run shows any false difference. The method is that of Lan & DeMets, "Discrete
 sequential boundaries for clinical trials", Biometrika 70 (1983). The share of alpha that is spent by a look
@@ -59,20 +59,17 @@ def levels(looks: Sequence[Look], *, alpha: float = ALPHA) -> list[float]:
     return shares
 
 
-def look_rounds(most: int) -> Iterator[int]:
+def look_rounds(most: float) -> Iterator[int]:
     """Yield the numbers of rounds with a look, up to ``most``: 5, 8, 12, 18 and so on."""
-    rounds = next_look(0)
+    rounds = FIRST_LOOK
     while rounds <= most:
         yield rounds
-        rounds = next_look(rounds)
+        rounds += math.ceil(rounds / 2)
 
 
 def next_look(done: int) -> int:
     """Return the number of rounds of the first look that comes after ``done`` rounds."""
-    rounds = FIRST_LOOK
-    while rounds <= done:
-        rounds += math.ceil(rounds / 2)
-    return rounds
+    return next(rounds for rounds in look_rounds(math.inf) if rounds > done)
 
 
 def is_close_to_the_end(look: Look) -> bool:

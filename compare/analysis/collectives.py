@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -209,8 +208,7 @@ def _status(run: CollectivesRun, group: str, timings: Sequence[SizeTiming]) -> t
 # ---- forms ----
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(NamedTuple):
     """An algorithm of a collective, described by its busiest rank.
 
     That is the rank with the largest sum of sent and received bytes.

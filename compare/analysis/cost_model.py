@@ -8,8 +8,9 @@ full and the call before has ended.
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Literal, NamedTuple, TypeAlias
 
 from compare.analysis.collectives import Form
@@ -225,14 +226,9 @@ def simulate_calls(
 
 def _ready_times(gradients: Sequence[Gradient], messages: Sequence[float]) -> list[float]:
     """Return the seconds at which each message's bucket is full; gradients fill the buckets in order."""
-    times, limit, filled, index = [], 0.0, 0.0, 0
-    for nbytes in messages:
-        limit += nbytes
-        while index < len(gradients) - 1 and filled + gradients[index].nbytes < limit:
-            filled += gradients[index].nbytes
-            index += 1
-        times.append(gradients[index].ready)
-    return times
+    filled = list(accumulate(gradient.nbytes for gradient in gradients))
+    places = (bisect_left(filled, limit) for limit in accumulate(messages))
+    return [gradients[min(place, len(gradients) - 1)].ready for place in places]
 
 
 def ddp_buckets(gradients: Sequence[Gradient], cap_mb: float) -> list[float]:

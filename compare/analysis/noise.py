@@ -124,7 +124,13 @@ def _load_dependence(
     slope, intercept = statistics.linear_regression(loads, ratios)
     if abs(slope) * (busy - quiet) < math.log1p(LEAST_RATIO_CHANGE):
         return None
-    if (p := _p_of_no_slope(loads, ratios)) > level:
+    from scipy.special import stdtr
+
+    # A two-sided t test of the hypothesis that the slope is zero.
+    r = statistics.correlation(loads, ratios)
+    rest = max(0.0, 1 - r * r)
+    t = abs(r) * math.sqrt((len(loads) - 2) / rest) if rest else math.inf
+    if (p := 2 * float(stdtr(len(loads) - 2, -t))) > level:
         return None
     return LoadDependence(
         arm=arm,
@@ -134,16 +140,6 @@ def _load_dependence(
         busy_ratio=math.exp(intercept + slope * busy),
         p=p,
     )
-
-
-def _p_of_no_slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the two-sided p-value of a t test that the slope of y on x, both not constant, is zero."""
-    from scipy.special import stdtr
-
-    r = statistics.correlation(x, y)
-    rest = max(0.0, 1 - r * r)
-    t = abs(r) * math.sqrt((len(x) - 2) / rest) if rest else math.inf
-    return 2 * float(stdtr(len(x) - 2, -t))
 
 
 # ---- verdicts that uneven load may explain ----

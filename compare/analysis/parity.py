@@ -29,13 +29,14 @@ from compare.analysis.gates import (
     check_end,
     check_samples,
     describe_bend,
+    diagnose,
     failed_gate,
     open_points,
     pass_of,
     shorten,
+    why_incomparable,
     why_nothing_proven,
 )
-from compare.analysis.wrong_steps import diagnose, why_incomparable
 from compare.errors import ParityError
 from compare.schema.arms import Arm
 from compare.schema.job import PASSES, Proof

@@ -19,7 +19,7 @@ def history(runs: RunsFolder = Path("runs"), *, as_json: AsJson = False) -> None
 
     Trends join only runs that trained alike.
     """
-    from compare.analysis.history import entry_of, follow_runs
+    from compare.analysis.runs import entry_of, follow_runs
     from compare.report.of_history import document_of
     from compare.schema.store import list_runs, read_run
 

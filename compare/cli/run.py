@@ -95,7 +95,7 @@ def run_and_print(request: UserRequest, flags: RunFlags) -> Analysis:
 
 def _require_same_conditions(analysis: Analysis) -> None:
     from compare.errors import ConditionsError
-    from compare.report.limits import describe_condition
+    from compare.report.origin import describe_condition
 
     if analysis.different:
         raise ConditionsError(

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from compare.analysis.budget import seconds_left
-from compare.analysis.conditions import check_interpreter
+from compare.analysis.causes import check_interpreter
 from compare.analysis.figures import LaunchFigures
 from compare.analysis.parity import check_launches
 from compare.errors import InterleaveError, LaunchError

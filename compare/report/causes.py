@@ -106,7 +106,8 @@ def main_cause(analysis: Analysis, baseline: str) -> str:
         return ""
 
     def priority(cause: Cause) -> tuple[bool, float, float]:
-        return cause.arm == baseline, _sync_seconds(arms[cause.arm]), _explained_seconds(cause)
+        explained = next(cause.evidence[name] for name in _EXPLAINED_TIMES if name in cause.evidence)
+        return cause.arm == baseline, _sync_seconds(arms[cause.arm]), float(explained)
 
     cause = max(causes, key=priority)
     arm = arms[cause.arm]
@@ -119,10 +120,6 @@ def main_cause(analysis: Analysis, baseline: str) -> str:
 
 def _sync_seconds(arm: ArmSummary) -> float:
     return arm.sync_seconds.mean if arm.sync_seconds else 0.0
-
-
-def _explained_seconds(cause: Cause) -> float:
-    return float(next(cause.evidence[name] for name in _EXPLAINED_TIMES if name in cause.evidence))
 
 
 def _figures(cause: Cause) -> dict[str, str]:

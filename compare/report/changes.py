@@ -116,7 +116,6 @@ def _conclusion(changes: Changes) -> str:
 
 
 def _old_and_new(fact: Difference) -> str:
-    """Return a fact that differs between the two states as text: its name, its old and its new value."""
     return f"{fact.what}: {fact.old} → {fact.new}"
 
 

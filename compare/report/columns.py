@@ -100,7 +100,6 @@ def cost_columns() -> list[Column[ArmSummary]]:
 
 
 def _part_column(part: str) -> Column[ArmSummary]:
-    """Return the column of the field ``<part>_seconds`` of an arm's detail, in ms with its sign."""
     return Column(part, lambda arm: format_figure(getattr(arm.detail, f"{part}_seconds"), "+.2f", 1e3))
 
 

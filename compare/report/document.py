@@ -39,14 +39,6 @@ class Row(NamedTuple):
     """Length of each cell's bar, from 0 to 1; None means no bar, and an empty tuple no bars."""
 
 
-class Listing(NamedTuple):
-    """A quotation of source code."""
-
-    place: str
-    """The file, line and function that the code comes from."""
-    code: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table of text cells; its first column has the names of the items."""
@@ -58,8 +50,8 @@ class Table:
     """Whether neighbouring rows with the same first cell form a group, which a gap sets apart."""
     is_prose: bool = False
     """Whether the text cells hold sentences, which may be wrapped."""
-    listings: Sequence[Listing] = ()
-    """Quotations of code to show below the rows."""
+    listings: Sequence[tuple[str, str]] = ()
+    """Quotations of code to show below the rows, each after its place: the file, line and function."""
 
     @classmethod
     def of(

@@ -13,8 +13,7 @@ from compare.analysis.budget import fullest_host
 from compare.analysis.collectives import GroupAtSize, bus_factor, summarise_sweeps, why_no_forms
 from compare.report.cells import format_figure
 from compare.report.document import Attested, Column, Document, Table
-from compare.report.limits import refused_copies
-from compare.report.origin import facts_of
+from compare.report.origin import facts_of, refused_copies
 from compare.report.pictures import BYTES, RATE, SECONDS, Picture, Point, draw_lines
 from compare.schema.collectives import CollectivesRun, Exchange
 from compare.schema.hosts import rehearsal_headline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from compare.analysis.history import History, RunEntry, Trend
+from compare.analysis.runs import History, RunEntry, Trend
 from compare.report.document import Column, Document, Table
 from compare.text import counted
 

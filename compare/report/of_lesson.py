@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 
 from backends.code import Quote, code_of, summary_of
 from compare.analysis import Analysis
-from compare.analysis.lesson import Lesson, control_seconds, lessons
+from compare.analysis.measured import Lesson, lessons
 from compare.report.causes import explain
 from compare.report.cells import in_units
-from compare.report.document import Column, Document, Listing, Row, Table
-from compare.report.limits import noise_warnings, warnings
+from compare.report.document import Column, Document, Row, Table
 from compare.report.of_run import arrange
-from compare.report.origin import headline
+from compare.report.origin import headline, noise_warnings, warnings
 from compare.report.sentences import conclusion, proof, why_marked
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
@@ -64,7 +63,8 @@ def _tables(run: Run, analysis: Analysis, arms: Sequence[str]) -> Iterator[Table
     every_lesson = lessons(run, analysis.summary)
     if not every_lesson:
         return
-    computing_seconds = control_seconds(analysis.summary)
+    steps = {arm.arm: arm.step_seconds.mean for arm in analysis.summary.arms}
+    computing_seconds = steps.get(CONTROL)
     yield _table("What every step needs", _common_rows(run, every_lesson[0], computing_seconds))
     quoted: set[Quote] = set()
     for lesson in every_lesson:
@@ -82,7 +82,7 @@ def _table(title: str, rows: Iterator[tuple[str, str]], quotes: Sequence[Quote] 
         rows=[*map(Row, rows)],
         title=title,
         is_prose=True,
-        listings=[Listing(f"{quote.file}:{quote.line}  {quote.function}", quote.text) for quote in quotes],
+        listings=[(f"{quote.file}:{quote.line}  {quote.function}", quote.text) for quote in quotes],
     )
 
 
@@ -184,7 +184,8 @@ def _takes(lesson: Lesson) -> str:
 def _conclusions(lesson: Lesson, computing_seconds: float | None) -> Iterator[str]:
     """Yield sentences that compare a step with its computing and communicating, and state the sync cost."""
     figures, step = lesson.figures, lesson.figures.step_seconds.mean
-    compute = computing_seconds if computing_seconds is not None else lesson.compute_seconds
+    reference = figures.detail.reference_seconds
+    compute = reference.mean if reference and computing_seconds is None else computing_seconds
     alone = figures.detail.collective_seconds.mean if figures.detail.collective_seconds else None
     if compute is None:
         yield f"A step takes {_ms(step)}."

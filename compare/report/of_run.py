@@ -10,12 +10,12 @@ import msgspec
 
 from compare.analysis import Analysis
 from compare.analysis.summary import ArmSummary, Summary
+from compare.analysis.verdict import Verdict
 from compare.report.causes import conditions_table, explain, main_cause
 from compare.report.cells import as_record, format_difference
 from compare.report.columns import BELOW_NOISE, COST_TITLE, against_baseline, cost_columns, speed_columns
 from compare.report.document import Column, Document, Row, Style, Table, View
-from compare.report.limits import noise_warnings, warnings
-from compare.report.origin import attested_by, facts_of, headline, shared_options
+from compare.report.origin import attested_by, facts_of, headline, noise_warnings, shared_options, warnings
 from compare.report.run_pictures import draw
 from compare.report.sentences import (
     MARK,
@@ -38,17 +38,9 @@ _SORT_KEYS: Mapping[str, Callable[[ArmSummary], Any]] = {
     "sync": lambda arm: arm.sync_seconds.mean if arm.sync_seconds else 0.0,
 }
 """What ``--sort`` sorts by, in ascending order; an arm without a sync cost counts as 0."""
-_VERDICT_FIELDS = (
-    "speed_ratio",
-    "low",
-    "high",
-    "level",
-    "p",
-    "p_adjusted",
-    "n",
-    "settled_after",
-    "rounds_to_settle",
-)
+_PARITY_COLUMNS = {"": "outcome", "_steps": "steps", "_difference": "difference"}
+_NOT_IN_CSV = {"kind", "margin", "uneven_load", "least"}
+"""Fields of a verdict that have no column ``verdict_…``; the kind has the column ``verdict``."""
 
 
 def brief(run: Run, analysis: Analysis, view: View) -> Document:
@@ -254,11 +246,10 @@ def _records(run: Run, analysis: Analysis) -> list[dict[str, object]]:
 
 def _flat_columns(arm: ArmSummary) -> dict[str, dict[str, object]]:
     """Return the columns that replace the fields ``verdict`` and ``parity``; None without a verdict."""
-    verdict = msgspec.structs.asdict(arm.verdict) if arm.verdict else {}
-    parity = {name: getattr(arm.parity, name) for name in ("steps", "difference")}
+    verdict, parity = arm.verdict, arm.parity
+    figures = [name for name in Verdict.__struct_fields__ if name not in _NOT_IN_CSV]
     return {
-        "verdict": {"verdict": verdict.get("kind")}
-        | {f"verdict_{name}": verdict.get(name) for name in _VERDICT_FIELDS},
-        "parity": {"parity": arm.parity.outcome}
-        | {f"parity_{name}": value for name, value in parity.items()},
+        "verdict": {"verdict": verdict.kind if verdict else None}
+        | {f"verdict_{name}": getattr(verdict, name, None) for name in figures},
+        "parity": {f"parity{end}": getattr(parity, name) for end, name in _PARITY_COLUMNS.items()},
     }

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Literal
 
-from compare.analysis.scale import THRESHOLD, Bend, Growth, ScaleFigures, ScalePoint, summarise_scale
+from compare.analysis.runs import THRESHOLD, Bend, Growth, ScaleFigures, ScalePoint, summarise_scale
 from compare.report.causes import explain
 from compare.report.cells import as_record, format_estimate
 from compare.report.document import Column, Document, Table
-from compare.report.limits import noisy_rounds_warning
-from compare.report.origin import attested_by, facts_of, model_and_data
+from compare.report.origin import attested_by, facts_of, model_and_data, noisy_rounds_warning
 from compare.report.pictures import SECONDS_FROM_ZERO, SHARE, Picture, Point, count_axis, draw_lines
 from compare.schema.hosts import rehearsal_headline
 from compare.schema.scale import Scale

@@ -8,8 +8,7 @@ from functools import partial
 from compare.analysis.parity import AT_PERIOD_1, fail_alike
 from compare.report.cells import as_record, format_difference
 from compare.report.document import Column, Document, Table
-from compare.report.limits import attested_notes
-from compare.report.origin import attested_by, facts_of, headline
+from compare.report.origin import attested_by, attested_notes, facts_of, headline
 from compare.schema.results import ArmVerification, Gate, Verification
 
 _SHOWN_STEPS = (1, 5, 10, 20)
@@ -22,9 +21,7 @@ def document_of(verification: Verification) -> Document:
     columns: list[Column[ArmVerification]] = [
         Column("arm", lambda arm: arm.arm, is_text=True),
         Column("ranks", partial(_cell, "ranks"), is_text=True),
-        Column("float64", partial(_cell, "float64")),
-        Column("float32", partial(_cell, "float32")),
-        Column("end", partial(_cell, "end")),
+        *(Column(gate, partial(_cell, gate)) for gate in ("float64", "float32", "end")),
         *(Column(f"step {step}", partial(_distance_cell, step)) for step in _SHOWN_STEPS),
         Column("verdict", _verdict, is_text=True),
     ]

@@ -149,7 +149,6 @@ class LiveProgress:
     # ---- drawing ----
 
     def _round_text(self, planned: Planned) -> str:
-        """Return the number of a launch's round as text, with the number of all rounds if it is known."""
         of = f" of {self._config.rounds}" if self._config.total_launches else ""
         return f"{self._ranks}round {planned.round}{of}"
 

@@ -271,7 +271,11 @@ def notes(run: Run, analysis: Analysis) -> Iterator[str]:
         yield VERDICTS_TOGETHER
         if any(arm.fastest for arm in summary.arms):
             yield _FASTEST_NOTE
-    yield from _unresolved(summary)
+    yield from (
+        f"{arm.arm} is {describe_verdict(arm.verdict)}."
+        for arm in summary.arms
+        if arm.verdict and arm.verdict.kind == "unresolved" and arm.verdict.n >= FIRST_LOOK
+    )
     yield from detectable_differences(summary)
     yield from _buffers(run)
 
@@ -350,12 +354,6 @@ def _why_ended(run: Run, analysis: Analysis) -> Iterator[str]:
     else:
         why = "every verdict is settled" if verdicts else "there is no verdict to settle"
     yield f"Ended after {counted(rounds, 'round')}: {why}."
-
-
-def _unresolved(summary: Summary) -> Iterator[str]:
-    for arm in summary.arms:
-        if arm.verdict and arm.verdict.kind == "unresolved" and arm.verdict.n >= FIRST_LOOK:
-            yield f"{arm.arm} is {describe_verdict(arm.verdict)}."
 
 
 def detectable_differences(summary: Summary) -> Iterator[str]:

@@ -374,7 +374,6 @@ def _unknown(kind: str, name: str, known: Iterable[str], text: str) -> UsageErro
 
 
 def _spelled(value: OptionValue) -> str:
-    """Return the text of a value in an arm's label."""
     if isinstance(value, bool):
         return "true" if value else "false"
     # A number keeps every digit, because a label is read back as its arm and must be unique.

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from compare.analysis.conditions import compare_conditions
+from compare.analysis.causes import compare_conditions
 from compare.errors import ConditionsError
 from compare.schema.store import read_run
 from tests.comparing import RUN, compare

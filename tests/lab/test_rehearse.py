@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from compare.analysis.scale import summarise_scale
+from compare.analysis.runs import summarise_scale
 from compare.schema.store import read_result, read_run
 from tests.comparing import ROOT, compare
 from tests.lab.hosts import network_namespaces, why_no_rate_limit

@@ -30,7 +30,6 @@ def markdown(document: Document) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return the text with control characters and ``<`` escaped."""
     return printable(text).replace("<", "&lt;")
 
 

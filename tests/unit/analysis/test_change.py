@@ -9,8 +9,8 @@ import pytest
 import scipy.stats
 
 from compare.analysis import analyse
+from compare.analysis.causes import check_interpreter
 from compare.analysis.change import Change, diff, from_verdict, judge_between, outcome_of, with_twins
-from compare.analysis.conditions import check_interpreter
 from compare.analysis.verdict import Sample, judge
 from compare.errors import ConditionsError, OutputError
 from compare.experiment.schedule import is_settled

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from compare.analysis import analyse
-from compare.analysis.conditions import compare_conditions
+from compare.analysis.causes import compare_conditions
 from compare.schema.arms import Arm
 from compare.schema.environment import library_settings
 from compare.schema.hosts import Host

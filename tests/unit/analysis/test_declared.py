@@ -9,7 +9,7 @@ import pytest
 
 from backends import BACKENDS, Option
 from compare.analysis import analyse
-from compare.analysis.conditions import compare_conditions
+from compare.analysis.causes import compare_conditions
 from compare.analysis.parity import check_gates
 from compare.report.of_verification import _cell, _verdict
 from compare.schema.arms import Arm, parse_arm

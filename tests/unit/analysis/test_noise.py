@@ -27,7 +27,7 @@ from compare.analysis.ranking import assess_aa_test, find_lead, twins, verdicts
 from compare.analysis.summary import summarise
 from compare.analysis.verdict import MARGIN, judge
 from compare.report.columns import describe_verdict
-from compare.report.limits import warnings
+from compare.report.origin import warnings
 from compare.report.sentences import conclusion, notes
 from compare.schema.arms import parse_arm
 from compare.schema.results import Interleaved, MachineUse

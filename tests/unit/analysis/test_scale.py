@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from compare.analysis.scale import summarise_scale
+from compare.analysis.runs import summarise_scale
 from tests.unit.factories import a_block
 from tests.unit.scales import BENDING, a_scale
 

@@ -9,7 +9,7 @@ from compare.analysis import analyse
 from compare.analysis.figures import Estimate
 from compare.analysis.parity import Parity
 from compare.analysis.summary import Detail, summarise_turns
-from compare.report.limits import warnings
+from compare.report.origin import warnings
 from compare.schema.results import Evaluation, Interleaved, Moments
 from tests.unit.factories import TRAINED, a_block, a_launch, a_pass, a_phased_block, a_rank, a_run, noisy
 from tests.unit.pages import render

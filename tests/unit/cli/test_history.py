@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from compare.analysis.history import entry_of, follow_runs
+from compare.analysis.runs import entry_of, follow_runs
 from compare.cli.main import app
 from compare.errors import OutputError, RingsideError
 from compare.schema.hosts import Host

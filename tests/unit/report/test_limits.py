@@ -5,7 +5,7 @@ import re
 import pytest
 
 from compare.analysis import analyse
-from compare.report.limits import refused_copies, warnings
+from compare.report.origin import refused_copies, warnings
 from compare.schema.hosts import Host
 from compare.schema.results import MachineUse
 from tests.unit.factories import a_launch, a_rank, a_run

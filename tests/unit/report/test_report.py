@@ -12,7 +12,7 @@ from compare.analysis import Analysis, analyse
 from compare.analysis.summary import ArmSummary, Detail, Summary
 from compare.report import FORMATS, View, document_of
 from compare.report.formats.terminal import plain_text
-from compare.report.limits import warnings
+from compare.report.origin import warnings
 from compare.schema.results import Failure, Run
 from tests.unit.factories import DIGITS, a_block, a_launch, a_pass, a_phased_block, a_rank, a_run, noisy
 from tests.unit.pages import render, text_of

@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from compare.analysis.scale import Growth, summarise_scale
+from compare.analysis.runs import Growth, summarise_scale
 from compare.report import document_of, of_scale, write
 from compare.schema.hosts import Host, Link, Network
 from compare.schema.results import Failure
