@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from compare import data
+from compare.data.files import holds
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = ("run", "--max-reruns", "0", "--interleave", "launches")
@@ -19,7 +19,7 @@ RUN = ("run", "--max-reruns", "0", "--interleave", "launches")
 def find_mnist() -> Path | None:
     """Find the folder that holds MNIST/raw."""
     for place in (ROOT / "data", ROOT.parent / "shared" / "data"):
-        if data.holds("mnist", place / "MNIST" / "raw"):
+        if holds("mnist", place / "MNIST" / "raw"):
             return place
     return None
 

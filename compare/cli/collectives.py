@@ -50,7 +50,7 @@ Operations: TypeAlias = Annotated[
 ]
 
 _LEFT_OUT = "Leave it out"
-_ADVICE_BY_FLAGS = {
+_ADVICE = {
     ("-t", "--nthreads"): "Every rank is a process with one device: -np N.",
     ("-g", "--ngpus"): "Every rank is a process with one device: -np N --device cuda.",
     ("--minbytes",): "It is -b here.",
@@ -83,8 +83,7 @@ _ADVICE_BY_FLAGS = {
     ("-D", "--device-implementation"): f"{_LEFT_OUT}: the library's own collectives are timed.",
     ("-V", "--device-cta-count"): f"{_LEFT_OUT}: set NCCL's variables in your shell.",
 }
-_ADVICE = {flag: advice for flags, advice in _ADVICE_BY_FLAGS.items() for flag in flags}
-"""What to use in place of a flag of nccl-tests, by the flag."""
+"""What to use in place of flags of nccl-tests, by the forms of each flag."""
 _TORCH_NAMES = {
     "char": "int8",
     "int": "int32",
@@ -181,7 +180,7 @@ def _read_names(flag: str, written: list[str] | None, known: Iterable[str] = ())
 
 def replacement_for(flag: str) -> str:
     """Return a sentence on what replaces a flag of nccl-tests here; empty if it is no flag of theirs."""
-    return _ADVICE.get(flag.replace("_", "-"), "")
+    return next((advice for flags, advice in _ADVICE.items() if flag.replace("_", "-") in flags), "")
 
 
 def require_torch_names(dtypes: tuple[str, ...]) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ def doctor(
     Exits with 0 where there is no problem, otherwise with 9; warnings and notes are no problems.
     """
     from compare.data import own_source
-    from compare.doctor.examine import examine, exit_code
+    from compare.doctor.examine import examine
     from compare.doctor.report import document_of
     from compare.schema.store import require_writable
     from compare.system.files import STANDARD_OUTPUT
@@ -72,4 +72,4 @@ def doctor(
             show(document, form, output=output)
     to_stderr = STANDARD_OUTPUT in exports.values()
     show(document, "json" if as_json else "table", stderr=to_stderr and not as_json)
-    raise typer.Exit(exit_code(examination))
+    raise typer.Exit(examination.exit_code)

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
-from compare.cli.options import output_flag
+from compare.cli.options import RunFolder, output_flag
 from compare.cli.output import as_output_error, show
 from compare.errors import UsageError
 
 
 def explain(
-    run_directory: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="Folder of a run, or its results.json; or `last`, the newest in runs/."
-        ),
-    ],
+    run_directory: RunFolder,
     *,
     arm: Annotated[list[str] | None, output_flag("--arm", help="Explain this arm alone; repeatable.")] = None,
     form: Annotated[Literal["text", "markdown"], output_flag("--format", help="What to write.")] = "text",

@@ -66,6 +66,12 @@ DataDir = Annotated[
         "--data-dir", show_default="~/.cache/ringside/data", help="Folder that holds MNIST/raw/*-ubyte[.gz]."
     ),
 ]
+RunFolder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="Folder of a run, or its results.json; or `last`, the newest in runs/."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")]
 Backends = Annotated[
     list[str] | None,

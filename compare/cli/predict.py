@@ -5,20 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from compare.cli.options import Format, arms_flag, hosts_flag, output_flag
+from compare.cli.options import Format, RunFolder, arms_flag, hosts_flag, output_flag
 from compare.cli.output import as_output_error, show
 from compare.errors import UsageError
 
 
 def predict(
-    run_directory: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="Folder of a run, or its results.json; or `last`, the newest in runs/."
-        ),
-    ],
+    run_directory: RunFolder,
     *,
     hosts: Annotated[
         str | None, hosts_flag(show_default="2,4,8,16", help="Numbers of hosts, comma separated.")

@@ -182,23 +182,14 @@ def _find_allocation(flags: HostFlags) -> Allocation:
     from compare.launch.engines.ssh import Ssh
 
     if rehearsed := REHEARSED.get():
-        _require_no_hosts(flags)
+        choosing = ("hostfile", "hosts", "engine", "ssh_user", "ssh_port", "ssh_identity")
+        if given := [name for name in choosing if getattr(flags, name) != getattr(HostFlags(), name)]:
+            raise UsageError(
+                "A rehearsal makes its own hosts.",
+                found=f"--{given[0].replace('_', '-')} is meant for other hosts.",
+                remedy="Leave it out, and set the number of hosts with `compare rehearse --hosts`.",
+            )
         return rehearsed
     identity = str(flags.ssh_identity.absolute()) if flags.ssh_identity else ""
     ssh = Ssh(user=flags.ssh_user, port=flags.ssh_port, identity=identity)
     return find_allocation(flags.engine, flags.hostfile, flags.hosts, ssh=ssh)
-
-
-def _require_no_hosts(flags: HostFlags) -> None:
-    """Require that no flag chooses hosts or how to reach them, because a rehearsal has made its own.
-
-    Raises:
-        UsageError: a flag does; the error names it.
-    """
-    choosing, defaults = ("hostfile", "hosts", "engine", "ssh_user", "ssh_port", "ssh_identity"), HostFlags()
-    if given := next((name for name in choosing if getattr(flags, name) != getattr(defaults, name)), ""):
-        raise UsageError(
-            "A rehearsal makes its own hosts.",
-            found=f"--{given.replace('_', '-')} is meant for other hosts.",
-            remedy="Leave it out, and set the number of hosts with `compare rehearse --hosts`.",
-        )

@@ -18,6 +18,7 @@ from compare.cli.options import (
 )
 from compare.cli.output import carry_out, make_console, print_result
 from compare.cli.requests import read_request
+from compare.errors import ConditionsError
 
 if TYPE_CHECKING:
     from compare.analysis import Analysis
@@ -75,8 +76,15 @@ def run(
         _print_plan(plan(request), verbose=flags.verbose)
         return
     analysis = run_and_print(request, flags)
-    if strict:
-        _require_same_conditions(analysis)
+    if strict and analysis.different:
+        from compare.report.origin import describe_condition
+
+        raise ConditionsError(
+            "The arms ran under different conditions, which --strict does not allow.",
+            found="\n".join(map(describe_condition, analysis.different)),
+            remedy="Make the conditions equal, or declare the difference as an option of an arm. The results "
+            "are kept.",
+        )
 
 
 def run_and_print(request: UserRequest, flags: RunFlags) -> Analysis:
@@ -91,19 +99,6 @@ def run_and_print(request: UserRequest, flags: RunFlags) -> Analysis:
     view = flags.view(name_of_run(directory))
     print_result(document_of(result, view=view, analysis=analysis), directory, flags)
     return analysis
-
-
-def _require_same_conditions(analysis: Analysis) -> None:
-    from compare.errors import ConditionsError
-    from compare.report.origin import describe_condition
-
-    if analysis.different:
-        raise ConditionsError(
-            "The arms ran under different conditions, which --strict does not allow.",
-            found="\n".join(map(describe_condition, analysis.different)),
-            remedy="Make the conditions equal, or declare the difference as an option of an arm. The results "
-            "are kept.",
-        )
 
 
 def _print_plan(plan: Plan, *, verbose: bool) -> None:

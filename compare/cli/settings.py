@@ -272,23 +272,19 @@ def _settings_in(
         else:
             names = [name.removeprefix(owner).strip() for name in flags_of if name.startswith(owner)]
             known = sorted(filter(None, names if isinstance(value, dict) else keys))
-            raise _unknown_key(file.path, owner, written, known)
-
-
-def _unknown_key(path: Path, owner: str, written: str, known: list[str]) -> UsageError:
-    close = difflib.get_close_matches(written.replace("-", "_"), known)
-    place = f" in [{owner.replace(' ', '.')}]" if owner else ""
-    remedy = (
-        f"Use one of: {', '.join(known)}."
-        if owner
-        else "Settings are named like flags, and tables like commands: see `compare run --help` and "
-        "`compare --help`."
-    )
-    return UsageError(
-        f"{path}: there is no setting {written!r}{place}.",
-        found=f"Did you mean {' or '.join(close)}?" if close else "",
-        remedy=remedy,
-    )
+            close = difflib.get_close_matches(key, known)
+            place = ""
+            remedy = (
+                "Settings are named like flags, and tables like commands: see `compare run --help` and "
+                "`compare --help`."
+            )
+            if owner:
+                place, remedy = f" in [{owner.replace(' ', '.')}]", f"Use one of: {', '.join(known)}."
+            raise UsageError(
+                f"{file.path}: there is no setting {written!r}{place}.",
+                found=f"Did you mean {' or '.join(close)}?" if close else "",
+                remedy=remedy,
+            )
 
 
 def _read_value(path: Path, owner: str, key: str, flag: Flag, value: Any) -> Any:

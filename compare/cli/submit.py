@@ -16,6 +16,7 @@ import typer
 from compare.cli.options import with_flags
 from compare.cli.output import make_console, make_say
 from compare.errors import UsageError
+from compare.jobs import Resources
 
 slurm_flag = partial(typer.Option, rich_help_panel="Slurm")
 kubernetes_flag = partial(typer.Option, rich_help_panel="Kubernetes")
@@ -79,18 +80,17 @@ def submit(
     for name in _FLAGS_OF_OTHERS[flags.engine]:
         if getattr(flags, name):
             raise UsageError(f"--{name} has no meaning with --engine {flags.engine}.", remedy="Leave it out.")
+    given = {name: getattr(flags, name) for name in Resources._fields}
+    resources = Resources(**{name: value for name, value in given.items() if value})
     if flags.engine == "slurm":
-        _submit_to_slurm(flags, words or [])
+        _submit_to_slurm(flags, resources, words or [])
     else:
-        _print_manifest(flags, words or [])
+        _print_manifest(resources, words or [])
 
 
-def _submit_to_slurm(flags: JobFlags, words: Sequence[str]) -> None:
+def _submit_to_slurm(flags: JobFlags, resources: Resources, words: Sequence[str]) -> None:
     from compare.jobs import slurm
 
-    resources = slurm.Resources(
-        flags.nodes, flags.ranks_per_node, flags.minutes, flags.partition, flags.option or ()
-    )
     file, output = slurm.default_files(Path("runs").absolute(), words[0] if words else "")
     script = slurm.write_script(resources, words, output)
     if flags.dry_run:
@@ -108,23 +108,11 @@ def _submit_to_slurm(flags: JobFlags, words: Sequence[str]) -> None:
             raise
 
 
-def _print_manifest(flags: JobFlags, words: Sequence[str]) -> None:
+def _print_manifest(resources: Resources, words: Sequence[str]) -> None:
     """Print an MPIJob; print on standard error how its time is divided, and how to apply and follow it."""
     from compare.experiment.settle import SETTLE_SECONDS
     from compare.jobs import flag_value, kubernetes
 
-    resources = kubernetes.Resources(
-        image=flags.image,
-        workers=flags.nodes,
-        ranks_per_worker=flags.ranks_per_node,
-        minutes=flags.minutes,
-        cpus=flags.cpus,
-        gpus=flags.gpus,
-        name=flags.name,
-        namespace=flags.namespace,
-        memory=flags.memory or kubernetes.MEMORY,
-        shared_memory=flags.shm or kubernetes.SHARED_MEMORY,
-    )
     manifest = kubernetes.write_manifest(resources, words)
     times = kubernetes.explain_time(resources, words, SETTLE_SECONDS)
     typer.echo(manifest, nl=False)

@@ -86,11 +86,6 @@ def holds(dataset: DatasetName, directory: Path) -> bool:
     return all(file.verified for file in examine(dataset, directory))
 
 
-def files_in(directory: Path) -> list[Path]:
-    """Return the paths of those data files that are in a folder, each plain or compressed."""
-    return [path for path in (find_file(directory, name) for name in FILES) if path]
-
-
 def find_file(directory: Path, name: str) -> Path | None:
     """Return the path of a data file in a folder: the plain file, else the compressed one, else None.
 

@@ -113,11 +113,6 @@ def size_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in _files(folder))
 
 
-def is_small(folder: Path) -> bool:
-    """Return whether a workload's folder is small enough to be copied to other hosts."""
-    return size_bytes(folder) <= MOST_BYTES
-
-
 def digest(contents: Mapping[str, bytes]) -> str:
     """Return the SHA-256 over files, given as their contents by name, in the order of the names."""
     total = hashlib.sha256()

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from backends.cache import cache_folder
-from compare.data.catalogue import SHA256, DatasetChoice, DatasetName, DatasetSource
+from compare.data.catalogue import FILES, SHA256, DatasetChoice, DatasetName, DatasetSource
 from compare.data.digits import prepare_digits
-from compare.data.files import files_in, folder_of, holds
+from compare.data.files import find_file, folder_of, holds
 from compare.data.mnist import MnistNotFoundError, fetch_mnist
-from compare.data.own import code_digest, contents, digest, is_small
+from compare.data.own import MOST_BYTES, code_digest, contents, digest, size_bytes
 from compare.errors import OutputError
 
 _CODE_PREFIX = "code-"
@@ -49,21 +49,17 @@ def resolve(
         DataError: the data is damaged, or the user chose ``mnist`` and it is not available.
         OutputError: ``root`` cannot be written, and the data must be written there.
     """
-    if dataset == "digits":
-        return DatasetSource(name="digits", requested=dataset, directory=str(prepare_digits(root)))
-    try:
-        directory = fetch_mnist(root, progress=progress)
-    except (MnistNotFoundError, OutputError) as error:
-        if dataset == "mnist":
-            raise
-        reason = error.reason if isinstance(error, MnistNotFoundError) else f"{root} cannot be written"
-        return DatasetSource(
-            name="digits",
-            requested=dataset,
-            directory=str(prepare_digits(root)),
-            note=f"MNIST is not available ({reason}): scikit-learn's digits instead",
-        )
-    return DatasetSource(name="mnist", requested=dataset, directory=str(directory))
+    note = ""
+    if dataset != "digits":
+        try:
+            directory = fetch_mnist(root, progress=progress)
+            return DatasetSource(name="mnist", requested=dataset, directory=str(directory))
+        except (MnistNotFoundError, OutputError) as error:
+            if dataset == "mnist":
+                raise
+            reason = error.reason if isinstance(error, MnistNotFoundError) else f"{root} cannot be written"
+            note = f"MNIST is not available ({reason}): scikit-learn's digits instead"
+    return DatasetSource(name="digits", requested=dataset, directory=str(prepare_digits(root)), note=note)
 
 
 def expect(dataset: DatasetChoice, root: Path) -> DatasetSource:
@@ -98,7 +94,7 @@ def key_of(source: DatasetSource) -> str:
 
 def is_copied(source: DatasetSource) -> bool:
     """Return whether hosts that lack the data get a copy, which they do unless an own workload is large."""
-    return source.name != "own" or is_small(Path(source.directory))
+    return source.name != "own" or size_bytes(Path(source.directory)) <= MOST_BYTES
 
 
 def is_in(folder: Path, name: DatasetName, key: str) -> bool:
@@ -107,7 +103,7 @@ def is_in(folder: Path, name: DatasetName, key: str) -> bool:
         return holds(name, folder)
     if key.startswith(_CODE_PREFIX):
         return folder.is_dir() and code_digest(folder) == key.removeprefix(_CODE_PREFIX)
-    return folder.is_dir() and is_small(folder) and digest(contents(folder)) == key
+    return folder.is_dir() and size_bytes(folder) <= MOST_BYTES and digest(contents(folder)) == key
 
 
 def files_of(source: DatasetSource) -> dict[str, bytes]:
@@ -115,4 +111,5 @@ def files_of(source: DatasetSource) -> dict[str, bytes]:
     folder = Path(source.directory)
     if source.name == "own":
         return contents(folder)
-    return {path.name: path.read_bytes() for path in files_in(folder)}
+    paths = filter(None, (find_file(folder, name) for name in FILES))
+    return {path.name: path.read_bytes() for path in paths}

@@ -109,9 +109,12 @@ def _names(peers: tuple[str, ...]) -> dict[str, Any]:
     addresses: dict[str, list[str]] = {}
 
     def resolve() -> None:
-        for name in (hostname, *peers):
-            if name not in addresses:
-                addresses[name] = _addresses_of(name)
+        for name in dict.fromkeys((hostname, *peers)):
+            try:
+                entries = socket.getaddrinfo(name, None)
+            except (OSError, UnicodeError):
+                entries = []
+            addresses[name] = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
     # A look-up cannot be interrupted, so it gets a thread that this program may leave behind.
     thread = threading.Thread(target=resolve, daemon=True)
@@ -124,13 +127,6 @@ def _names(peers: tuple[str, ...]) -> dict[str, Any]:
         "resolve_seconds": time.monotonic() - began,
         "peers": {name: addresses[name] for name in peers if name in addresses},
     }
-
-
-def _addresses_of(name: str) -> list[str]:
-    try:
-        return list(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(name, None)))
-    except (OSError, UnicodeError):
-        return []
 
 
 def _is_own(address: str) -> bool:
@@ -155,8 +151,12 @@ def interfaces() -> list[dict[str, Any]]:
         {
             "name": name,
             "up": state.isup,
-            "addresses": [
-                _with_prefix(each) for each in addresses.get(name, ()) if _is_network_address(each)
+            "addresses": [  # int.bit_count needs Python 3.10
+                f"{each.address}/{format(int(ipaddress.ip_address(each.netmask)), 'b').count('1')}"
+                for each in addresses.get(name, ())
+                if each.family in {socket.AF_INET, socket.AF_INET6}
+                and each.netmask
+                and "%" not in each.address
             ],
             "mtu": state.mtu,
         }
@@ -164,17 +164,11 @@ def interfaces() -> list[dict[str, Any]]:
     ]
 
 
-def _is_network_address(entry: Any) -> bool:
-    return entry.family in {socket.AF_INET, socket.AF_INET6} and entry.netmask and "%" not in entry.address
-
-
-def _with_prefix(entry: Any) -> str:
-    bits = bin(int(ipaddress.ip_address(entry.netmask)))  # int.bit_count needs Python 3.10
-    return f"{entry.address}/{bits.count('1')}"
-
-
 def _default_interface() -> str:
-    rows = [row.split() for row in _text("/proc/net/route").splitlines()[1:]]
+    try:
+        rows = [row.split() for row in Path("/proc/net/route").read_text().strip().splitlines()[1:]]
+    except OSError:
+        return ""
     return next((row[0] for row in rows if row[1] == "00000000"), "")
 
 
@@ -307,13 +301,6 @@ def output_of(argv: Sequence[str | Path]) -> str | None:
 
 def _last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
 
 
 # ---- the trial of a port ---------------------------------------------------------------------------------

@@ -102,11 +102,6 @@ def examine(
     )
 
 
-def exit_code(examination: Examination) -> int:
-    """Return the exit code of a ``HostError`` if any finding is a problem, otherwise 0."""
-    return HostError.exit_code if examination.of("problem") else 0
-
-
 # ---- the check before a run ------------------------------------------------------------------------------
 
 
@@ -120,15 +115,27 @@ class Findings(Protocol):
 def check_beforehand(hosts: Sequence[Host], *, carrier: Carrier) -> Findings:
     """Check hosts before a run, and return a function that returns the findings.
 
-    If another host takes part, ``quick_check`` checks all hosts before this returns. Otherwise a thread
-    checks this machine, so that the run can start at once.
+    If another host takes part, all hosts are examined quickly before this returns, in about a second, or in
+    10 to 15 seconds if a host does not answer. Every host must answer, and all must have the same Ringside,
+    Python and torch. The findings are then the problems that break only some arms, and after them all
+    warnings. Otherwise a thread checks this machine, so that the run can start at once.
 
     Raises:
         HostError: some hosts cannot be used; the error names all of them, each with its fix.
         UnavailableError: the carrier's program, such as ssh, is missing on this machine.
     """
     if not all(map(is_local, hosts)):
-        checked = quick_check(hosts, carrier=carrier)
+        examination = examine(hosts, carrier=carrier, quick=True)
+        problems = examination.of("problem")
+        errors = []
+        for host in hosts:
+            if own := [each for each in problems if each.topic in STOPPING and each.host == host.name]:
+                what = f"{describe_host(host)}: {' '.join(problem.what for problem in own)}"
+                evidence, fixes = (problem.found for problem in own), (problem.fix for problem in own)
+                errors.append(HostError(what, found=" ".join(evidence), remedy="\n".join(fixes)))
+        if errors:
+            raise join_errors(errors, of=len(hosts))
+        checked = [*problems, *examination.of("warning")]
         return lambda *, failed: checked  # noqa: ARG005 -- they are worth a line at both times
     findings: list[Finding] = []
 
@@ -146,32 +153,6 @@ def check_beforehand(hosts: Sequence[Host], *, carrier: Carrier) -> Findings:
         return [finding for finding in worse if failed or finding.topic in _REPORTED_HERE]
 
     return read
-
-
-def quick_check(hosts: Sequence[Host], *, carrier: Carrier) -> list[Finding]:
-    """Require that hosts can work together, by a quick examination.
-
-    Every host must answer, and all must have the same Ringside, Python and torch. This takes about a second,
-    or 10 to 15 seconds if a host does not answer.
-
-    Returns:
-        The findings to warn of: problems that break only some arms, then all warnings.
-
-    Raises:
-        HostError: some hosts cannot be used; the error names all of them, each with its fix.
-        UnavailableError: the carrier's program, such as ssh, is missing on this machine.
-    """
-    examination = examine(hosts, carrier=carrier, quick=True)
-    problems = examination.of("problem")
-    errors = []
-    for host in hosts:
-        if own := [each for each in problems if each.topic in STOPPING and each.host == host.name]:
-            what = f"{describe_host(host)}: {' '.join(problem.what for problem in own)}"
-            evidence, fixes = (problem.found for problem in own), (problem.fix for problem in own)
-            errors.append(HostError(what, found=" ".join(evidence), remedy="\n".join(fixes)))
-    if errors:
-        raise join_errors(errors, of=len(hosts))
-    return [*problems, *examination.of("warning")]
 
 
 # ---- collecting facts ------------------------------------------------------------------------------------

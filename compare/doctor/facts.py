@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from compare.errors import HostError
 from compare.schema.hosts import Host
 
 Level = Literal["problem", "warning", "note"]
@@ -194,6 +195,11 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     examined_at: str
     hosts: list[ExaminedHost]
     findings: list[Finding]
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code of a ``HostError`` if any finding is a problem, otherwise 0."""
+        return HostError.exit_code if self.of("problem") else 0
 
     def of(self, level: Level) -> list[Finding]:
         """Return the findings of one level."""

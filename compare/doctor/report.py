@@ -13,7 +13,7 @@ from compare.doctor.rules.software import mpi_flavour
 from compare.report.document import Column, Document, Row, Style, Table
 from compare.text import binary_size, counted, listed
 
-_STYLES: dict[Level, Style] = {"problem": "bad", "warning": "doubtful"}
+_STYLES: dict[Level, Style] = {"problem": "bad", "warning": "doubtful", "note": ""}
 
 
 class _Column(NamedTuple):
@@ -51,12 +51,8 @@ def _row(each: ExaminedHost, examination: Examination) -> Row:
     findings = [finding for finding in examination.findings if finding.host == each.host.name]
     about = [[finding for finding in findings if finding.topic in column.topics] for column in _COLUMNS]
     cells = (column.cell(each.facts, each) if each.facts else column.unknown for column in _COLUMNS)
-    return Row((each.host.name, *cells), styles=tuple(map(_style, [findings, *about])))
-
-
-def _style(findings: list[Finding]) -> Style:
-    worst = next((level for level in LEVELS[:2] if any(f.level == level for f in findings)), None)
-    return _STYLES[worst] if worst else ""
+    worst = (found[0].level if found else "note" for found in [findings, *about])  # the worst is first
+    return Row((each.host.name, *cells), styles=tuple(_STYLES[level] for level in worst))
 
 
 def _finding_text(finding: Finding, hosts: list[str]) -> str:

@@ -10,15 +10,13 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from compare.errors import UsageError
-from compare.jobs import flag_value, require_launching_command, require_printable
+from compare.jobs import Resources, flag_value, require_fit
 from compare.schema.config import LARGEST_NUMBER
 from compare.text import counted, duration, seconds_of
 
-MEMORY, SHARED_MEMORY = "8Gi", "1Gi"
-"""The sizes of a worker's memory and of its /dev/shm, unless the user gives others."""
 _SSHD_PORT = 22
 _START_SECONDS = 600
 """Maximum time for the workers' pods to start; it is at most a third of the job's time."""
@@ -31,28 +29,6 @@ _LAUNCHER = {"cpu": "1", "memory": "2Gi"}
 # The name of a job. Kubernetes makes the names of pods from it, with up to 17 more characters.
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _QUANTITY = re.compile(r"([1-9][0-9]*(?:\.[0-9]+)?)([MGT])(i?)")
-
-
-class Resources(NamedTuple):
-    """The resources that a job asks for; CPUs, GPUs and memory are those of one worker."""
-
-    image: str
-    workers: int
-    """Number of pods that run ranks."""
-    ranks_per_worker: int
-    minutes: int
-    """Time limit of the whole job in minutes."""
-    cpus: int | None = None
-    """Number of CPUs of a worker; None for one CPU for each rank."""
-    gpus: int = 0
-    name: str = ""
-    """Name of the job; empty for a name that is made from the command."""
-    namespace: str = ""
-    """Kubernetes' namespace; empty for the default of kubectl."""
-    memory: str = MEMORY
-    """Memory of a worker, written with a unit as in 8Gi."""
-    shared_memory: str = SHARED_MEMORY
-    """Size of a worker's /dev/shm, which is a part of its memory."""
 
 
 def job_name(resources: Resources, words: Sequence[str]) -> str:
@@ -70,18 +46,14 @@ def write_manifest(resources: Resources, words: Sequence[str]) -> str:
             resources are wrong. A word, the image or the namespace with an unprintable character is refused
             as well.
     """
-    require_launching_command(
+    require_fit(
         words,
+        [*words, resources.image, resources.namespace],
         secrets_remedy="Add it to the launcher's container as a variable from a Secret, and give only its "
         "name: -x NAME",
     )
-    require_printable([*words, resources.image, resources.namespace])
     _require_valid(resources)
-    return json.dumps(_manifest(resources, words), indent=2, ensure_ascii=False) + "\n"
-
-
-def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:
-    worker = {"cpu": str(resources.cpus or resources.ranks_per_worker), "memory": resources.memory}
+    worker = {"cpu": str(resources.cpus or resources.ranks_per_node), "memory": resources.memory}
     if resources.gpus:
         worker["nvidia.com/gpu"] = str(resources.gpus)
     command = ["ringside", *(word.replace("$", "$$") for word in words)]  # Kubernetes would expand $(NAME)
@@ -99,12 +71,12 @@ def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:
         "readinessProbe": {"tcpSocket": {"port": _SSHD_PORT}, "periodSeconds": _READY_SECONDS},
     }
     namespace = {"namespace": resources.namespace} if resources.namespace else {}
-    return {
+    manifest = {
         "apiVersion": "kubeflow.org/v2beta1",
         "kind": "MPIJob",
         "metadata": {"name": job_name(resources, words), **namespace},
         "spec": {
-            "slotsPerWorker": resources.ranks_per_worker,
+            "slotsPerWorker": resources.ranks_per_node,
             "runPolicy": {
                 "cleanPodPolicy": "Running",
                 "backoffLimit": 0,
@@ -112,10 +84,11 @@ def _manifest(resources: Resources, words: Sequence[str]) -> dict[str, Any]:
             },
             "mpiReplicaSpecs": {
                 "Launcher": _replicas(1, resources, {"command": command}, _LAUNCHER),
-                "Worker": _replicas(resources.workers, resources, sshd, worker),
+                "Worker": _replicas(resources.nodes, resources, sshd, worker),
             },
         },
     }
+    return json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
 
 
 def explain_time(resources: Resources, words: Sequence[str], usual_seconds: float) -> str:
@@ -217,7 +190,7 @@ def _replicas(
         "resources": {"requests": dict(amounts), "limits": dict(amounts)},
         "volumeMounts": [{"name": _VOLUME, "mountPath": "/dev/shm"}],  # noqa: S108 -- of POSIX
     }
-    memory = {"medium": "Memory", "sizeLimit": resources.shared_memory}
+    memory = {"medium": "Memory", "sizeLimit": resources.shm}
     return {
         "replicas": count,
         "restartPolicy": "Never",
@@ -237,16 +210,16 @@ def _require_valid(resources: Resources) -> None:
             f"--name cannot be {resources.name!r}.",
             remedy="Use up to 40 lower-case letters, digits and dashes, and begin with a letter.",
         )
-    ranks, gpus = resources.ranks_per_worker, resources.gpus
+    ranks, gpus = resources.ranks_per_node, resources.gpus
     if 0 < gpus < ranks:
         raise UsageError(
             f"A worker cannot have {counted(ranks, 'rank')} and {counted(gpus, 'GPU')}.",
             found="Every rank needs a GPU of its own.",
             remedy=f"Ask for more GPUs: --gpus {ranks}. Or use fewer ranks: --ranks-per-node {gpus}.",
         )
-    if _bytes("--shm", resources.shared_memory) > _bytes("--memory", resources.memory):
+    if _bytes("--shm", resources.shm) > _bytes("--memory", resources.memory):
         raise UsageError(
-            f"--shm {resources.shared_memory} is more than --memory {resources.memory}.",
+            f"--shm {resources.shm} is more than --memory {resources.memory}.",
             found="What lies in /dev/shm counts as memory of the worker.",
             remedy="Raise --memory, or lower --shm.",
         )

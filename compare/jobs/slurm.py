@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from compare.errors import (
     AllocationError,
@@ -19,7 +18,7 @@ from compare.errors import (
     UsageError,
     system_reason,
 )
-from compare.jobs import flag_value, require_launching_command, require_printable
+from compare.jobs import Resources, flag_value, require_fit
 from compare.schema.environment import import_path
 from compare.system.files import write_text
 from compare.system.scontrol import fields_of, show_job
@@ -33,7 +32,8 @@ _ENDED = {
 }
 """States of a job that has ended."""
 
-# For each kind: how options of sbatch begin, what they do, why that is refused, and the remedy.
+# For each kind: how options of sbatch begin, what they do, why that is refused, and the remedy. Only their
+# first letters are compared, because sbatch accepts long options that are cut short, such as ``--arr=1-3``.
 _REFUSED = (
     (
         ("--ou", "-o"),
@@ -56,19 +56,6 @@ _REFUSED = (
 )
 
 
-class Resources(NamedTuple):
-    """The resources that a job asks for, which become options of sbatch."""
-
-    nodes: int
-    ranks_per_node: int
-    minutes: int
-    """Time limit of the job in minutes."""
-    partition: str = ""
-    """Name of Slurm's partition; empty for the default."""
-    options: Sequence[str] = ()
-    """Further options of sbatch, such as ``--gres=gpu:4``."""
-
-
 def write_script(resources: Resources, words: Sequence[str], output: Path) -> str:
     """Return the script that runs a command of Ringside as a Slurm job.
 
@@ -78,23 +65,26 @@ def write_script(resources: Resources, words: Sequence[str], output: Path) -> st
         UsageError: the command launches no ranks, or has a value of ``-x``, which the script would reveal. An
             option that makes another kind of job or moves the output is refused as well.
     """
-    require_launching_command(
-        words,
-        secrets_remedy="Set the variable in your shell, which the job inherits, and give only its name: "
-        "-x NAME",
-    )
-    engine = ("--engine", "slurm") if flag_value(words, "--engine") is None else ()
     options = [
-        f"--job-name=compare-{words[0]}",
+        f"--job-name=compare-{words[0] if words else ''}",
         f"--nodes={resources.nodes}",
         f"--ntasks-per-node={resources.ranks_per_node}",
         f"--time={resources.minutes}",
         *([f"--partition={resources.partition}"] if resources.partition else []),
         f"--output={output}",
-        *resources.options,
+        *resources.option,
     ]
-    require_printable([*options, str(Path.cwd())])
-    _require_one_job(resources.options)
+    require_fit(
+        words,
+        [*options, str(Path.cwd())],
+        secrets_remedy="Set the variable in your shell, which the job inherits, and give only its name: "
+        "-x NAME",
+    )
+    for option in resources.option:
+        for beginnings, effect, found, remedy in _REFUSED:
+            if option.startswith(beginnings):
+                raise UsageError(f"--option={option} {effect}.", found=found, remedy=remedy)
+    engine = ("--engine", "slurm") if flag_value(words, "--engine") is None else ()
     path = f"PYTHONPATH={import_path(os.environ)}"
     command = ["env", path, "PYTHONSAFEPATH=1", sys.executable, "-m", "compare", *words, *engine]
     lines = [
@@ -105,21 +95,6 @@ def write_script(resources: Resources, words: Sequence[str], output: Path) -> st
         f"exec {shlex.join(command)}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _require_one_job(options: Sequence[str]) -> None:
-    """Refuse options with which sbatch would make several jobs, or write the output to another file.
-
-    Only the first letters are compared, because sbatch accepts long options that are cut short, such as
-    ``--arr=1-3``.
-
-    Raises:
-        UsageError: an option makes an array or a heterogeneous job, or names the output.
-    """
-    for option in options:
-        for beginnings, effect, found, remedy in _REFUSED:
-            if option.startswith(beginnings):
-                raise UsageError(f"--option={option} {effect}.", found=found, remedy=remedy)
 
 
 def submit(script: str, file: Path) -> str:

@@ -16,6 +16,11 @@ ROOT = Path("/sys/fs/cgroup")
 """The folder in which the kernel shows the control groups."""
 OWN_GROUPS = Path("/proc/self/cgroup")
 """The file that names the control groups of this process, one a line."""
+_CGROUP_FILES = {
+    2: ("memory.max", "memory.current", "inactive_file"),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""The files with the limit and the use, and the cache's field in memory.stat, by version."""
 
 
 def group_folders(
@@ -63,18 +68,8 @@ def memory_left_bytes(root: Path = ROOT, own_groups: Path = OWN_GROUPS) -> int:
     left = psutil.virtual_memory().available
     for folder, version in group_folders("memory", root, own_groups):
         with suppress(OSError, ValueError):  # no such group, or no limit ("max")
-            left = min(left, _bytes_left_in(folder, *_CGROUP_FILES[version]))
+            limit, used, cache = _CGROUP_FILES[version]
+            fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            taken = int((folder / used).read_text()) - int(fields.get(cache, 0))
+            left = min(left, int((folder / limit).read_text()) - taken)
     return max(0, left)
-
-
-_CGROUP_FILES = {
-    2: ("memory.max", "memory.current", "inactive_file"),
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
-"""The files with the limit and the use, and the cache's field in memory.stat, by version."""
-
-
-def _bytes_left_in(folder: Path, limit: str, used: str, cache: str) -> int:
-    fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    taken = int((folder / used).read_text()) - int(fields.get(cache, 0))
-    return int((folder / limit).read_text()) - taken

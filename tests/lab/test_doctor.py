@@ -165,12 +165,12 @@ def test_doctor_killed_leaves_no_process_on_any_host(lab):
 
 CHECK = """
 import sys
-from compare.doctor.examine import quick_check
+from compare.doctor.examine import check_beforehand
 from compare.errors import HostError
 from compare.launch.engines.ssh import Ssh
 from compare.schema.hostfile import parse_hosts
 try:
-    found = quick_check(parse_hosts(sys.argv[1]), carrier=Ssh())
+    found = check_beforehand(parse_hosts(sys.argv[1]), carrier=Ssh())(failed=False)
     print("healthy:", *(f"{finding.host}: {finding.what}" for finding in found))
 except HostError as error:
     print(error)

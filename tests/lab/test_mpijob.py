@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from compare.analysis import analyse
-from compare.jobs.kubernetes import Resources, write_manifest
+from compare.jobs import Resources
+from compare.jobs.kubernetes import write_manifest
 from compare.schema.store import read_run
 from tests.lab.comparing import RUN, left
 from tests.waiting import wait_until
@@ -48,7 +49,7 @@ class Pods:
 
     def __init__(self, lab, words):
         self.lab = lab
-        job = yaml.safe_load(write_manifest(Resources("image", 2, 1, 30), words))
+        job = yaml.safe_load(write_manifest(Resources(2, 1, 30, image="image"), words))
         pods = job["spec"]["mpiReplicaSpecs"]
         self._launcher, self._worker = (
             pods[role]["template"]["spec"]["containers"][0]["command"] for role in ("Launcher", "Worker")

@@ -81,7 +81,8 @@ def install_horovod(
         return
     with installing("Horovod", recipe.folder, console) as commands:
         recipe.folder.mkdir(exist_ok=True)
-        wheel = None if force else recipes.wheel_in(recipe.folder)
+        wheels = sorted(recipe.folder.glob(f"horovod-{HOROVOD_VERSION}-*.whl"))
+        wheel = wheels[0] if wheels and not force else None
         if not wheel:
             require_tools(recipe.folder.parent)
         constrained = [] if constraints is None else [f"--constraint={constraints}"]

@@ -217,11 +217,6 @@ def installed_key() -> str | None:
     return Path(urllib.parse.unquote(url.path)).parent.name if url.scheme == "file" else None
 
 
-def wheel_in(folder: Path) -> Path | None:
-    """Return the path of the Horovod wheel in a folder; None if there is none."""
-    return next(iter(sorted(folder.glob(f"horovod-{HOROVOD_VERSION}-*.whl"))), None)
-
-
 def search_path() -> str:
     """Return PATH with the scripts of this environment first, so that its cmake and mpicxx are found."""
     return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])

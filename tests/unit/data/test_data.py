@@ -400,7 +400,7 @@ def test_fetch_works_with_a_peculiar_server_or_file_system(mirror, tmp_path, mon
         monkeypatch.setattr(fcntl, "flock", no_locks)
     else:
         mirror.headers = {"Content-Encoding": "gzip"}  # what Apache's AddEncoding does to .gz files
-    assert data.holds("mnist", data.fetch_mnist(tmp_path))
+    assert files.holds("mnist", data.fetch_mnist(tmp_path))
 
 
 @pytest.mark.timed
@@ -468,7 +468,7 @@ def test_resolve_auto_falls_back_with_a_note(digits_root):
     )
     assert (found.name, found.requested) == ("digits", "auto")
     assert found.directory == str(digits_root / "digits" / "v1")
-    assert data.holds("digits", Path(found.directory))
+    assert files.holds("digits", Path(found.directory))
 
 
 def test_resolve_never_substitutes_a_named_data_set(tmp_path, digits_root):

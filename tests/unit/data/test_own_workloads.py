@@ -44,16 +44,16 @@ def test_own_source_accepts_names_that_hide_nothing(file):
 
 
 def test_contents_are_the_users_files_and_the_hash_is_over_code(file):
-    folder, before = file.parent, data.code_digest(file.parent)
+    folder, before = file.parent, own.code_digest(file.parent)
     others = ["__pycache__/train.pyc", ".git/config", "runs/1/results.json", "venv/pyvenv.cfg", "venv/lib.py"]
     for name in [*others, "words.txt"]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
-    assert data.code_digest(folder) == before
+    assert own.code_digest(folder) == before
     assert sorted(own.contents(folder)) == ["train.py", "words.txt"]
     (folder / "models").mkdir()
     (folder / "models" / "net.py").write_text("")
-    assert data.code_digest(folder) != before
+    assert own.code_digest(folder) != before
 
 
 def test_digest_is_over_names_and_bytes():
@@ -70,7 +70,7 @@ def test_a_large_folder_is_not_copied_and_known_by_its_code(file, monkeypatch, t
     (file.parent / "words.txt").write_text("x" * 100)
     assert data.is_copied(source)
     assert not data.is_in(there, "own", data.key_of(source)), "it lacks the words"
-    monkeypatch.setattr(own, "MOST_BYTES", 100)
+    monkeypatch.setattr(data.source, "MOST_BYTES", 100)
     assert not data.is_copied(source)
     assert data.is_in(there, "own", data.key_of(source)), "its data may be elsewhere"
     (there / "train.py").write_text("def make(): return 1")

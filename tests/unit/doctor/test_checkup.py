@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
+import psutil
 import pytest
 
 from compare import __version__
@@ -78,12 +79,14 @@ def test_ringside_digest_changes_with_the_sources(tmp_path):
     assert before["ringside_sources"] != facts_of(argv, **path)["ringside_sources"]
 
 
-def test_interfaces_have_addresses_with_the_length_of_their_prefix():
+def test_interfaces_have_addresses_with_the_length_of_their_prefix(monkeypatch):
     (loopback,) = [interface for interface in checkup.interfaces() if interface["name"] == "lo"]
     assert loopback["up"]
     assert f"{LOOPBACK}/8" in loopback["addresses"]
-    found = SimpleNamespace(address="fd00::1", netmask="ffff:ffff:ffff:fff0::")
-    assert checkup._with_prefix(found) == "fd00::1/60"
+    found = SimpleNamespace(family=socket.AF_INET6, address="fd00::1", netmask="ffff:ffff:ffff:fff0::")
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [found]})
+    (loopback,) = [interface for interface in checkup.interfaces() if interface["name"] == "lo"]
+    assert loopback["addresses"] == ["fd00::1/60"]
 
 
 @pytest.fixture

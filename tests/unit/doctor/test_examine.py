@@ -15,7 +15,7 @@ from rich.console import Console
 from compare import data
 from compare.doctor import checkup
 from compare.doctor import examine as doctor
-from compare.doctor.examine import check_beforehand, examine, exit_code, quick_check
+from compare.doctor.examine import check_beforehand, examine
 from compare.doctor.facts import Examination, Finding
 from compare.doctor.report import document_of
 from compare.doctor.rules import diagnose
@@ -65,7 +65,7 @@ def test_examine_host_without_the_workload_is_found(fake_ssh, tmp_path, monkeypa
     ours.mkdir()
     (ours / "train.py").write_text("def make(): ...")
     own = data.own_source(f"{ours}/train.py:make")
-    monkeypatch.setattr(data.own, "MOST_BYTES", most_bytes)
+    monkeypatch.setattr(data.source, "MOST_BYTES", most_bytes)
     fake_ssh(LIKE_SSHD)
     assert [f for f in look(N1, workload=own).findings if f.topic == "workload"] == [], (
         "it has the same folder"
@@ -109,7 +109,7 @@ def test_examine_unusable_python_asks_another(fake_ssh, tmp_path):
     assert finding.what == f"{python} is too old for the examination."
     assert "SyntaxError" in finding.found
     assert "Python 3.11 or later" in finding.fix
-    assert exit_code(examined) == 9
+    assert examined.exit_code == 9
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def check_group(monkeypatch):
         monkeypatch.setattr(doctor, "_collect_facts", lambda *_: hosts)
         monkeypatch.setattr(checkup, "ringside_facts", lambda: {"ringside_sources": HERE.sources})
         monkeypatch.setattr(doctor, "__version__", HERE.version)
-        return quick_check([each.host for each in hosts], carrier=Ssh())
+        return check_beforehand([each.host for each in hosts], carrier=Ssh())(failed=False)
 
     return check
 
@@ -230,7 +230,7 @@ def test_report_has_a_row_per_host_and_every_finding():
 def test_report_without_problems_says_so(changed, summary):
     shown = examination(group(2, at=2, **changed))
     assert f"2 hosts examined: {summary}." in printed(shown)
-    assert exit_code(shown) == 0
+    assert shown.exit_code == 0
 
 
 def test_report_equal_findings_of_many_hosts_are_one():

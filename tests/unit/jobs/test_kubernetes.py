@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 from compare.errors import UsageError
-from compare.jobs.kubernetes import Resources, explain_time, write_manifest
+from compare.jobs import Resources
+from compare.jobs.kubernetes import explain_time, write_manifest
 from tests.comparing import ROOT
 
-RESOURCES = Resources("registry/ringside:1", workers=3, ranks_per_worker=2, minutes=20, cpus=5, gpus=2)
+RESOURCES = Resources(3, 2, minutes=20, image="registry/ringside:1", cpus=5, gpus=2)
 WORDS = ["run", "--backend", "ddp,horovod", "--workload", "my file.py:make"]
 
 
@@ -48,7 +49,7 @@ def closed(schema):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"gpus": 0, "cpus": None, "name": "mine", "namespace": "team-a", "shared_memory": "512Mi"}],
+    [{}, {"gpus": 0, "cpus": None, "name": "mine", "namespace": "team-a", "shm": "512Mi"}],
 )
 def test_manifest_is_an_mpijob_by_its_definition(definition, changes):
     definition.validate(a_manifest(**changes))
@@ -155,8 +156,8 @@ def test_least_time_of_a_job_is_named_to_the_minute(words, seconds):
         (["run"], {"gpus": 1}, "cannot have 2 ranks and 1 GPU"),
         (["run"], {"memory": "8 GB"}, "--memory cannot be"),
         (["run"], {"memory": "8"}, "--memory cannot be"),
-        (["run"], {"memory": "1G", "shared_memory": "1Gi"}, "--shm 1Gi is more than --memory 1G"),
-        (["run"], {"shared_memory": "much"}, "--shm cannot be"),
+        (["run"], {"memory": "1G", "shm": "1Gi"}, "--shm 1Gi is more than --memory 1G"),
+        (["run"], {"shm": "much"}, "--shm cannot be"),
     ],
 )
 def test_manifest_that_cannot_work_is_refused(words, changes, says):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from compare.errors import AllocationError, UnavailableError, UsageError
-from compare.jobs import slurm
-from compare.jobs.slurm import Resources, follow, submit, write_script
+from compare.jobs import Resources, slurm
+from compare.jobs.slurm import follow, submit, write_script
 
 RESOURCES = Resources(2, 4, 30, "short", ["--gres=gpu:4"])
 
@@ -35,7 +35,7 @@ def test_script_asks_for_resources_and_executes_the_command(tmp_path):
 )
 def test_script_of_no_launch_of_a_secret_or_of_another_job_is_refused(words, option, says):
     with pytest.raises(UsageError, match=says) as caught:
-        write_script(RESOURCES._replace(options=[option]), words, Path("out"))
+        write_script(RESOURCES._replace(option=[option]), words, Path("out"))
     assert "hunter2" not in str(caught.value)
 
 

@@ -81,7 +81,7 @@ def test_stage_host_without_the_data_set_gets_a_verified_copy(digits, tmp_path):
     assert list(folder.parent.iterdir()) == [folder]
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    data.files_in(folder)[0].write_bytes(b"nonsense")
+    min(folder.iterdir()).write_bytes(b"nonsense")
     assert staging.main("digits", "/no/such/folder", data.key_of(digits)).directory == ""
 
 
@@ -97,7 +97,7 @@ def test_stage_copy_that_does_not_arrive_is_an_error(digits, monkeypatch):
 def test_stage_large_workload_that_a_host_lacks_is_an_error(monkeypatch, tmp_path):
     (tmp_path / "train.py").write_text("def make(): ...")
     source = data.own_source(f"{tmp_path}/train.py:make")
-    monkeypatch.setattr(data.own, "MOST_BYTES", 3)
+    monkeypatch.setattr(data.source, "MOST_BYTES", 3)
     asked = []
 
     def ask(hosts, source, *_rest):
