@@ -17,7 +17,7 @@ import msgspec
 
 from compare.errors import AllocationError, BudgetError, HostError, LaunchError, UsageError
 from compare.launch.engines import Allocation, Carrier, ScheduledJob, slurm
-from compare.launch.engines.detect import find_job, require_started_once
+from compare.launch.engines.detect import ENGINES, require_started_once
 from compare.launch.engines.ssh import Ssh
 from compare.launch.signals import uninterrupted
 from compare.schema.hostfile import parse_hosts, read_hostfile, select
@@ -92,7 +92,7 @@ def find_allocation(
         return _allocate_slurm_nodes(asked, source, environ)
     if asked:
         return Allocation(asked, ssh, source)
-    found = find_job(environ)
+    found = next((allocation for detect in ENGINES if (allocation := detect(environ))), None)
     if engine == "ssh" and (found is None or found.hosts == _ONLY_THIS_MACHINE):
         raise UsageError("--engine ssh needs hosts.", remedy="Name them with --hostfile or -H.")
     if found is None:

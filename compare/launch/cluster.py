@@ -9,12 +9,10 @@ asks no host, so it assumes the facts instead.
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 import msgspec
 
@@ -178,10 +176,7 @@ def assume_facts(
 
 @contextmanager
 def open_cluster(
-    allocation: Allocation,
-    *,
-    interface: str | None = None,
-    exported: Mapping[str, str] | None = None,
+    allocation: Allocation, *, interface: str | None, exported: Mapping[str, str]
 ) -> Iterator[Cluster]:
     """Start an agent on every host, yield the cluster, and end the agents after the block.
 
@@ -195,17 +190,16 @@ def open_cluster(
     hosts, carrier, _, job, rehearsed = allocation
     # mpirun and horovodrun start on this machine, also where it is no host of the run.
     launcher_hosts = () if any(map(is_local, hosts)) else (local_host(1),)
-    environment = dict(os.environ)  # libraries that load later may change it, but not between arms
-    connect_to = partial(connected, python=sys.executable, environment=environment, carrier=carrier)
-    with connect_to(hosts) as agents, connect_to(launcher_hosts) as launcher_agents:
-        _require_ready([*agents, *launcher_agents], len(hosts))
+    with connected((*hosts, *launcher_hosts), carrier) as everyone:
+        _require_ready(everyone, len(hosts))
+        agents = everyone[: len(hosts)]
         for agent in agents:
             if job and agent.ready:
                 job.require_share(agent.host, len(agent.ready.cpus), agent.ready.gpus)
-        local_agent = next(agent for agent in (*launcher_agents, *agents) if is_local(agent.host))
+        local_agent = next(agent for agent in everyone if is_local(agent.host))
         machines = [agent.ready for agent in agents if agent.ready]
         network = _find_network(agents, interface, rehearsed)
-        facts = (hosts, machines, network, exported or {}, job, local_agent.ready)
+        facts = (hosts, machines, network, exported, job, local_agent.ready)
         yield Cluster(*facts, agents=agents, local_agent=local_agent, carrier=carrier)
 
 

@@ -269,7 +269,14 @@ class Cohort(AliveLaunches):
             launches = self._start_one_by_one(planned) if self.started_alone else self._start_many(planned)
             for number, turn in enumerate(turns, start=1):
                 self.observer.turn_begins(planned[turn.arm], number, len(turns))
-                self._take_turn(launches[turn.arm], turn)
+                launch = launches[turn.arm]
+                steps = turn_of(
+                    turn.number,
+                    lead_seconds=turn.lead_seconds,
+                    seconds=turn.seconds,
+                    step_seconds=launch.step_seconds(),
+                )
+                self._go_and_wait(launch, steps)
             for launch in launches:
                 self._go_and_wait(launch, GO_ON)
             for launch in launches:
@@ -312,16 +319,6 @@ class Cohort(AliveLaunches):
         for launch in launches:
             self._go_and_wait(launch, GO_ON)
         return launches
-
-    def _take_turn(self, launch: RunningLaunch, turn: PlannedTurn) -> None:
-        """Let one arm train for its planned turn, and wait until all its ranks wait again."""
-        steps = turn_of(
-            turn.number,
-            lead_seconds=turn.lead_seconds,
-            seconds=turn.seconds,
-            step_seconds=launch.step_seconds(),
-        )
-        self._go_and_wait(launch, steps)
 
     def _go_and_wait(self, launch: RunningLaunch, turn: Turn) -> None:
         """Send the ranks of one launch their turn, and wait until all of them wait again."""

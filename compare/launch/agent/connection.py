@@ -10,9 +10,11 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import IO, cast
 
 from compare import __version__
 from compare.errors import HostError, InterleaveError, OutputError, RingsideError, UnavailableError
@@ -147,15 +149,9 @@ class LaunchLink:
 
 
 class Connection:
-    """The connection to the agent on one host; the constructor starts the agent.
+    """The connection to the agent on one host; the constructor starts the agent."""
 
-    ``python`` is the path of the interpreter on that host. ``environment`` is that of the process on this
-    machine which reaches the host; None stands for the environment of this process.
-    """
-
-    def __init__(
-        self, host: Host, *, python: str, carrier: Carrier, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, host: Host, carrier: Carrier) -> None:
         self.host = host
         self.ready: Ready | None = None
         """The agent's first message; None before."""
@@ -166,7 +162,7 @@ class Connection:
         self._ahead_seconds: float | None = None
         self._carrier = carrier
         self._stderr = bytearray()
-        argv = python_command(python, "-m", "compare.launch.agent")
+        argv = python_command(sys.executable, "-m", "compare.launch.agent")
         command = carrier.argv(host, argv)
         self._is_here = command == argv
         # A session of its own: Ctrl-C reaches this program alone, which ends the launch in order.
@@ -175,14 +171,13 @@ class Connection:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment,
+            env=os.environ,
             start_new_session=True,
         )
-        assert self._process.stdin is not None  # noqa: S101 -- both are pipes
-        assert self._process.stdout is not None  # noqa: S101
-        assert self._process.stderr is not None  # noqa: S101
-        os.set_blocking(self._process.stderr.fileno(), False)
-        self.pipe = MessagePipe(self._process.stdout.fileno(), self._process.stdin.fileno())
+        pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
+        self._stdin, self._stdout, self._errors = cast("tuple[IO[bytes], IO[bytes], IO[bytes]]", pipes)
+        os.set_blocking(self._errors.fileno(), False)
+        self.pipe = MessagePipe(self._stdout.fileno(), self._stdin.fileno())
         """The pipe of messages to and from the agent."""
 
     @property
@@ -228,10 +223,9 @@ class Connection:
         """Close the pipes, so that the agent ends its launches and exits; kill it if it never answered."""
         if self.ready is None:
             self._kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        for pipe in (self._stdin, self._stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
 
     def wait_closed(self, seconds: float) -> None:
         """Wait until the process that reaches the host exits, and kill it after ``seconds``."""
@@ -240,8 +234,7 @@ class Connection:
         except subprocess.TimeoutExpired:
             self._kill()
             self._process.wait()
-        if self._process.stderr is not None:
-            self._process.stderr.close()
+        self._errors.close()
 
     def _kill(self) -> None:
         """Kill the process that reaches the host, with its children."""
@@ -261,11 +254,9 @@ class Connection:
                         remedy="Install the same version on every host.",
                     )
             case Alive(at):
-                ahead = at - time.time()
+                ahead, known = at - time.time(), self._ahead_seconds
                 # The fastest message shows the difference best.
-                self._ahead_seconds = max(
-                    ahead, ahead if self._ahead_seconds is None else self._ahead_seconds
-                )
+                self._ahead_seconds = ahead if known is None else max(ahead, known)
             case Port(number):
                 self.port = number
             case OfLaunch(name, of_launch):
@@ -287,10 +278,9 @@ class Connection:
 
     def _read_stderr(self) -> None:
         """Read the agent's standard error, and keep its last 64 KiB."""
-        assert self._process.stderr is not None  # noqa: S101 -- it is a pipe
         with contextlib.suppress(BlockingIOError):
             for _ in range(_STDERR_READS):
-                piece = os.read(self._process.stderr.fileno(), _STDERR_BYTES)
+                piece = os.read(self._errors.fileno(), _STDERR_BYTES)
                 if not piece:
                     return
                 self._stderr += piece
@@ -309,19 +299,17 @@ class Connection:
 
 
 @contextmanager
-def connected(
-    hosts: Sequence[Host], *, python: str, carrier: Carrier, environment: Mapping[str, str] | None = None
-) -> Iterator[list[Connection]]:
+def connected(hosts: Sequence[Host], carrier: Carrier) -> Iterator[list[Connection]]:
     """Start an agent on every host, yield the connections in the order of hosts, and close them at the end.
 
-    The agents need not have answered yet when they are yielded. See ``Connection`` for the arguments.
+    The agents need not have answered yet when they are yielded.
     """
     with enough_files(len(hosts)):
         agents: list[Connection] = []
         try:
             for host in hosts:
                 with postponed_interrupts():  # an interrupt would leave a process that just started
-                    agents.append(Connection(host, python=python, carrier=carrier, environment=environment))
+                    agents.append(Connection(host, carrier))
             yield agents
         finally:
             for agent in agents:

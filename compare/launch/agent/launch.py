@@ -53,7 +53,7 @@ def carry_out(start: Start, pipe: MessagePipe, segments: Segments | None) -> Exi
             name=start.directory,
             log=launch.files.launcher_log,
             on_tick=launch.tick,
-            wake=launch.wakes(),
+            wake=[pipe.fileno(), *([launch.gate.fileno()] if launch.gate else [])],
             while_waiting=launch.keep_alive,
             segments=segments,
         )
@@ -98,20 +98,16 @@ class _Launch:
         self._mirror = None if start.in_place else Mirror(self.files.directory, known)
         self._renewed_at = 0.0
         takes_turns = start.turns and start.ranks
-        self._gate = TurnGate(Path(start.turns), start.ranks, stops=start.stops) if takes_turns else None
-
-    def wakes(self) -> list[int]:
-        """Return the file descriptors that call for ``tick`` as soon as they can be read."""
-        return [self._pipe.fileno(), *([self._gate.fileno()] if self._gate else [])]
+        self.gate = TurnGate(Path(start.turns), start.ranks, stops=start.stops) if takes_turns else None
 
     def tick(self) -> bool:
         """Exchange messages with the parent and renew the lease; return whether the launch may go on."""
         ordered_to_end = False
         for message in self._pipe.receive():
             ordered_to_end = ordered_to_end or isinstance(message, End)
-            if isinstance(message, Go) and self._gate:
-                self._gate.go(message.turn)
-        if self._gate and (arrivals := self._gate.arrived()):
+            if isinstance(message, Go) and self.gate:
+                self.gate.go(message.turn)
+        if self.gate and (arrivals := self.gate.arrived()):
             self._pipe.send(Waiting(arrivals, memory_left_bytes()))
         self._renew_lease()
         if self._mirror:

@@ -110,19 +110,16 @@ class Carrier(msgspec.Struct, frozen=True):
         """
         return "" if all(map(is_local, hosts)) else self._remote_shell(hosts)
 
-    def _argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
-        del host
+    def _argv(self, _host: Host, argv: Sequence[str]) -> tuple[str, ...]:
         return tuple(argv)
 
-    def _by_hand(self, host: Host) -> str:
-        del host
+    def _by_hand(self, _host: Host) -> str:
         return ""
 
     def _explain(self, answer: Answer) -> HostError | None:
         return explain_signal(answer)
 
-    def _remote_shell(self, hosts: Sequence[Host]) -> str:
-        del hosts
+    def _remote_shell(self, _hosts: Sequence[Host]) -> str:
         return ""
 
 

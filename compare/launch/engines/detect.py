@@ -1,4 +1,4 @@
-"""Find the scheduler's job that this program runs in, and refuse a launcher that starts it several times."""
+"""List the engines that find a scheduler's job, and refuse a launcher that starts this program many times."""
 
 from __future__ import annotations
 
@@ -64,16 +64,6 @@ STARTERS = (
         unless=("OMPI_COMM_WORLD_SIZE=1", "PMI_SIZE=1", "SLURM_STEP_NUM_TASKS=1"),
     ),
 )
-
-
-def find_job(environ: Mapping[str, str]) -> Allocation | None:
-    """Return the hosts of the scheduler's job that this program runs in; None outside any job.
-
-    Raises:
-        UnavailableError: the scheduler does not answer.
-        UsageError: the hosts are not known, or cannot be read.
-    """
-    return next((allocation for detect in ENGINES if (allocation := detect(environ))), None)
 
 
 def require_started_once(environ: Mapping[str, str]) -> None:

@@ -63,8 +63,8 @@ _REMEDIES = (
         ("not permitted", "ermission denied", "ead-only"),
         "Only root may make namespaces on this system: use sudo, or a container with --privileged.",
     ),
+    (("",), "Rehearse on Linux with network namespaces, veth and a bridge, as root."),
 )
-_DEFAULT_REMEDY = "Rehearse on Linux with network namespaces, veth and a bridge, as root."
 
 
 class Rehearsal(Carrier, frozen=True):
@@ -84,8 +84,7 @@ class Rehearsal(Carrier, frozen=True):
     def _by_hand(self, host: Host) -> str:
         return shlex.join(self.argv(host, ["sh"]))
 
-    def _remote_shell(self, hosts: Sequence[Host]) -> str:
-        del hosts
+    def _remote_shell(self, _hosts: Sequence[Host]) -> str:
         return ssh_stand_in('exec sh "/run/rehearsal/$host" sh -c "$*"')
 
 
@@ -160,9 +159,7 @@ def _require_up(room: subprocess.Popen[str], hosts: int) -> None:
     raise UnavailableError(
         "Hosts cannot be rehearsed here.",
         found=printed or f"The first process exited with status {room.returncode}.",
-        remedy=next(
-            (remedy for marks, remedy in _REMEDIES if any(mark in printed for mark in marks)), _DEFAULT_REMEDY
-        ),
+        remedy=next(remedy for marks, remedy in _REMEDIES if any(mark in printed for mark in marks)),
     )
 
 

@@ -210,8 +210,7 @@ class Slurm(Carrier, frozen=True, kw_only=True):
             return HostError(f"{name}: srun failed.", found=answer.last_lines, remedy=f"Try `{by_hand}`.")
         return None
 
-    def _remote_shell(self, hosts: Sequence[Host]) -> str:
-        del hosts
+    def _remote_shell(self, _hosts: Sequence[Host]) -> str:
         return ssh_stand_in(f'exec {shlex.join(self._srun())} --nodelist="$host" -- sh -c "$*"')
 
     def _srun(self) -> tuple[str, ...]:

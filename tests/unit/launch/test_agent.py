@@ -58,7 +58,7 @@ class OneLaunch:
 
 @pytest.fixture
 def agent(mark):
-    with connected([HERE], python=sys.executable, carrier=Carrier()) as (made,):
+    with connected([HERE], Carrier()) as (made,):
         yield OneLaunch(made, mark)
 
 
@@ -255,9 +255,10 @@ class Flood(Carrier, frozen=True):
 )
 def test_connection_to_no_agent_is_given_up(monkeypatch, python, carrier, start_seconds, what, found):
     monkeypatch.setattr(module, "START_SECONDS", start_seconds)
+    monkeypatch.setattr(sys, "executable", python)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with (
-        connected([HERE], python=python, carrier=carrier) as (agent,),
+        connected([HERE], carrier) as (agent,),
         pytest.raises(HostError, match=what) as raised,
     ):
         tick_until(agent, lambda: agent.ready)

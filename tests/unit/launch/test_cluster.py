@@ -25,7 +25,7 @@ def test_open_cluster_every_host_that_cannot_be_used_is_named():
     hosts = tuple(Host(f"no-such-host-{n}.invalid", 1, source=f"hosts:{n}") for n in (1, 2))
     with (
         pytest.raises(HostError, match="2 of 2 hosts cannot be used") as caught,
-        open_cluster(Allocation(hosts, Ssh())),
+        open_cluster(Allocation(hosts, Ssh()), interface=None, exported={}),
     ):
         pass
     assert "no-such-host-1.invalid (hosts:1)" in caught.value.found

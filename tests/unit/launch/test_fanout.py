@@ -139,7 +139,8 @@ except KeyboardInterrupt:
     sys.exit(INTERRUPTED)
 """
 REACH = 'run_everywhere(parse_hosts(sys.argv[1]), ["true"], carrier=Ssh(), timeout_seconds=600)'
-CONNECT = "with open_cluster(Allocation(parse_hosts(sys.argv[1]), Ssh())): pass"
+ALLOCATED = "Allocation(parse_hosts(sys.argv[1]), Ssh())"
+CONNECT = f"with open_cluster({ALLOCATED}, interface=None, exported={{}}): pass"
 LOOK_UP = "socket.gethostbyname = lambda _: time.sleep(600); addresses_of(sys.argv[1].split(','), 60)"
 
 

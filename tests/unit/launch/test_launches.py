@@ -16,7 +16,7 @@ from compare.launch import launches
 from compare.launch.launches import PORT_TAKEN, Cohort, launch_arm
 from compare.launch.monitor import SUCCEEDED, Ending
 from compare.schema.job import Planned
-from compare.schema.turns import PlannedTurn
+from compare.schema.turns import PlannedTurn, Turn
 from tests.unit.factories import a_launch, a_run
 
 TIMEOUT = 0.5
@@ -178,7 +178,7 @@ def a_turn(arm=0):
 
 def take(cohort, *alive):
     for launch in alive:
-        cohort._take_turn(launch, a_turn())
+        cohort._go_and_wait(launch, Turn(number=1, timed_steps=10))
 
 
 @pytest.mark.parametrize("turn_seconds", [0.2, 2 * TIMEOUT])

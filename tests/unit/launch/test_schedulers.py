@@ -10,7 +10,7 @@ import pytest
 
 from compare.errors import UsageError
 from compare.experiment.allocation import choose_allocation, find_allocation
-from compare.launch.engines.detect import find_job, require_started_once
+from compare.launch.engines.detect import ENGINES, require_started_once
 from compare.launch.engines.ssh import Ssh
 
 TWO_AND_ONE = ("a\na\nb\n", {"a": 2, "b": 1})
@@ -160,7 +160,7 @@ TF_CONFIG={}
 
 def test_everyday_variables_are_no_job():
     environ = dict(setting.split("=") for setting in EVERYDAY.split())
-    assert find_job(environ) is None
+    assert [detect(environ) for detect in ENGINES] == [None] * len(ENGINES)
     assert allocated(environ).source.startswith("this machine, because no hosts are named")
 
 
