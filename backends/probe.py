@@ -116,14 +116,8 @@ def probe_lightning_fabric() -> Facts:
     return {"version": lightning_fabric.__version__, "transport": probe_torch()["transport"]}
 
 
-PROBES = {
-    "torch": probe_torch,
-    "torch_build": probe_torch_build,
-    "horovod": probe_horovod,
-    "mpi4py": probe_mpi4py,
-    "mpich": probe_mpich,
-    "lightning_fabric": probe_lightning_fabric,
-}
+_PROBES = (probe_torch, probe_torch_build, probe_horovod, probe_mpi4py, probe_mpich, probe_lightning_fabric)
+PROBES = {probe.__name__.removeprefix("probe_"): probe for probe in _PROBES}
 """The functions that load a library and return its facts, by the names that arms use for libraries."""
 
 

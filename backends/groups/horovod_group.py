@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import statistics
-import time
+import timeit
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
@@ -134,12 +134,8 @@ class HorovodGroup(Group):
         It is the median time of an all-reduce of one number, because each of them takes about one cycle.
         """
         tensor = torch.zeros(1, device=self.device)
-        times_ns = []
-        for _ in range(_CYCLE_SAMPLES):
-            started = time.perf_counter_ns()
-            hvd.allreduce_(tensor, op=hvd.Sum, name="ringside.cycle")
-            times_ns.append(time.perf_counter_ns() - started)
-        return round(statistics.median(times_ns) / 1e6, 3)
+        reduce = partial(hvd.allreduce_, tensor, op=hvd.Sum, name="ringside.cycle")
+        return round(statistics.median(timeit.repeat(reduce, number=1, repeat=_CYCLE_SAMPLES)) * 1e3, 3)
 
 
 def _active_controller() -> str:

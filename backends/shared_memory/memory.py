@@ -9,7 +9,6 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -180,15 +179,12 @@ class Barrier:
         self._libc = ctypes.CDLL(None)  # not PyDLL: a rank that sleeps must let its other threads run
         self._memory = torch.frombuffer(memory, dtype=torch.uint8)
         first, world = self._memory.data_ptr(), group.world_size
-        table = [
-            [ctypes.c_void_p(first + SEMAPHORE_BYTES * (world * writer + reader)) for reader in range(world)]
-            for writer in range(world)
-        ]
+        table = [ctypes.c_void_p(first + SEMAPHORE_BYTES * number) for number in range(world**2)]
         peers = [rank for rank in range(world) if rank != group.rank]
-        self._to_peers = [table[group.rank][peer] for peer in peers]
-        self._from_peers = [table[peer][group.rank] for peer in peers]
+        self._to_peers = [table[world * group.rank + peer] for peer in peers]
+        self._from_peers = [table[world * peer + group.rank] for peer in peers]
         if group.rank == 0:
-            for semaphore in chain.from_iterable(table):
+            for semaphore in table:
                 # Shared between processes, and 0 at the start.
                 self._libc.sem_init(semaphore, ctypes.c_int(1), ctypes.c_uint(0))
         group.barrier()

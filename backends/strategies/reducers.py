@@ -302,10 +302,7 @@ def all_gather(tensor: torch.Tensor, rank: int, world: int) -> None:
 
 
 FORMS: dict[str, Callable[[torch.Tensor, int, int], None]] = {
-    "ring": ring,
-    "reduce_broadcast": reduce_broadcast,
-    "reduce_scatter": reduce_scatter,
-    "all_gather": all_gather,
+    form.__name__: form for form in (ring, reduce_broadcast, reduce_scatter, all_gather)
 }
 """The functions that build an all-reduce from other collectives, by the choices of the option ``mode``."""
 

@@ -67,9 +67,11 @@ def plan_blocks(
         phased: whether the middle training block and its reference block are timed phase by phase.
     """
     sizes = split_into_blocks(steps, cycle=cycle, fewest=2 if phased else 1)
-    middle = len(sizes) // 2 if phased and len(sizes) > 1 else None
-    most_spread = most_references - (middle is not None)
-    paired = _spread_indices(len(sizes), most_spread) | {middle} if reference else set()
+    count = len(sizes)
+    middle = count // 2 if phased and count > 1 else None
+    most = most_references - (middle is not None)
+    spread = range(count) if count <= most else (i * (count - 1) // (most - 1) for i in range(most))
+    paired = {middle, *spread} if reference else set()
     plans = []
     for index, size in enumerate(sizes):
         pair = [BlockPlan("training", size, phased=index == middle)]
@@ -90,11 +92,6 @@ def split_into_blocks(steps: int, *, cycle: int = 1, fewest: int = 2) -> list[in
     count = max(min(fewest, cycles), min(cycles, round(steps / BLOCK_STEPS)))
     size, longer = divmod(cycles, count) if count else (0, 0)
     return [cycle * (size + (i < longer)) for i in range(count)]
-
-
-def _spread_indices(count: int, most: int) -> set[int | None]:
-    """Return up to ``most`` of the indices below ``count``, evenly spread."""
-    return set(range(count)) if count <= most else {i * (count - 1) // (most - 1) for i in range(most)}
 
 
 def untimed_steps(config: RunConfig, cycle: int) -> int:
@@ -155,14 +152,15 @@ def make_reference(
 ) -> Side:
     """Return a new reference, which trains without synchronisation, after it has taken ``steps`` steps.
 
-    ``make_replica`` is the control's class. The reference trains in the arm's process, so background work of
-    the arm's library slows it down as well. The random generators are left as they were.
+    It takes no more than ``REFERENCE_WARM_UP_STEPS``. ``make_replica`` is the control's class. The reference
+    trains in the arm's process, so background work of the arm's library slows it down as well. The random
+    generators are left as they were.
     """
     with same_randomness(group.device):
         replica = make_replica(task.build_model(), task.make_optimizer, group, {})
         task.prepare(replica)
         side = make_side(replica, task, batches)
-        side.train(steps)
+        side.train(min(steps, REFERENCE_WARM_UP_STEPS))
     read_clock(group.device)
     return side
 

@@ -145,11 +145,13 @@ class CPUMeter:
         """Return the load of the CPUs, and this process's CPU nanoseconds, since the meter was made."""
         counts = _Counts(*map(sub, map(sub, self._read_counts(), self._begun), self._left_out))
         cpus = len(self._cpus)
+        # If the kernel accounts for less than half of the time, the busy time is that of its samples.
+        accounts = 2 * (counts.idle + counts.sampled) > cpus * counts.wall
         use = MachineUse(
             wall_ns=counts.wall,
             cpus=cpus,
             # The counts of a CPU that goes offline are lost, so these may be negative.
-            busy_ns=max(0, counts.busy_of(cpus)),
+            busy_ns=max(0, cpus * counts.wall - counts.idle if accounts else counts.sampled),
             stolen_ns=max(0, counts.stolen),
             boot_id=boot_id(),
         )
@@ -179,14 +181,6 @@ class _Counts(NamedTuple):
     """Time that a hypervisor gave to other machines."""
     own: int = 0
     """CPU time of this process."""
-
-    def busy_of(self, cpus: int) -> int:
-        """Return the busy nanoseconds of so many CPUs together: all time that is not idle.
-
-        If the kernel accounts for less than half of the time, the busy time is that of its samples.
-        """
-        counted = self.idle + self.sampled
-        return cpus * self.wall - self.idle if 2 * counted > cpus * self.wall else self.sampled
 
 
 def boot_id() -> str:

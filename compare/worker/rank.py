@@ -23,28 +23,12 @@ from compare.schema.job import Job, LaunchJob, Stage, SweepJob
 from compare.schema.parity import Fingerprint
 from compare.schema.results import Block, RankResult
 from compare.schema.turns import GO_ON, Memory
+from compare.worker import meters
 from compare.worker.attest import attest, attest_group
-from compare.worker.blocks import (
-    REFERENCE_WARM_UP_STEPS,
-    BlockTrainer,
-    Side,
-    Sides,
-    make_reference,
-    make_side,
-    untimed_steps,
-)
+from compare.worker.blocks import BlockTrainer, Side, Sides, make_reference, make_side, untimed_steps
 from compare.worker.collectives import sweep, time_collectives, time_sizes
 from compare.worker.compilation import load_compiler
 from compare.worker.end_step import take_end_step
-from compare.worker.meters import (
-    CPUMeter,
-    StartUp,
-    peak_device_memory_bytes,
-    peak_memory_bytes,
-    read_clock,
-    read_memory,
-    reset_peak_memory,
-)
 from compare.worker.mnist import EVALUATION_BATCH, MnistTask
 from compare.worker.observed import Trained, take_first_step, test_model, time_gradients
 from compare.worker.own import OwnTask
@@ -136,7 +120,7 @@ class _Rank:
 
     def __init__(self, job: Job, placement: Placement, watchdog: Watchdog) -> None:
         self._job, self._placement, self._watchdog = job, placement, watchdog
-        self._start_up = StartUp(job.launched_at)
+        self._start_up = meters.StartUp(job.launched_at)
         config = job.config
         watchdog.note("load", limit_seconds=config.compile_limit_seconds)
         device = _prepare_device(job, placement)
@@ -151,7 +135,7 @@ class _Rank:
         self._make = make_replica
         """A function of a model, a ``MakeOptimizer``, the group and options that returns a replica."""
         self._start_up.mark("data_ready")
-        self._peak_bytes = peak_memory_bytes()
+        self._peak_bytes = meters.peak_memory_bytes()
         """Largest resident set of this process, in bytes, without the trial and the proof."""
         with self._start_up.left_out():
             if isinstance(self._task, OwnTask):
@@ -174,13 +158,16 @@ class _Rank:
         job, group, watchdog, task = self._job, self._group, self._watchdog, self._task
         with self._start_up.left_out():
             self._wait_for_others()
-            self._peak_bytes = max(self._peak_bytes, peak_memory_bytes())
+            self._peak_bytes = max(self._peak_bytes, meters.peak_memory_bytes())
             parity = [] if job.proven else prove_steps(job, self._make, task, group, watchdog)
-            proof = read_memory(group.device)
-            was_reset = reset_peak_memory(group.device)
+            proof = meters.read_memory(group.device)
+            was_reset = meters.reset_peak_memory(group.device)
 
         watchdog.note("replica")
-        replica = self._make_replica()
+        replica = self._make(task.build_model(), task.make_optimizer, group, job.arm.options)
+        task.prepare(replica)
+        # From here on, dropout may differ between ranks, but not between runs.
+        seed_generators(job.config.seed + 1 + group.rank)
         initial_hash = hash_tensors(replica.whole().parameters())
         self._start_up.mark("replica_ready")
 
@@ -204,7 +191,7 @@ class _Rank:
             moments=self._start_up.read(),
             parity=parity,
             **self._trained._asdict(),
-            whole_peak_memory_bytes=max(proof.peak_bytes, peak_memory_bytes()),
+            whole_peak_memory_bytes=max(proof.peak_bytes, meters.peak_memory_bytes()),
             attestation=attested | first.attested | task.attest(),
         )
         # Ranks attest their open connections, so all of them keep theirs open up to this point.
@@ -218,16 +205,7 @@ class _Rank:
         """Wait until no other arm is measured, if the launch takes turns; ``steps`` are those done so far."""
         if self._pipes:
             self._watchdog.wait_for_turn(steps)
-            self._pipes.wait(0.0, read_memory(self._group.device))
-
-    def _make_replica(self) -> Replica:
-        """Return the replica to train, and seed the random generators of this rank."""
-        job, task = self._job, self._task
-        replica = self._make(task.build_model(), task.make_optimizer, self._group, job.arm.options)
-        task.prepare(replica)
-        # From here on, dropout may differ between ranks, but not between runs.
-        seed_generators(job.config.seed + 1 + self._group.rank)
-        return replica
+            self._pipes.wait(0.0, meters.read_memory(self._group.device))
 
     # ---- the training ----
 
@@ -240,18 +218,18 @@ class _Rank:
         job, group, pipes = self._job, self._group, self._pipes
         untimed = untimed_steps(job.config, side.replica.cycle)
         step_seconds = _warm_up(side, untimed, group.device, self._watchdog, step_seconds)
-        peak, device_peak = peak_memory_bytes(), peak_device_memory_bytes(group.device)
+        peak, device_peak = meters.peak_memory_bytes(), meters.peak_device_memory_bytes(group.device)
         sides: Sides = {"training": side}
         if job.arm.traits.has_sync_cost:
             sides["reference"] = self._make_reference(side, untimed, step_seconds)
-        meter = CPUMeter()
+        meter = meters.CPUMeter()
 
         def test() -> None:
             with meter.left_out():
                 self._trained = self._test(side, trainer.step_seconds)
 
         trainer = BlockTrainer(job, sides, group, self._watchdog, step_seconds=step_seconds, on_trained=test)
-        memory = partial(read_memory, group.device, earlier)
+        memory = partial(meters.read_memory, group.device, earlier)
         blocks = self._take_turns(trainer, pipes, meter, memory) if pipes else list(trainer.train_blocks())
         machine, cpu_ns = meter.read()
         if pipes:
@@ -279,11 +257,11 @@ class _Rank:
         self._watchdog.note("reference", untimed, expected_seconds=step_seconds, limit_seconds=limit_seconds)
         _, make_control = backends.load(CONTROL, {})
         batches = iter(task.batches(side.replica.shard))
-        steps = min(REFERENCE_WARM_UP_STEPS, config.untimed_steps, self._watchdog.steps_at_once(step_seconds))
+        steps = min(config.untimed_steps, self._watchdog.steps_at_once(step_seconds))
         return make_reference(make_control, task.anew(), batches, self._group, steps)
 
     def _take_turns(
-        self, trainer: BlockTrainer, pipes: TurnPipes, meter: CPUMeter, memory: Callable[[], Memory]
+        self, trainer: BlockTrainer, pipes: TurnPipes, meter: meters.CPUMeter, memory: Callable[[], Memory]
     ) -> list[Block]:
         """Train in turns until the agent sends ``GO_ON``, and return the timed blocks of all turns."""
         blocks: list[Block] = []
@@ -347,6 +325,6 @@ def _warm_up(side: Side, steps: int, device: torch.device, watchdog: Watchdog, s
         piece = min(_WARM_UP_PIECE, watchdog.steps_at_once(step_seconds), steps - done)
         begun = monotonic()
         side.train(piece)
-        read_clock(device)
+        meters.read_clock(device)
         done, step_seconds = done + piece, (monotonic() - begun) / piece
     return step_seconds

@@ -12,19 +12,9 @@ from torch import nn
 
 from backends.base import BackendError, Batch, Replica
 from compare.schema.parity import WrongKind
+from compare.worker import steps
 from compare.worker.randomness import states_of_generators
 from compare.worker.shards import Gradients, Shard, combine, copy_tensors, mean_of, scale_of, seed_step
-from compare.worker.steps import (
-    MOST_EXPLAINED,
-    are_equal,
-    as_vector,
-    differences,
-    distance,
-    dot,
-    explain,
-    largest,
-    relative,
-)
 from compare.worker.task import Task
 from compare.worker.watchdog import PassTimer
 
@@ -81,7 +71,8 @@ class Reference:
         self._wrong: dict[WrongKind, Gradients] = {}
         self._mean: Gradients = []
         self._gradients: list[Gradients] = []
-        self._keeps_gradients = sum(p.numel() for p in own.model.parameters()) * (count + 2) <= MOST_EXPLAINED
+        numbers = sum(p.numel() for p in own.model.parameters())
+        self._keeps_gradients = numbers * (count + 2) <= steps.MOST_EXPLAINED
         self.largest_change = 0.0
         """Largest finite change of any number of the parameters in the latest step."""
         self._first_start: list[torch.Tensor] = []
@@ -131,7 +122,7 @@ class Reference:
             self._before_step(self.model, [self._optimizer])
             self._right = _cloned([p.grad for p in self.model.parameters()])
             if self._task.changes_gradients:
-                self.acted.append(not are_equal(self._right, mean))
+                self.acted.append(not steps.are_equal(self._right, mean))
         else:
             self._right = mean
         self._wrong = {} if self._drifts else self._wrong_gradients(mean)
@@ -149,7 +140,7 @@ class Reference:
         """Return gradients as ``before_step`` changes them; None if earlier gradients affect the result."""
         first = self._clipped(gradients)
         self._clipped([None if gradient is None else gradient * 3 for gradient in gradients])
-        return first if are_equal(first, self._clipped(gradients)) else None
+        return first if steps.are_equal(first, self._clipped(gradients)) else None
 
     def mean_gradients(self, step: int, scale: float = 1.0) -> Gradients:
         """Fetch the batches of the step of this number, and return the mean of all shards' gradients."""
@@ -195,7 +186,7 @@ class Reference:
         for kind, wrong in self._wrong.items():
             told_apart = set()
             for (name, p), one, other in zip(self.model.named_parameters(), self._right, wrong, strict=True):
-                apart = relative(rate * distance(one, other), p, least=self.largest_change)
+                apart = steps.relative(rate * steps.distance(one, other), p, least=self.largest_change)
                 if _CLEAR_FACTOR * limit < apart < math.inf:
                     told_apart.add(name)
             self.untold[kind] = [name for name in self.untold[kind] if name not in told_apart]
@@ -232,12 +223,13 @@ class Reference:
 
     def relative_update(self) -> float:
         """Return the largest change of a number in the latest step, relative to its parameter's largest."""
-        return max(differences(self.model, self._step_start, self.largest_change).values(), default=0.0)
+        return max(steps.differences(self.model, self._step_start, self.largest_change).values(), default=0.0)
 
     @torch.no_grad()
     def _note_largest_change(self) -> None:
         """Set ``largest_change`` after a step."""
-        changes = [largest(p - a) for p, a in zip(self.model.parameters(), self._step_start, strict=True)]
+        pairs = zip(self.model.parameters(), self._step_start, strict=True)
+        changes = [steps.largest(p - a) for p, a in pairs]
         self.largest_change = max((change for change in changes if math.isfinite(change)), default=0.0)
 
     def explain(self, arm_model: nn.Module, step: int) -> dict[str, Any]:
@@ -253,18 +245,18 @@ class Reference:
             return fields
 
         def moved(start: Iterable[torch.Tensor], end: Iterable[torch.Tensor]) -> torch.Tensor:
-            return as_vector(s - e for s, e in zip(start, end, strict=True)) / self.rate
+            return steps.as_vector(s - e for s, e in zip(start, end, strict=True)) / self.rate
 
         update, right = (moved(self._step_start, model.parameters()) for model in (arm_model, self.model))
         if not bool(torch.isfinite(update + right).all()):
             return fields
         zeros = [torch.zeros_like(parameter) for parameter in self.model.parameters()]
         shards = [
-            as_vector(zero if g is None else g for zero, g in zip(zeros, of_shard, strict=True))
+            steps.as_vector(zero if g is None else g for zero, g in zip(zeros, of_shard, strict=True))
             for of_shard in self._gradients
         ]
         before = moved(self._previous_start, self._step_start) if self._previous_start else None
-        return fields | explain(update, right, torch.stack(shards), before)
+        return fields | steps.explain(update, right, torch.stack(shards), before)
 
     def _is_carried(self, step: int) -> bool:
         """Return whether two new models of the task compute the same gradients in this step.
@@ -279,7 +271,7 @@ class Reference:
             shard.parts = self._shards[self._index].parts
             seed_step(self._task.config, step, self._index)
             gradients.append(shard.gradients())
-        apart = (distance(one, other) for one, other in zip(*gradients, strict=True))
+        apart = (steps.distance(one, other) for one, other in zip(*gradients, strict=True))
         return all(size == 0 or math.isnan(size) for size in apart)
 
     def distance_of_combined(self) -> float | None:
@@ -304,8 +296,8 @@ class Reference:
             return None
         both = zip(gradients, self._mean, strict=True)
         pairs = [(g, m) for g, m in both if g is not None and m is not None]
-        whole = dot((m, m) for _, m in pairs)
-        return math.sqrt(dot((g - m, g - m) for g, m in pairs) / whole) if whole else None
+        whole = steps.dot((m, m) for _, m in pairs)
+        return math.sqrt(steps.dot((g - m, g - m) for g, m in pairs) / whole) if whole else None
 
     def drop_copies(self) -> None:
         """Free the copies of earlier parameters; after that, no update can be compared."""
@@ -331,11 +323,11 @@ class Reference:
         """
         apart = self._errors
         right = [f - s - a for f, s, a in zip(arm_model.parameters(), self._first_start, apart, strict=True)]
-        whole = dot((r, r) for r in right)
+        whole = steps.dot((r, r) for r in right)
         if not whole:
             return math.nan, math.nan
-        along = dot((r + a, r) for r, a in zip(right, apart, strict=True))
-        return along / whole, math.sqrt(dot((a, a) for a in apart) / whole)
+        along = steps.dot((r + a, r) for r, a in zip(right, apart, strict=True))
+        return along / whole, math.sqrt(steps.dot((a, a) for a in apart) / whole)
 
 
 class StepReference(Reference):

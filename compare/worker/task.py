@@ -200,13 +200,21 @@ class Task(ABC):
         """Return a new optimizer of some of the model's parameters, which is plain SGD in a gate.
 
         Raises:
-            WorkloadError: the user's optimizer holds other parameters as well.
+            WorkloadError: the user's optimizer holds other parameters as well, such as those of a copy.
         """
         parameters = list(parameters)
         if self.gate_dtype is not None:
             return torch.optim.SGD(_flat_parameters(parameters), lr=_PROOF_RATE)
         optimizer = self.workload.optimizer(parameters)
-        _require_only(optimizer, _flat_parameters(parameters))
+        given = set(map(id, _flat_parameters(parameters)))
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if others := [parameter for parameter in held if id(parameter) not in given]:
+            shapes = ", ".join(str(tuple(parameter.shape)) for parameter in others[:3])
+            raise WorkloadError(
+                f"{len(others)} of the optimizer's {len(held)} parameters are not the model's (shapes "
+                f"{shapes}), but only the model's are trained. Make the optimizer of the parameters that "
+                "your function is given."
+            )
         return optimizer
 
     @property
@@ -300,21 +308,3 @@ def _flat_parameters(given: list[Any]) -> list[nn.Parameter]:
         else:
             parameters.append(entry[1] if isinstance(entry, tuple) else entry)
     return parameters
-
-
-def _require_only(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
-    """Check that an optimizer holds no other parameters than the given ones.
-
-    Raises:
-        WorkloadError: it holds others, such as those of a copy of the model.
-    """
-    given = set(map(id, parameters))
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    others = [parameter for parameter in held if id(parameter) not in given]
-    if others:
-        shapes = ", ".join(str(tuple(parameter.shape)) for parameter in others[:3])
-        raise WorkloadError(
-            f"{len(others)} of the optimizer's {len(held)} parameters are not the model's (shapes {shapes}), "
-            "but only the model's are trained. Make the optimizer of the parameters that your function is "
-            "given."
-        )

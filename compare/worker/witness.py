@@ -87,7 +87,8 @@ class _Witness:
         try:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             _write(self._files.witness(self._rank), str(os.getpid()))
-            _reserve(self._files.exit(self._rank))
+            with suppress(OSError):  # blanks reserve space on the disk, and may follow the JSON record
+                _temporary(self._files.exit(self._rank)).write_text(" " * _RECORD_BYTES)
             status = self._wait()
             self._record(status)
             _exit_alike(status)
@@ -110,7 +111,11 @@ class _Witness:
                 self._send(number)
             if not self._ended_by and self._lease_has_expired():
                 self._end("lease", signal.SIGTERM)
-            self._forward()
+            for planned, at in self._forward_at.items():
+                if time.monotonic() >= at:
+                    self._forward_at[planned] = math.inf
+                    self._send(planned)
+                    self._send(signal.SIGCONT)
             if time.monotonic() >= self._kill_at:
                 os.kill(self._pid, signal.SIGKILL)
                 self._kill_at = math.inf  # a rank in uninterruptible sleep exits when it can
@@ -147,14 +152,6 @@ class _Witness:
             self._ended_by, self._kill_at = ended_by, now + KILL_SECONDS
         self._forward_at.setdefault(number, now + _FORWARD_SECONDS)
         self._send(signal.SIGCONT)  # a stopped process receives nothing else
-
-    def _forward(self) -> None:
-        """Send the rank each planned signal whose time has come."""
-        for number, at in self._forward_at.items():
-            if time.monotonic() >= at:
-                self._forward_at[number] = math.inf
-                self._send(number)
-                self._send(signal.SIGCONT)
 
     def _send(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -194,12 +191,6 @@ def _write(file: Path, text: str) -> None:
         with temporary.open("r+" if temporary.exists() else "w") as opened:
             opened.write(text)
         temporary.replace(file)
-
-
-def _reserve(file: Path) -> None:
-    """Reserve space on the disk for a JSON record by writing blanks, which may follow the record."""
-    with suppress(OSError):
-        _temporary(file).write_text(" " * _RECORD_BYTES)
 
 
 def _temporary(file: Path) -> Path:

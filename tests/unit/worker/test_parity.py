@@ -16,7 +16,7 @@ from backends.strategies.models import cut_batch
 from compare.analysis.parity import check_gates
 from compare.schema.arms import parse_arm
 from compare.schema.job import STEPS
-from compare.worker import mnist, reference
+from compare.worker import mnist
 from compare.worker import parity as proving
 from compare.worker.mnist import MnistTask
 from compare.worker.parity import Proof, prove_steps
@@ -147,7 +147,7 @@ def test_prove_step_without_a_right_gradient_is_not_explained(data, monkeypatch)
 
 def test_prove_large_models_are_not_explained(data, monkeypatch):
     """That the update is twice the right one is known without the gradients of the shards."""
-    monkeypatch.setattr(reference, "MOST_EXPLAINED", 10)
+    monkeypatch.setattr("compare.worker.steps.MOST_EXPLAINED", 10)
     taken = proof(data, Doubles)
     assert (taken.wrong.step, taken.wrong.shares) == (1, [])
     assert (taken.share_of_first_update, taken.error_of_first_update) == pytest.approx((2, 1), abs=1e-9)
