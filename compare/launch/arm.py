@@ -224,6 +224,6 @@ def launch_files(directory: Path, planned: Planned, *, again: bool = False) -> L
 
 
 def forget_launches(directory: Path, planned: Iterable[Planned]) -> None:
-    """Remove the folders of launches that did not finish: those of their first starts and of their second."""
+    """Remove the folders of launches that did not finish: those of their first and of their second start."""
     for each, again in product(planned, (False, True)):
         shutil.rmtree(launch_files(directory, each, again=again).directory, ignore_errors=True)

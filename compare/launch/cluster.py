@@ -196,7 +196,7 @@ def open_cluster(
         for agent in agents:
             if job and agent.ready:
                 job.require_share(agent.host, len(agent.ready.cpus), agent.ready.gpus)
-        local_agent = next(agent for agent in everyone if is_local(agent.host))
+        local_agent = next(agent for agent in reversed(everyone) if is_local(agent.host))
         machines = [agent.ready for agent in agents if agent.ready]
         network = _find_network(agents, interface, rehearsed)
         facts = (hosts, machines, network, exported, job, local_agent.ready)

@@ -121,7 +121,7 @@ class RunningLaunch:
         agents = [agent for agent in cluster.agents for _ in range(agent.host.slots)]
         agents = agents[:1] if arm.traits.one_process else agents  # of each rank's host
         self.links: dict[Connection, LaunchLink] = {}
-        """The launch on every host."""
+        """The launch on each host, by the connection to the host's agent."""
         for agent in cluster.all_agents:
             ranks = [rank for rank, of_rank in enumerate(agents) if of_rank is agent]
             self.links[agent] = agent.launch(self._folders.mark, ranks)

@@ -174,20 +174,13 @@ class _LaunchProcess:
             os.waitpid(self._pid, 0)
 
 
-def _take_over_standard_pipes() -> MessagePipe:
-    """Return a pipe of messages over standard input and output, which nothing else can use afterwards.
-
-    From then on, what a library prints goes to standard error.
-    """
-    read, write = os.dup(0), os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    return MessagePipe(read, write)
-
-
 if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # under nohup SIGHUP stays ignored
             signal.signal(number, lambda *_: sys.exit(1))  # so that every ``finally`` runs
     adopt_orphans()
-    HostAgent(_take_over_standard_pipes()).serve()
+    read, write = os.dup(0), os.dup(1)
+    # Nothing else can use the pipes from now on: what a library prints goes to standard error.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    HostAgent(MessagePipe(read, write)).serve()
