@@ -51,6 +51,8 @@ test-untimed: setup
 	@rm -f $(NONE)
 	$(PYTEST) -m "$(QUICK) and not timed" $(SIDE_BY_SIDE) --dist loadfile $(PYTEST_ARGS) $(MAY_BE_NONE)
 
+# Collecting the tests of all folders takes longer than some of these tests.
+test-timed: TESTS := tests/unit tests/e2e
 test-timed: setup
 	@rm -f $(NONE)
 	$(PYTEST) -m "$(QUICK) and timed" $(PYTEST_ARGS) $(MAY_BE_NONE)

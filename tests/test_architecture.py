@@ -396,3 +396,12 @@ def test_every_error_says_what_to_do():
         and getattr(call.args[0], "value", "") not in NEVER_SHOWN
     ]
     assert without == []
+
+
+def test_timed_tests_lie_where_make_looks_for_them():
+    (folders,) = re.findall(r"^test-timed: TESTS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    files = [file for file in (ROOT / "tests").rglob("test_*.py") if file.parent.name != "lab"]
+    mark = re.compile("^@pytest.mark.timed$", re.MULTILINE)
+    timed = [file.relative_to(ROOT) for file in files if mark.search(file.read_text())]
+    assert timed
+    assert [file for file in timed if not any(map(file.is_relative_to, folders.split()))] == []

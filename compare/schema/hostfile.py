@@ -29,7 +29,12 @@ from pathlib import Path
 import msgspec
 
 from compare.errors import UsageError, system_reason
-from compare.schema.hostfile_forms import as_hostfile_line, may_be_a_port, recognise_form
+from compare.schema.hostfile_forms import (
+    as_hostfile_line,
+    may_be_a_port,
+    recognise_form,
+    slots_or_port_remedy,
+)
 from compare.schema.hosts import (
     KEYS,
     MAX_SLOTS,
@@ -243,8 +248,7 @@ def _parse_entry(text: str) -> tuple[str, str, int | None]:
         raise HostFaultError(head, "has no user before the '@'")
     pattern, count = _split_count(address)
     if count is not None and may_be_a_port(count):
-        name = printable_line(f"{user}{at}{pattern}")
-        remedy = f"Write '{name} slots={count}' for slots, or '{name}' and --ssh-port {count} for a port."
+        remedy = slots_or_port_remedy(printable_line(f"{user}{at}{pattern}"), count)
         raise HostFaultError(head, f"may mean {count} slots or a port", remedy)
     numbers: dict[str, int] = {} if count is None else {"slots": _number("slots", count)}
     for word in words:

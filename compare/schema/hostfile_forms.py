@@ -177,6 +177,11 @@ def may_be_a_port(count: str) -> bool:
     return number in _SSH_PORTS or _FIRST_PORT <= number <= _LAST_PORT
 
 
+def slots_or_port_remedy(name: str, count: str) -> str:
+    """Return the remedy for a number after a host's name, which states how to write slots and how a port."""
+    return f"Write '{name} slots={count}' for slots, or '{name}' and --ssh-port {count} for a port."
+
+
 def _code_point(group: str) -> str:
     """Return ASCII text unchanged, and any other single character as its code point, such as U+2013."""
     return group if group.isascii() else f"U+{ord(group):04X}"

@@ -10,7 +10,7 @@ import hashlib
 import importlib
 import time
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -271,13 +271,39 @@ def _observe_training(make_replica, group, config, optimizer, learning_rate, dty
     found = list(whole.parameters())
     arm = task.config.arms[0]
     apart = _train_apart(task, maker, dtype, world, arm.options) if arm.backend == "localsgd" else found
+    alone = partial(_train_alone, optimizer, learning_rate, task.config.global_batch_size, dtype)
     return replica, Training(
         started=started,
         ended=_hash(whole.state_dict().values()),
-        error=_error(found, _Reference(0, maker, dtype).train(task.batches((0, 1)))),
-        error_alone=_error(found, _Reference(rank, maker, dtype).train(task.batches((rank, world)))),
+        error=_error(found, alone(0, (0, 1))),
+        error_alone=_error(found, alone(rank, (rank, world))),
         error_apart=_error(found, apart),
     )
+
+
+@cache
+def _train_alone(
+    optimizer: str,
+    learning_rate: float,
+    samples: int,
+    dtype: torch.dtype,
+    start: int,
+    shard: tuple[int, int],
+) -> list[torch.Tensor]:
+    """Train a shard of the data in a single process, once for all arms of a launch.
+
+    Of the run, this needs only ``samples``, the number of samples in a step of all shards.
+    """
+    config = RunConfig(
+        arms=(parse_arm("none"),),
+        ranks=1,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        batch_size_per_rank=samples,
+        seed=SEED,
+    )
+    task = _Task(dtype, config)
+    return _Reference(start, optimizer_maker(config), dtype).train(task.batches(shard))
 
 
 def _train_apart(task, maker, dtype, world, options):

@@ -1,7 +1,9 @@
 """Test arms in a real run.
 
-Sweeps, accumulation, rounding, own environments, one process, and sharded optimizer state.
+All launchers, sweeps, accumulation, rounding, own environments, one process, and sharded optimizer state.
 """
+
+from pathlib import Path
 
 import pytest
 
@@ -10,12 +12,21 @@ from compare.schema.arms import Arm, parse_arm
 from compare.schema.store import read_run
 from tests.comparing import RUN, compare
 
-LAUNCHED_DIFFERENTLY = ("manual:mode=overlap", "horovod", "horovod:controller=mpi", "mpi")
+LAUNCHED_DIFFERENTLY = ("manual:mode=per_parameter", "horovod", "horovod:controller=mpi", "mpi")
 ARMS = "ddp:comm_hook=fp16,{" + ",".join(LAUNCHED_DIFFERENTLY) + "}:env.MALLOC_ARENA_MAX=3"
 OWN_ENVIRONMENT = [f"{arm}:env.MALLOC_ARENA_MAX=3" for arm in LAUNCHED_DIFFERENTLY]
+PER_PARAMETER, HOROVOD, HOROVOD_BY_MPI, MPI = OWN_ENVIRONMENT
+CONTRADICTING = {
+    "OMP_NUM_THREADS": "7",
+    "HOROVOD_CONTROLLER": "mpi",
+    "HOROVOD_CPU_OPERATIONS": "mpi",
+    "HOROVOD_FUSION_THRESHOLD": "0",
+    "HOROVOD_CYCLE_TIME": "5",
+}
+"""A shell that sets what an arm settles itself, and two things that no arm does."""
 
 
-def a_run(*, arms, flags=()):
+def a_run(*, arms, flags=(), environment=None):
     """Return a fixture that runs these arms once on two ranks."""
 
     @pytest.fixture(scope="module")
@@ -25,6 +36,7 @@ def a_run(*, arms, flags=()):
             *(*RUN, "--backend", arms, "-np", 2, *flags, "--model", "mlp:784-16-10", "--batch-size", 32),
             *("--steps", 40, "--warmup", 10, "--repeats", 1, "--wide"),
             *("--data-dir", mnist_dir, "--output", folder),
+            environment=environment,
         )
         assert done.returncode == 0, done.stderr
         return read_run(folder), done.stdout
@@ -32,8 +44,8 @@ def a_run(*, arms, flags=()):
     return ran
 
 
-ran = a_run(arms=ARMS, flags=("--no-control", "--accumulate", 2))
-"""Arms written as sweeps, with two passes a step."""
+ran = a_run(arms=ARMS, flags=("--no-control", "--threads", 1, "--accumulate", 2), environment=CONTRADICTING)
+"""Arms of all launchers, written as a sweep, with two passes a step, in a shell that contradicts them."""
 declared = a_run(
     arms="ddp,zero,fsdp,single,pipeline,localsgd:period=5",
     flags=("--strict", "--threads", 1, "--optimizer", "adam"),
@@ -47,6 +59,34 @@ def test_sweep_of_arms_launches_each_of_them(ran):
     assert {launch.arm for launch in ran[0].launches} == set(labels)
 
 
+def test_run_executes_the_launcher_of_each_arm(ran):
+    launchers = {launch.arm: (launch.launcher, Path(launch.argv[0][0]).name) for launch in ran[0].launches}
+    assert launchers["ddp:comm_hook=fp16"] == launchers[PER_PARAMETER] == ("torchrun", "torchrun")
+    assert launchers[HOROVOD] == launchers[HOROVOD_BY_MPI] == ("horovodrun", "horovodrun")
+    assert launchers[MPI] == ("mpirun", "mpirun")
+
+
+def test_attestation_of_each_arm_is_read_back_from_its_library(ran):
+    facts = {launch.arm: launch.ranks[1].attestation for launch in ran[0].launches}
+    assert facts[HOROVOD]["group"]["controller"] == "gloo"
+    assert facts[HOROVOD_BY_MPI]["group"]["controller"] == "mpi"
+    assert facts[HOROVOD]["group"]["versions"]["horovod"] == "0.28.1"
+    assert facts[PER_PARAMETER]["replica"]["message_bytes"] == [50_176, 64, 640, 40]
+    for launch in ran[0].launches:  # also the rank that reads last, after others have left
+        assert len({rank.attestation["group"]["transport"] for rank in launch.ranks}) == 1, launch.arm
+    assert len({tuple(f["affinity"]) for f in facts.values()}) == 1, "the affinity is the same for every arm"
+
+
+def test_environment_that_contradicts_an_arm_is_overruled(ran):
+    """Check that the arm's options win, and the shell sets the others."""
+    facts = {launch.arm: launch.ranks[0].attestation for launch in ran[0].launches}
+    assert {attested["threads"] for attested in facts.values()} == {1}
+    assert facts[HOROVOD]["group"]["controller"] == "gloo"
+    assert facts[HOROVOD]["group"]["fusion_bytes"] == 0
+    assert facts[HOROVOD]["group"]["cycle_milliseconds"] == 5
+    assert facts[HOROVOD]["group"]["observed_cycle_milliseconds"] > 4
+
+
 def test_accumulate_counts_the_samples_of_all_passes_in_a_step(ran):
     run, printed = ran
     assert "batch 32 per rank × 2 passes" in printed
@@ -56,10 +96,12 @@ def test_accumulate_counts_the_samples_of_all_passes_in_a_step(ran):
 
 
 def test_accumulate_trains_one_model_except_in_arms_that_round(ran):
-    hashes = {arm.arm: arm.final_hash for arm in analyse(ran[0]).summary.arms}
-    exact = {value for label, value in hashes.items() if parse_arm(label).exact}
-    assert len(exact) == 1
-    assert hashes["ddp:comm_hook=fp16"] not in exact
+    arms = {arm.arm: arm for arm in analyse(ran[0]).summary.arms}
+    exact = [arms[label] for label in OWN_ENVIRONMENT]
+    assert [label for label in arms if parse_arm(label).exact] == OWN_ENVIRONMENT
+    (trained,) = {arm.final_hash for arm in exact}
+    assert trained not in {None, arms["ddp:comm_hook=fp16"].final_hash}
+    assert len({arm.accuracy for arm in exact}) == 1
 
 
 @pytest.mark.parametrize("label", OWN_ENVIRONMENT)

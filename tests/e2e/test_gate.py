@@ -45,7 +45,8 @@ def gate(folder, mnist_dir, *arguments, python=sys.executable, against):
 def test_arms_of_both_environments_are_alive_in_one_run(tmp_path, mnist_dir):
     """One round judges nothing, and that is never green."""
     other = an_environment(tmp_path / "other", share=0.5)
-    done = gate(tmp_path, mnist_dir, "--repeats", 1, "--export-markdown", tmp_path / "gate.md", against=other)
+    short = ("--repeats", 1, "--steps", 240, "--export-markdown", tmp_path / "gate.md")
+    done = gate(tmp_path, mnist_dir, *short, against=other)
     assert done.returncode == TOO_NOISY, done.stderr
     run = read_run(tmp_path / "run")
     assert run.interleaved.mode == "blocks"

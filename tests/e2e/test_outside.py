@@ -1,4 +1,4 @@
-"""An arm that another package adds, by its entry point."""
+"""An arm that another package adds by its entry point, on a machine that cannot get MNIST."""
 
 from __future__ import annotations
 
@@ -40,16 +40,30 @@ def test_backends_lists_the_arm_with_its_options(installed):
     assert found["options"] == {"process_group": "auto", "calls": "one"}
 
 
-def test_arm_is_proven_and_explained_like_our_own(installed, tmp_path, mnist_dir):
+@pytest.fixture(scope="module")
+def ran(installed, tmp_path_factory):
+    """Run the arm where no mirror of MNIST answers; return the folder and what was printed."""
+    folder = tmp_path_factory.mktemp("gather")
     done = compare(
         *("run", "--backend", "gather:calls=each", "--no-control", "--repeats", 1, "--steps", 40),
-        *("--data-dir", mnist_dir, "--output", tmp_path / "run"),
-        environment=installed,
+        *("--max-reruns", 0, "--data-dir", folder / "data", "--output", folder / "run"),
+        environment=installed | {"RINGSIDE_MNIST_MIRRORS": "http://127.0.0.1:9/"},
     )
     assert done.returncode == 0, done.stderr
-    assert "proven for 20 steps and one at the end" in " ".join(done.stdout.split())
-    lesson = compare("explain", tmp_path / "run", "--arm", "gather:calls=each", environment=installed)
+    return folder / "run", done.stdout
+
+
+def test_arm_is_proven_and_explained_like_our_own(installed, ran):
+    folder, printed = ran
+    assert "proven for 20 steps and one at the end" in " ".join(printed.split())
+    lesson = compare("explain", folder, "--arm", "gather:calls=each", environment=installed)
     assert "gradients = [p.grad for p in self.trained]" in lesson.stdout
+
+
+def test_run_on_the_stand_in_digits_states_it_on_the_table(ran):
+    _, printed = ran
+    assert "scikit-learn's digits (NOT MNIST)" in printed
+    assert "MNIST is not available" in printed
 
 
 def test_without_the_package_the_arm_is_unknown():

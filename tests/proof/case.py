@@ -27,6 +27,8 @@ class Case:
     or_names: tuple[str, ...] = ()
     """Texts of the gates with which ``passed`` is right, too."""
     is_right: bool = False
+    is_first: bool = True
+    """Whether it has the first of the arms that try its workload."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the run beside the suite's own."""
     mutation: str = ""
@@ -76,4 +78,4 @@ def mutation(*arms, of, ends="failed", names=(), **settings):
 def add(arms, file, name, *, ends, names=(), or_names=(), **described):
     """Add a case for each arm; single texts stand for tuples of one."""
     texts = [(given,) if isinstance(given, str) else given for given in (ends, names, or_names)]
-    CASES.extend(Case(file, name, arm, *texts, **described) for arm in arms)
+    CASES.extend(Case(file, name, arm, *texts, is_first=arm == arms[0], **described) for arm in arms)

@@ -99,9 +99,10 @@ def ranks():
     started.end()
 
 
-@pytest.fixture
-def prove(ranks, tmp_path):
+@pytest.fixture(scope="session")
+def prove(ranks, tmp_path_factory):
     """Return a function that trains a case and judges its ranks."""
+    folder = tmp_path_factory.mktemp("proofs")
 
     def proven(case: Case, repeated: Sequence[Fingerprint] = ()) -> Verdict:
         """Launch a case; ``repeated`` are the fingerprints of a proven launch of its arm."""
@@ -117,7 +118,7 @@ def prove(ranks, tmp_path):
             dataset=own_source(f"{case.file}:{case.name}"),
             proven=list(repeated),
         )
-        files = LaunchFiles(Path(tempfile.mkdtemp(dir=tmp_path)))
+        files = LaunchFiles(Path(tempfile.mkdtemp(dir=folder)))
         write_json(files.job, job)
         statuses = ranks.launch(files.directory, config.ranks, case.mutation)
         held = range(config.ranks)

@@ -18,7 +18,7 @@ def fingerprints(verdict):
     return [rank.fingerprint for rank in verdict.ranks]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def first(prove):
     """Launch the right training once, which is proven before it."""
     verdict = prove(RIGHT)

@@ -1,7 +1,7 @@
 """Test averaging in shared memory with 1, 2 and 3 real processes.
 
-``python -m tests.unit.backends.test_shared_memory RANK WORLD FOLDER`` runs this file as a rank. It writes
-what it saw, and the tests check that.
+``python -m tests.unit.backends.test_shared_memory FOLDER`` loads torch once, and forks the ranks of every
+world size. Each rank writes what it saw, and the tests check that.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import json
 import os
 import random
 import resource
+import signal
 import subprocess
 import sys
 import time
+import traceback
 from contextlib import suppress
-from functools import cache
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ from compare.worker.mnist import classify
 from tests.unit.factories import a_launch, a_rank, a_run
 
 CPU = torch.device("cpu")
+WORLDS = (1, 2, 3)
 ROOT = Path(__file__).resolve().parents[3]
 SECONDS = 150
 
@@ -55,39 +57,34 @@ ON_TWO_HOSTS = (
 )
 
 
-def launch(world, folder):
-    """Run every rank, and return what each of them wrote."""
+def launch(folder):
+    """Run the ranks of all world sizes, and return what each of them wrote, by the number of ranks."""
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.unit.backends.test_shared_memory"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(world), str(folder)],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        printed = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(printed)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.backends.test_shared_memory", str(folder)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return {
+        world: [json.loads((folder / f"{rank}-of-{world}.json").read_text()) for rank in range(world)]
+        for world in WORLDS
+    }
 
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
-    """Launch so many ranks, once, and return what each of them saw."""
-    return cache(lambda world: launch(world, tmp_path_factory.mktemp("ranks")))
+    """Launch the ranks once, and return what each of them saw, by the number of ranks."""
+    return launch(tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.fixture(params=[1, 2, 3], ids=["1 rank", "2 ranks", "3 ranks"])
+@pytest.fixture(params=WORLDS, ids=["1 rank", "2 ranks", "3 ranks"])
 def seen(request, launched):
-    return launched(request.param)
+    return launched[request.param]
 
 
 # ---- the sum ----
@@ -175,7 +172,7 @@ def test_summary_shows_the_strategys_transport_before_the_groups():
     ],
 )
 def test_shared_memory_is_refused_by_name_on_every_rank(launched, case, starts, last_ends):
-    messages = [rank["refused"][case] for rank in launched(3)]
+    messages = [rank["refused"][case] for rank in launched[3]]
     assert [message.startswith(starts) for message in messages] == [True] * 3, messages
     assert messages[2].endswith(last_ends)
 
@@ -392,14 +389,37 @@ def _refusal(attempt):
     return "not refused"
 
 
-def main(rank, world, folder):
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    group = TorchGroup(Placement(rank, rank, world, world, "here"), CPU)
-    (folder / f"{rank}.json").write_text(json.dumps(what_a_rank_sees(group)))
-    group.leave()
+def main(folder):
+    """Fork the ranks of one world size after another."""
+    torch.set_num_threads(1)  # threads do not survive a fork
+    for world in WORLDS:
+        pids = {_fork(rank, world, folder) for rank in range(world)}
+        while pids:
+            pid, status = os.wait()
+            pids.remove(pid)
+            if status:
+                for other in pids:
+                    os.kill(other, signal.SIGKILL)
+                sys.exit(f"One of {world} ranks ended with {os.waitstatus_to_exitcode(status)}.")
+
+
+def _fork(rank, world, folder):
+    if pid := os.fork():
+        return pid
+    signal.alarm(SECONDS)
+    try:
+        store = dist.FileStore(str(folder / f"store-{world}"), world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        group = TorchGroup(Placement(rank, rank, world, world, "here"), CPU)
+        (folder / f"{rank}-of-{world}.json").write_text(json.dumps(what_a_rank_sees(group)))
+        group.leave()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        os._exit(1)  # a rank never returns into the loop of its parent
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(Path(sys.argv[1]))

@@ -72,12 +72,13 @@ class Outcome:
 
 @pytest.fixture
 def compare(monkeypatch, capfd, tmp_path):
-    """Call the program in an empty folder, without GPUs and mpi4py."""
+    """Call the program in an empty folder, without GPUs, mpi4py and a check of this machine."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)  # what reads from a pipe is no terminal of some width
     monkeypatch.setattr(availability, "survey", lambda _wanted=(): SURVEY)
     monkeypatch.setattr(launching, "find_launcher", lambda name, _python: Path("/opt/env/bin") / name)
     monkeypatch.setattr(data, "resolve", lambda *_arguments, **_options: MNIST)
+    monkeypatch.setattr(run, "check_beforehand", lambda *_, **__: lambda *, failed: [])
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["compare", *map(str, arguments)])

@@ -14,7 +14,7 @@ import pytest
 from compare.errors import AllocationError, HostError, UnavailableError, UsageError
 from compare.launch.engines import Answer, slurm
 from compare.launch.engines.commands import host_error, join_errors
-from compare.launch.engines.detect import find_job
+from compare.launch.engines.detect import ENGINES
 from compare.launch.engines.slurm import Slurm, detect
 from compare.schema.hosts import Host, local_host
 from compare.system import scontrol
@@ -183,9 +183,10 @@ def test_shell_that_outlived_its_job_leaves_it_as_the_error_says(controller, nam
     controller(state="COMPLETED")
     environ = {name: "17", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODELIST": "n[1-2]", "SLURM_NTASKS": "2"}
     with pytest.raises(UsageError, match=f"{name} names this job") as caught:
-        find_job(environ)
+        detect(environ)
     unset = caught.value.remedy.split("`unset ")[1].split("`")[0].split()
-    assert find_job({key: value for key, value in environ.items() if key not in unset}) is None
+    rest = {key: value for key, value in environ.items() if key not in unset}
+    assert not any(engine(rest) for engine in ENGINES)
 
 
 CANCELLED = "CANCELLED AT 2026-11-25T16:51:00"

@@ -199,7 +199,7 @@ def lists_of(hosts):
     return st.lists(hosts, min_size=1, max_size=8, unique_by=lambda host: host.name.lower()).map(tuple)
 
 
-@untimed
+@settings(untimed, max_examples=40)
 @given(lists_of(hosts_of()))
 def test_format_hostfile_reads_back_the_same(hosts):
     text = format_hostfile(hosts)
@@ -207,7 +207,7 @@ def test_format_hostfile_reads_back_the_same(hosts):
     assert text == format_hostfile(parse_hostfile(text, "hosts"))
 
 
-@untimed
+@settings(untimed, max_examples=40)
 @given(lists_of(hosts_of()))
 def test_parse_hosts_reads_every_host_of_a_list(hosts):
     names = [f"[{host.name}]" if ":" in host.name else host.name for host in hosts]

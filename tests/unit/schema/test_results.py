@@ -140,7 +140,7 @@ def test_read_run_sees_the_old_file_or_the_new_one(tmp_path):
     write_json(path, short)
     seen = set()
     with ThreadPoolExecutor() as writer:
-        writing = writer.submit(lambda: [write_json(path, run) for run in [long, short] * 100])
+        writing = writer.submit(lambda: [write_json(path, run) for run in [long, short] * 40])
         while not writing.done():
             seen.add(len(read_run(tmp_path).launches))
     writing.result()
