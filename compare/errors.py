@@ -107,7 +107,7 @@ class BudgetError(RingsideError):
 
 
 class InterleaveError(RingsideError):
-    """The arms of a round cannot run in turns, because they do not fit side by side on these hosts."""
+    """Arms cannot run in turns: they do not fit into memory together, or a rank cannot be paused."""
 
     exit_code = 12
 

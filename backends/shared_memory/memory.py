@@ -132,7 +132,7 @@ def _open(path: str, name: str) -> int:
         OSError: the path leads to anything but the memory, or cannot be opened.
     """
     if str(Path(path).readlink()) != f"/memfd:{name} (deleted)":
-        raise FileNotFoundError(errno.ENOENT, "the process number of rank 0 belongs to another process here")
+        raise FileNotFoundError(errno.ENOENT, "the process ID of rank 0 belongs to another process here")
     return os.open(path, os.O_RDWR)
 
 

@@ -283,9 +283,9 @@ def predict_step(measured: MeasuredLaunch, target: Target) -> PredictedStep:
         # Calls took less time in the measured step than alone. This gain shrinks with the calls.
         rest *= min(1.0, (end - measured.compute_seconds) / added)
     skew = expected_maximum(measured.residuals, target.hosts)
-    grown = skew - expected_maximum(measured.residuals, measured.ranks)
+    added_skew = skew - expected_maximum(measured.residuals, measured.ranks)
     return PredictedStep(
-        seconds=max(measured.compute_seconds, end + rest + grown),
+        seconds=max(measured.compute_seconds, end + rest + added_skew),
         parts={
             "computing": measured.compute_seconds,
             "bandwidth": calls.wire,

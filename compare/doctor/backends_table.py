@@ -46,8 +46,8 @@ class _Arm(NamedTuple):
     def problem(self) -> str:
         """Return why the arm cannot run, and the command that helps; empty if it can run."""
         remedy = f"; run: {self.availability.remedy}" if self.availability.remedy else ""
-        lacking = self.backend.not_on_cpus if self.lacks_gpus else ""
-        return f"{self.availability.problem}{remedy}" if self.availability.problem else lacking
+        why_gpus = self.backend.not_on_cpus if self.lacks_gpus else ""
+        return f"{self.availability.problem}{remedy}" if self.availability.problem else why_gpus
 
     @property
     def group(self) -> str:

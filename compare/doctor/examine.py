@@ -228,9 +228,9 @@ def _read(answer: Answer, kind: type[T]) -> T:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         found = str(error)
     raise HostError(
-        "The answer does not come from Ringside's examination.",
+        "The host sent no valid answer to Ringside's examination.",
         found=found,
-        remedy="Do start-up files of its login shell print text or run another program? If so, change them.",
+        remedy="Does a start-up file of its login shell run another program or read standard input? Change it.",
     )
 
 

@@ -44,7 +44,7 @@ def install_mpich(*, force: bool = False, console: Console | None = None) -> Non
 
 
 def _install(commands: Commands) -> None:
-    """Install the wheel into a temporary folder, and rename that to the prefix in one step."""
+    """Install the wheel into a temporary folder, which replaces the old prefix only at the end."""
     with tempfile.TemporaryDirectory(prefix=".mpich-", dir=hydra.prefix().parent) as name:
         requirement, new = Path(name) / "mpich.txt", Path(name) / "mpich"
         hashes = " ".join(f"--hash=sha256:{digest}" for digest in _SHA256)

@@ -251,9 +251,9 @@ def require_other_hosts(arms: Sequence[Arm]) -> None:
     for arm in arms:
         if reason := arm.runtime.only_here_because or (_OTHER_INTERPRETER if arm.against else ""):
             raise UnavailableError(
-                f"{arm.label} runs on this machine only.",
+                f"{arm.label} cannot run on other hosts than this machine.",
                 found=f"{reason}.",
-                remedy="Run this arm on one machine, or leave it out.",
+                remedy="Run this arm here without naming hosts, or leave it out.",
             )
 
 

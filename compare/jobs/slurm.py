@@ -44,7 +44,7 @@ _REFUSED = (
     (
         ("--ar", "-a"),
         "makes a job array",
-        "All parts of an array may run and measure at the same time.",
+        "The tasks of an array may run at the same time, which makes measurements noisy.",
         "Leave it out, and submit one job.",
     ),
     (

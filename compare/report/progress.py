@@ -304,7 +304,7 @@ def _settled_verdicts(figures: Figures, rounds: int) -> str:
 
 
 def outlook(run: Run) -> str:
-    """Return a sentence on how long a run will be: in rounds before the first one, in time after it.
+    """Return a sentence on a run's length: its rounds at the start, its time after the first round.
 
     Empty after later rounds, for an A/A test, and for a run that is over.
     """

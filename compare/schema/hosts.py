@@ -38,7 +38,7 @@ _MAX_LATENCY_SECONDS = 10.0
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of each host's network interface in a rehearsal."""
+    """The rate and the added latency of each host's network, in a rehearsal or for a prediction."""
 
     bits_per_second: int | None = None
     """Maximum rate in each direction; None for no limit."""

@@ -33,7 +33,7 @@ _READS = 16
 
 
 class ProtocolError(Exception):
-    """The other end sent something that is not a message."""
+    """The other end sent something that is not a message, or a message that does not belong there."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -311,8 +311,8 @@ def _require_simple(number: str, environ: Mapping[str, str]) -> None:
     """Raise a ``UsageError`` if a job is a part of an array, or has several components."""
     if "SLURM_ARRAY_TASK_ID" in environ:
         raise UsageError(
-            f"Slurm job {number} is a part of a job array.",
-            found="All parts of an array may run and measure at the same time.",
+            f"Slurm job {number} is a task of a job array.",
+            found="The tasks of an array may run at the same time, which makes measurements noisy.",
             remedy=f"Submit it without --array, or {LOCAL_REMEDY}",
         )
     components = environ.get("SLURM_HET_SIZE", "1")

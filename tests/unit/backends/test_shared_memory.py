@@ -157,7 +157,7 @@ def test_summary_shows_the_strategys_transport_before_the_groups():
         (
             "another container",
             "mode=shared_memory: ranks 1, 2 cannot open the memory of rank 0 on the same host. ",
-            " (the process number of rank 0 belongs to another process here)",
+            " (the process ID of rank 0 belongs to another process here)",
         ),
         (
             "no boot identity",

@@ -76,7 +76,7 @@ def test_examine_host_without_the_workload_is_found(fake_ssh, tmp_path, monkeypa
     assert fix.format(ours=ours) in finding.fix
 
 
-NOT_THE_ANSWER = "The answer does not come from Ringside's examination."
+NOT_THE_ANSWER = "The host sent no valid answer to Ringside's examination."
 
 
 @pytest.mark.parametrize(

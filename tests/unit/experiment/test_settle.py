@@ -156,7 +156,7 @@ def test_mpich_is_refused_on_other_hosts():
     settle.require_other_hosts(parse_arms(["ddp,mpi,horovod:controller=mpi"]))
     with pytest.raises(UnavailableError) as caught:
         settle.require_other_hosts(parse_arms(["mpi,mpi:library=mpich"]))
-    assert caught.value.what == "mpi:library=mpich runs on this machine only."
+    assert caught.value.what == "mpi:library=mpich cannot run on other hosts than this machine."
     assert "daemons on other hosts" in caught.value.found
 
 

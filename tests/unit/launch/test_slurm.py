@@ -149,7 +149,7 @@ NUMBERS = ("", "0", "-1", "17_3", "seventeen", "017")
         (JOB, {"state": "COMPLETED"}, "Slurm job 17 is not running.\nIts state is COMPLETED"),
         (JOB, {"state": "TIMEOUT"}, "Its state is TIMEOUT"),
         (JOB, {"state": "PENDING"}, "Its state is PENDING"),
-        (JOB | {"SLURM_ARRAY_TASK_ID": "3"}, {}, "a part of a job array"),
+        (JOB | {"SLURM_ARRAY_TASK_ID": "3"}, {}, "a task of a job array"),
         (JOB | {"SLURM_HET_SIZE": "2"}, {}, "is heterogeneous"),
     ],
 )
