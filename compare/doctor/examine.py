@@ -230,7 +230,7 @@ def _read(answer: Answer, kind: type[T]) -> T:
     raise HostError(
         "The host sent no valid answer to Ringside's examination.",
         found=found,
-        remedy="Does a start-up file of its login shell run another program or read standard input? Change it.",
+        remedy="Does a start-up file of its login shell run a program or read standard input? Change that.",
     )
 
 
