@@ -136,7 +136,7 @@ def _gradient_moments(side: Side, device: torch.device) -> list[dict[int | str, 
     with ExitStack() as hooks:
         for index, parameter in enumerate(side.replica.model.parameters()):
             if parameter.requires_grad:
-                hooks.enter_context(parameter.register_post_accumulate_grad_hook(partial(mark, index)))
+                hooks.callback(parameter.register_post_accumulate_grad_hook(partial(mark, index)).remove)
         side.train(_GRADIENT_STEPS, on_phase)
     return steps
 

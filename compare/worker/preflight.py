@@ -167,10 +167,10 @@ class _Trial:
                     hook = parameter.register_post_accumulate_grad_hook(
                         lambda _, name=name: self._arrivals.update([name])
                     )
-                    noting.enter_context(hook)
+                    noting.callback(hook.remove)
             if not isinstance(model, torch.jit.ScriptModule):  # which takes no such hook
                 hook = model.register_forward_hook(lambda *given: self._outputs.extend(tensors_of(given[2])))
-                noting.enter_context(hook)
+                noting.callback(hook.remove)
             yield
 
     def test_needs_gradients(self) -> bool:

@@ -312,7 +312,7 @@ def connected(hosts: Sequence[Host], carrier: Carrier) -> Iterator[list[Connecti
                     agents.append(Connection(host, carrier))
             yield agents
         finally:
-            for agent in agents:
+            for agent in reversed(agents):  # a launcher's own agent is the last, and ends it before its ranks
                 agent.hang_up()
             deadline = time.monotonic() + _CLOSE_SECONDS
             for agent in agents:
