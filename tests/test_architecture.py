@@ -398,10 +398,12 @@ def test_every_error_says_what_to_do():
     assert without == []
 
 
-def test_timed_tests_lie_where_make_looks_for_them():
-    (folders,) = re.findall(r"^test-timed: TESTS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    files = [file for file in (ROOT / "tests").rglob("test_*.py") if file.parent.name != "lab"]
-    mark = re.compile("^@pytest.mark.timed$", re.MULTILINE)
-    timed = [file.relative_to(ROOT) for file in files if mark.search(file.read_text())]
-    assert timed
-    assert [file for file in timed if not any(map(file.is_relative_to, folders.split()))] == []
+@pytest.mark.parametrize(("target", "mark"), [("timed", "timed"), ("faults", "faults"), ("hosts", "lab")])
+def test_marked_tests_lie_where_make_looks_for_them(target, mark):
+    """Tests of the lab are its own target's, whatever their other marks are."""
+    (folders,) = re.findall(rf"^test-{target}: TESTS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    files = [file.relative_to(ROOT) for file in (ROOT / "tests").rglob("*.py")]
+    marked = [file for file in files if re.search(rf"pytest\.mark\.{mark}\b", (ROOT / file).read_text())]
+    assert marked
+    outside = [file for file in marked if not any(map(file.is_relative_to, [*folders.split(), "tests/lab"]))]
+    assert outside == []
