@@ -1,7 +1,7 @@
 """List the items that are compared between arms.
 
-Every value comes from a rank's attestation, which is read back from the running libraries. An item has one of
-three roles:
+Every value comes from a rank's result, mostly from what it attests of its running libraries. An item has one
+of three roles:
 
 - ``controlled``: it must be the same everywhere, or the comparison is invalid
 - ``compared``: it belongs to the arm, so the difference is part of the comparison
@@ -121,7 +121,7 @@ def _compression(rank: RankResult) -> Any:
 
 
 def _switch(name: str, rank: RankResult) -> bool | None:
-    """Return whether a rank attests that its strategy has the switch on; None if it attests no strategy."""
+    """Return whether a rank attests that its strategy has a switch on; None if it attests no strategy."""
     replica = _attested("replica")(rank)
     return bool(replica.get(name)) if replica else None
 

@@ -1,7 +1,7 @@
 """Choose when a run judges its verdicts, how much of alpha each look may spend, and when time is over.
 
 Alpha is the probability that a run shows any false difference. The method is that of Lan & DeMets, "Discrete
-sequential boundaries for clinical trials", Biometrika 70 (1983). The share of alpha that is spent by a look
+sequential boundaries for clinical trials", Biometrika 70 (1983). The share of alpha spent up to a look
 is t^2, where t is its share of the planned rounds (the power family of Kim & DeMets, Biometrika 74, 1987).
 The level of a look is what it may spend (Bonferroni over looks), so the sum of levels holds for any
 dependence between looks. During a run, time may change the number of planned rounds, but figures may not.

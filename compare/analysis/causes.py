@@ -1,11 +1,11 @@
 """Name what may explain a difference between arms: causes of the sync cost, and conditions that differ.
 
-A cause has measured evidence. It is named if the interval of its seconds lies above zero, and their mean is
-at least ``LEAST_SHARE`` of a step. A sync cost below noise has no cause. Fewer than ``FEWEST_ROUNDS`` rounds
+A cause has measured evidence. It is named if an interval shows that it is beyond noise, and if it takes at
+least ``LEAST_SHARE`` of a step. A sync cost below noise has no cause. Fewer than ``FEWEST_ROUNDS`` rounds
 have no useful interval, so only oversubscription is named in such a run.
 
-Conditions are compared over arms, ranks and rounds. Every value is what the ranks attest from their running
-libraries, never what was configured. An item that no rank attests is not compared.
+Conditions are compared over arms, ranks and rounds. Every value is what the ranks report about what
+ran, never what was configured. An item that no rank attests is not compared.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ Key = Literal[
 ]
 
 LEAST_SHARE = 0.05
-"""A cause is reported if it takes at least this share of a step."""
+"""A cause takes at least this share of a step; a straggler's excess, of the time that a step computes."""
 DOMINANT_SHARE = 2 / 3
 """One of two parts dominates from this share on, because it is then twice the other."""
 FEWEST_ROUNDS = 3
 """An arm with fewer launches gets no cause, because the range of two values often misses the true mean."""
 ALPHA = 0.05
-"""Probability that a straggler is named although all ranks are equally fast."""
+"""A straggler is named with at most this probability if all ranks are equally fast."""
 _HALF = 0.5
 Kind: TypeAlias = Literal["same", "declared", "different"]
 """Result of comparing one item; ``declared``: it differs because an option or the backend says so."""
-_ORDER = ("controlled", "confounder", "compared")
+_ROLES_IN_ORDER = ("controlled", "confounder", "compared")
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ def find_causes(figures: Figures, summary: Summary) -> list[Cause]:
     """Return the causes of every arm's sync cost, arm by arm; those that lie in the transport come last.
 
     If threads outnumber the cores, that is the only cause, because ranks that wait for a core would look like
-    any other.
+    any other cause.
     """
     run = figures.run
     if summary.oversubscribed:
@@ -250,7 +250,7 @@ def compare_conditions(run: Run) -> list[Condition]:
     """Compare every item that any rank attests, in the order controlled, confounder, compared."""
     arms = [(arm, launches) for arm in run.config.arms if (launches := run.of(arm))]
     conditions = [condition for item in items_of(run) if (condition := _compare(arms, item))]
-    return sorted(conditions, key=lambda condition: _ORDER.index(condition.role))
+    return sorted(conditions, key=lambda condition: _ROLES_IN_ORDER.index(condition.role))
 
 
 def _compare(arms: Sequence[tuple[Arm, list[Launch]]], item: Item) -> Condition | None:

@@ -51,7 +51,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float | None
     """Geometric mean over the rounds; None without rounds, or if JSON cannot hold it."""
     low: float | None
-    """Lower end of the ratio's interval; None if a side has a single round."""
+    """Lower end of the ratio's interval; None if a side has a single round, or if JSON cannot hold it."""
     high: float | None
     """Upper end of the same interval."""
     level: float

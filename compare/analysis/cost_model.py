@@ -50,8 +50,8 @@ def split_collectives(launch: LaunchFigures) -> Call | None:
     proportion, so a sweep that ran slower than the collectives favours neither part. The latency is at most
     n a, because large messages may pass more slowly than those of the sweep.
 
-    The result is None if the collectives were not timed, or if the sweep has fewer than two sizes. It is also
-    None for several calls of a library that fuses them, because the number of its messages is not known.
+    The result is None if the collectives were not timed, or if the sweep has fewer than two sizes or no
+    cost. It is also None for several calls of a library that fuses them into an unknown number of messages.
     """
     seconds, points = launch.collective_seconds, sweep_points(launch.ranks)
     sizes = launch.ranks[0].message_bytes

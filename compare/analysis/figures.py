@@ -92,7 +92,7 @@ class LaunchFigures:
 
         Every turn has its own median, because a change between turns is not a stall. So the result is the sum
         of the blocks' step times over the sum of their turns' medians. Turns with fewer than three blocks are
-        left out; None if no turn has more.
+        left out; None if no turn is left.
         """
         turns = [list(map(_block_seconds, blocks)) for blocks in self._blocks("training").values()]
         turns = [seconds for seconds in turns if len(seconds) >= _FEWEST_BLOCKS_FOR_MEDIAN]

@@ -165,7 +165,7 @@ def _bound_by_latency(rank: RankResult) -> bool:
 
 
 def library_of(rank: RankResult) -> str:
-    """Return the name of the group's library, without its version."""
+    """Return the name of the group's library, without its version if predictions know the library."""
     attested = str(rank.attestation["group"].get("library", ""))
     return next((name for name in _FORM_BY_LIBRARY if attested.startswith(name)), attested)
 

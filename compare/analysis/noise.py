@@ -194,8 +194,8 @@ def hides_all(figures: Figures, verdicts: Sequence[Verdict]) -> bool:
     """Return whether noise hides every difference between the arms.
 
     It does if every verdict is unresolved after `FIRST_LOOK` rounds or more, with an interval that contains 1
-    and is wider than `NOISE_LIMIT`. A ratio that is shown to depend on the load is a difference too, so noise
-    does not hide it. In a run of one or two rounds, noise hides all if every round is noisy.
+    and has a half-width above `NOISE_LIMIT`. A ratio that is shown to depend on the load is a difference too,
+    so noise does not hide it. In a run of one or two rounds, noise hides all if every round is noisy.
 
     The answer is False for an A/A test, which measures the noise itself. It is False too for a single arm,
     and if threads outnumber the cores, because then no arm is ranked in any case.

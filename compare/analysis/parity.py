@@ -60,7 +60,7 @@ ROUNDING_MAKES = 1e-3
 
 It is ten thousand times the rounding of float32, because a training makes small differences grow.
 """
-_WORST_FIRST: tuple[Outcome, ...] = ("failed", "incomparable", "nothing")
+_OUTCOMES_WORST_FIRST: tuple[Outcome, ...] = ("failed", "incomparable", "nothing")
 _UNTRAINED_ERROR = 1.0
 """All updates together of an arm that rounds or compresses may have this relative error.
 
@@ -105,7 +105,7 @@ def check_training(arm: Arm, ranks: list[RankResult], proof: Proof = "brief") ->
 
 
 def with_passes(ranks: list[RankResult], launches: Iterable[Launch]) -> list[RankResult]:
-    """Return the ranks with the passes of that one of ``launches`` which they repeat.
+    """Return the ranks with the passes of the one launch in ``launches`` that they repeat.
 
     Ranks repeat a launch if each began and ended as the same rank of that launch did, bit for bit, because
     then both computed the same. Ranks that have passes of their own, or repeat no launch, are returned as
@@ -347,7 +347,7 @@ def parity_of(arm: Arm, launches: list[Launch]) -> Parity:
     of_ends = [gate for gate in gates if gate.name == "end"]
     judged = [*of_passes, *(gate for gate in of_ends if gate.outcome == "failed")]
     by_outcome = {gate.outcome: gate for gate in reversed(judged)}
-    worst = next((by_outcome[outcome] for outcome in _WORST_FIRST if outcome in by_outcome), None)
+    worst = next((by_outcome[outcome] for outcome in _OUTCOMES_WORST_FIRST if outcome in by_outcome), None)
     # An arm that rounds by design was judged before its result was kept.
     exempt = not arm.exact or arm.traits.another_training
     outcome: Outcome = "exempt" if exempt else worst.outcome if worst else "passed"

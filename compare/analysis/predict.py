@@ -76,7 +76,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     limit: Limit
     """The part that takes most of the predicted step."""
     error: float
-    """Relative error of earlier predictions of this kind; the largest of all if there were none."""
+    """Relative error of earlier predictions of this kind; the largest of all kinds if no cell is like it."""
     regime: Regime
     """``wire``: bytes take most of the step, as in the cells; ``other``: no cell is like that."""
     times_hosts: float

@@ -135,7 +135,7 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     peak_device_memory_bytes: int | None
     """Most memory of tensors on any rank's GPU; None on CPUs."""
     start_up_seconds: Estimate
-    """Seconds from the launcher's start to the end of the slowest rank's first step."""
+    """Seconds from a launch's start to the end of the slowest rank's first step, without the parity check."""
     other_cpu_load: Estimate
     """Share of the busiest host's CPUs that other processes used."""
     detail: Detail

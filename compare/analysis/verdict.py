@@ -52,7 +52,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     speed_ratio: float
     """Baseline's step time divided by the arm's, as the geometric mean of all rounds; above 1 is faster."""
     low: float | None
-    """Lower end of the ratio's interval over all rounds; None for a single round."""
+    """Lower end of the ratio's interval over all rounds; None for one round, or if JSON cannot hold it."""
     high: float | None
     """Upper end of the same interval."""
     level: float

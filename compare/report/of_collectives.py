@@ -20,7 +20,7 @@ from compare.schema.hosts import rehearsal_headline
 from compare.text import counted, listed
 
 _Rows: TypeAlias = Sequence[GroupAtSize]
-"""Results of several groups, each at one size: those of a table's row, or those of a whole exchange."""
+"""Figures of groups at some sizes: those of a table's row, of an exchange, or of the whole sweep."""
 _WIDE_SHARE = 0.10
 """Spread of a time, as a share of its median, above which the time is marked with ``!``."""
 _WHOLE_MICROSECONDS = 1000
@@ -112,7 +112,7 @@ def _headline(run: CollectivesRun) -> str:
 
 
 def _warnings(run: CollectivesRun, rows: _Rows) -> Iterator[str]:
-    """Yield a line for each wrong result, refusal, failure and missing group, and one for too few cores."""
+    """Yield a line for each thing that limits the figures of a sweep, such as wrong results or failures."""
     if not run.complete:
         yield "INCOMPLETE: the command was stopped before its last launch."
     for exchange, exchange_rows in _by_exchange(rows):

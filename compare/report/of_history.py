@@ -16,9 +16,9 @@ _MOST_BARS = 20
 
 def document_of(history: History, folder: str) -> Document:
     """Return the document of the runs in ``folder``, with a table of trends for each group of like runs."""
-    tables = [Table.of(_RUNS, history.runs, is_prose=True)] if history.runs else []
+    tables = [Table.of(_RUN_COLUMNS, history.runs, is_prose=True)] if history.runs else []
     for group, trends in groupby(history.trends, lambda trend: trend.group):
-        tables.append(Table.of(_TRENDS, trends, title=f"Step in ms, oldest to newest: {group}"))
+        tables.append(Table.of(_TREND_COLUMNS, trends, title=f"Step in ms, oldest to newest: {group}"))
     return Document(
         title=f"{counted(len(history.runs), 'run')} in {folder}",
         tables=tables,
@@ -58,12 +58,12 @@ def _bars(values: Sequence[float]) -> str:
     return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in values)
 
 
-_RUNS: tuple[Column[RunEntry], ...] = (
+_RUN_COLUMNS: tuple[Column[RunEntry], ...] = (
     Column("run", _dated_name, is_text=True),
     Column("rounds", _rounds, is_text=True),
     Column("step ms", _steps, is_text=True),
 )
-_TRENDS: tuple[Column[Trend], ...] = (
+_TREND_COLUMNS: tuple[Column[Trend], ...] = (
     Column("arm", lambda trend: trend.arm, is_text=True),
     Column("newest runs", lambda trend: _bars(trend.step_seconds[-_MOST_BARS:]), is_text=True),
     Column("oldest", lambda trend: f"{trend.step_seconds[0] * 1e3:.2f}"),

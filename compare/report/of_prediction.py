@@ -31,7 +31,7 @@ def document_of(forecast: Forecast) -> Document:
     statements = list(_statements(forecast))
     return Document(
         title=f"Predicted from {counted(forecast.measured_hosts, 'measured rank')}",
-        tables=[Table.of(_PREDICTED, forecast.predictions, is_grouped=True)],
+        tables=[Table.of(_PREDICTION_COLUMNS, forecast.predictions, is_grouped=True)],
         lead=statements,
         notes=notes,
         draw=lambda: _draw(forecast.predictions),
@@ -51,7 +51,7 @@ def document_against(against: ComparedPredictions) -> Document:
         warnings.append("Both runs have the same hosts and link, so this tests nothing but their noise.")
     return Document(
         title="Predicted against measured",
-        tables=[Table.of(_COMPARED, comparisons, is_grouped=True)],
+        tables=[Table.of(_COMPARISON_COLUMNS, comparisons, is_grouped=True)],
         warnings=warnings,
         lead=lead,
         notes=[_NOT_MODELLED],
@@ -125,7 +125,7 @@ def _draw(predictions: Sequence[Prediction]) -> Iterator[Picture]:
 
 
 _milliseconds = partial(format_estimate, form=".1f", factor=1e3, shows_narrow=False)
-_PREDICTED: tuple[Column[Prediction], ...] = (
+_PREDICTION_COLUMNS: tuple[Column[Prediction], ...] = (
     Column("arm", lambda row: row.arm, is_text=True),
     Column("hosts", lambda row: str(row.hosts)),
     Column("step ms", lambda row: _milliseconds(row.step_seconds)),
@@ -135,7 +135,7 @@ _PREDICTED: tuple[Column[Prediction], ...] = (
     Column("error", lambda row: f"×÷ {1 + row.error:.2f}"),
     Column("beyond", _beyond, is_text=True),
 )
-_COMPARED: tuple[Column[Comparison], ...] = (
+_COMPARISON_COLUMNS: tuple[Column[Comparison], ...] = (
     Column("arm", lambda row: row.arm, is_text=True),
     Column("hosts", lambda row: str(row.hosts)),
     Column("predicted ms", lambda row: _milliseconds(row.predicted_seconds)),

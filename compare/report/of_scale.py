@@ -18,7 +18,7 @@ from compare.text import counted, listed
 
 _DOTS = 10
 """Number of dots for an efficiency of 100 %."""
-_FULL, _HOLLOW, _LOST = "●", "○", "·"
+_FULL_DOT, _HOLLOW_DOT, _SMALL_DOT = "●", "○", "·"
 
 
 def document_of(scale: Scale) -> Document:
@@ -45,7 +45,7 @@ def _columns(scale: Scale) -> list[Column[ScalePoint]]:
     spread = partial(format_estimate, shows_narrow=False)
     return [
         Column("arm", lambda point: point.arm, is_text=True),
-        Column("ranks", lambda point: f"{_HOLLOW if point.beyond_cores else _FULL} {point.ranks}"),
+        Column("ranks", lambda point: f"{_HOLLOW_DOT if point.beyond_cores else _FULL_DOT} {point.ranks}"),
         Column("batch", lambda point: str(point.batch_size_per_rank)),
         Column("samples/s", lambda point: f"{point.samples_per_second.mean:,.0f}"),
         Column("step ms", lambda point: spread(point.step_seconds, ".2f", 1e3)),
@@ -58,7 +58,7 @@ def _columns(scale: Scale) -> list[Column[ScalePoint]]:
 def _efficiency_dots(point: ScalePoint) -> str:
     """Return an efficiency as ten dots: a large one for each 10 % that is reached, and small ones."""
     full = max(0, min(_DOTS, round(point.efficiency.mean * _DOTS)))
-    return (_HOLLOW if point.beyond_cores else _FULL) * full + _LOST * (_DOTS - full)
+    return (_HOLLOW_DOT if point.beyond_cores else _FULL_DOT) * full + _SMALL_DOT * (_DOTS - full)
 
 
 def _headline(scale: Scale) -> str:
@@ -93,7 +93,7 @@ def _warnings(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
     if counts:
         threads = counted(scale.runs[counts[0]].config.threads_per_rank, "thread")
         yield (
-            f"{_HOLLOW} {listed(map(str, counts))} ranks with {threads} each outnumber the cores of a host. "
+            f"{_HOLLOW_DOT} {listed(map(str, counts))} ranks with {threads} each outnumber the cores of a host. "
             "They wait for cores, so no statement uses these rows."
         )
 

@@ -104,7 +104,7 @@ def _warnings(verification: Verification) -> Iterator[str]:
 
 
 def _failures(verification: Verification) -> Iterator[str]:
-    """Yield the errors of failed launches and gates; where gates fail for one reason, only the first."""
+    """Yield the errors of failed launches and gates; of an arm's gates that fail for one reason, only one."""
     for arm in verification.arms:
         if arm.failure:
             yield arm.failure.message

@@ -92,7 +92,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def byte_ticks(scale: AxisScale) -> list[float]:
-    """Return at most six powers of two between the ends of a scale, each the same multiple of the last."""
+    """Return at most six powers of two between the ends of a scale, each the same multiple of the one before."""
     powers = range(math.ceil(math.log2(scale.low)), math.floor(math.log2(scale.high)) + 1)
     return [float(2**power) for power in powers[:: max(1, math.ceil(len(powers) / _MOST_TICKS))]]
 
@@ -148,7 +148,7 @@ class Mark:
 
 @dataclass
 class Picture:
-    """One picture with its texts. Its methods add marks from the top down, and increase ``height``."""
+    """One picture with its texts, to which its methods add marks from the top down."""
 
     key: str
     """Name of the picture's file, and of its elements in the page."""

@@ -68,7 +68,7 @@ class LaunchPace:
         """When the first launch began; None before that."""
         self._ended_at = 0.0
         self._limit_seconds = config.limit_seconds if isinstance(config, RunConfig) else None
-        self._is_hard = isinstance(config, RunConfig) and config.budget_seconds is not None
+        self._limit_is_hard = isinstance(config, RunConfig) and config.budget_seconds is not None
 
     def count(self, now: float) -> None:
         """Count a launch that ended."""
@@ -83,7 +83,7 @@ class LaunchPace:
         """
         if self.began_at is None:
             return ""
-        if self._limit_seconds is not None and (self._is_hard or self.done >= self.expected):
+        if self._limit_seconds is not None and (self._limit_is_hard or self.done >= self.expected):
             return f"at most {duration(max(0.0, self.began_at + self._limit_seconds - now))} left"
         if not self.done:
             return ""
@@ -97,8 +97,8 @@ class LaunchPace:
 class LiveProgress:
     """Shows live what a launch does and how much time is left.
 
-    Each round leaves one line with the step times so far. Without a terminal there are only such lines, and
-    with ``quiet`` not even these. While an arm trains in its turn, nothing is drawn. At other times the
+    Each round leaves a line with the step times so far; a proof or a sweep leaves one for each launch. Without
+    a terminal there are only lines, and with ``quiet`` not even these. While an arm trains in its turn, nothing is drawn. At other times the
     display changes with each event, but in timed stages only if the progress of rank 0 is new.
     """
 
@@ -118,10 +118,10 @@ class LiveProgress:
         self._ranks = ""
         self._arms = len(config.arms) if isinstance(config, RunConfig) else len(config.groups)
         is_sweep = isinstance(config, SweepConfig)
-        self._counted: set[Stage] = {"collectives"} if is_sweep else {"reference", "train"}
+        self._stages_with_steps: set[Stage] = {"collectives"} if is_sweep else {"reference", "train"}
         self._begun_launches = 0
         self._in_turn = False
-        self._seen: RankProgress | None = None
+        self._last_progress: RankProgress | None = None
         self._done_when_printed = 0
         self._pace = LaunchPace(config, self._arms, counts)
         self._bar = Progress(
@@ -170,7 +170,7 @@ class LiveProgress:
         """Show that a launch starts, and which one of its round it is."""
         self._pace.began_at = self._pace.began_at or time.monotonic()
         self._begun_launches += 1
-        self._in_turn, self._seen = False, None
+        self._in_turn, self._last_progress = False, None
         self._draw(self._launch_text(planned, "starting"))
 
     def _launch_text(self, planned: Planned, doing: str) -> str:
@@ -187,11 +187,11 @@ class LiveProgress:
         """Show the stage and the step of rank 0 from its latest record; without a record, do nothing."""
         if progress is None:
             return
-        news, self._seen = progress != self._seen, progress
+        news, self._last_progress = progress != self._last_progress, progress
         stage = progress.stage
         if stage in _TIMED_STAGES and (self._in_turn or not news):
             return
-        steps = f", {progress.step} of {self._config.total_steps}" if stage in self._counted else ""
+        steps = f", {progress.step} of {self._config.total_steps}" if stage in self._stages_with_steps else ""
         self._draw(self._launch_text(planned, _STAGE_TEXTS[stage] + steps))
 
     def turn_begins(self, planned: Planned, turn: int, turns: int) -> None:

@@ -43,7 +43,7 @@ _MEBIBYTES = Axis(axis_from_zero, lambda value: f"{value:g} MiB")
 _MOST_ROUND_LABELS = 10
 _FEW_ROUNDS = 8
 _LONGEST_LINE = 70
-_WIDEST = 100.0
+_WIDEST_RATIO = 100.0
 """Largest ratio to which an interval widens the axis; beyond it, the interval is cut at the edge."""
 
 
@@ -154,7 +154,7 @@ def _draw_speeds(run: Run, analysis: Analysis) -> Iterator[Picture]:
     picture.legend([("rect", "band", band), ("dot", "settled", "settled"), ("hollow dot", "open", "open")])
     ends = [verdict.speed_ratio for _, verdict in rows]
     intervals = [end for _, verdict in rows for end in (verdict.low, verdict.high) if end]
-    ends += [min(max(end, 1 / _WIDEST), _WIDEST) for end in intervals]
+    ends += [min(max(end, 1 / _WIDEST_RATIO), _WIDEST_RATIO) for end in intervals]
     low, high = 1 / (1 + MARGIN), 1 + MARGIN
     scale, top = _RATIO.make_scale([*ends, low, high], LEFT, RIGHT), picture.height
     words = {arm.arm: against_baseline(run, analysis.summary, arm) for arm, _ in rows}

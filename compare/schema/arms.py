@@ -31,16 +31,16 @@ CONTROL = "none"
 The sync cost of another arm is its step time minus that of this backend.
 """
 
-_ENVIRONMENT = "env."
+_VARIABLE_PREFIX = "env."
 """The prefix of settings that are environment variables of the ranks, not options of the backend."""
 
 _MAX_SWEEP_ARMS = 1000
 # Text outside braces; a backslash escapes the next character.
-_PLAIN = r"(?:\\.|\\$|[^\\{}])*"
-_SWEEP = re.compile(rf"{{({_PLAIN})}}", re.DOTALL)
-_BALANCED = re.compile(rf"{_PLAIN}(?:{_SWEEP.pattern}{_PLAIN})*", re.DOTALL)
+_NO_BRACES = r"(?:\\.|\\$|[^\\{}])*"
+_SWEEP = re.compile(rf"{{({_NO_BRACES})}}", re.DOTALL)
+_TEXT_WITH_SWEEPS = re.compile(rf"{_NO_BRACES}(?:{_SWEEP.pattern}{_NO_BRACES})*", re.DOTALL)
 
-_SPECIAL = re.compile(r"[\\:,{}]")
+_SPECIALS = re.compile(r"[\\:,{}]")
 _ARMS_BY_OTHER_NAME = {
     "allreduce": "manual",
     "torch": "ddp",
@@ -84,7 +84,7 @@ class Arm(msgspec.Struct, frozen=True):
 
     backend: str
     given: dict[str, OptionValue] = {}
-    """The values by name of the option, or by ``env.NAME`` for variables; others have their defaults."""
+    """The values by name of the option, or by ``env.NAME`` for variables; other options have defaults."""
     twin: int = 0
     """1 or 2 for the two equal arms of `compare aa`, otherwise 0."""
     against: Interpreter | None = None
@@ -132,9 +132,9 @@ class Arm(msgspec.Struct, frozen=True):
     def environment(self) -> dict[str, str]:
         """Return the variables that the user set with ``env.NAME=value`` for this arm's ranks, by name."""
         return {
-            name.removeprefix(_ENVIRONMENT): str(value)
+            name.removeprefix(_VARIABLE_PREFIX): str(value)
             for name, value in self.given.items()
-            if name.startswith(_ENVIRONMENT)
+            if name.startswith(_VARIABLE_PREFIX)
         }
 
     @property
@@ -151,9 +151,9 @@ class Arm(msgspec.Struct, frozen=True):
 
     @property
     def zeros_for_unused(self) -> bool:
-        """Return whether parameters without a gradient get zeros, which weight decay then moves.
+        """Return whether parameters without a gradient get one of zeros, so that weight decay moves them.
 
-        The backend declares this for its own strategy. It is False where an option chooses another one.
+        The backend declares this for its own strategy. It is False where an option chooses another strategy.
         """
         has_own_strategy = all(
             self.options[option.name] == option.default for option in self.traits.options if option.strategies
@@ -272,7 +272,7 @@ def _expand(text: str) -> list[str]:
     Raises:
         UsageError: the braces are not balanced, a value is empty, or the sweep has more than 1000 arms.
     """
-    if not _BALANCED.fullmatch(text):
+    if not _TEXT_WITH_SWEEPS.fullmatch(text):
         raise UsageError(
             f"{text}: the braces are not balanced.",
             found="Each { needs a }, and braces cannot be nested.",
@@ -301,8 +301,8 @@ def _parse_setting(backend: Backend, setting: str, text: str) -> tuple[str, Opti
     """Return the name and value of ``name=value``; ``text`` is the whole arm, which errors show."""
     key, equals, value = setting.partition("=")
     key, value = key.strip(), re.sub(r"\\(.)", r"\1", value.strip())
-    if key.startswith(_ENVIRONMENT):
-        return key, _parse_variable(backend, key.removeprefix(_ENVIRONMENT), value, text)
+    if key.startswith(_VARIABLE_PREFIX):
+        return key, _parse_variable(backend, key.removeprefix(_VARIABLE_PREFIX), value, text)
     key = key.replace("-", "_")
     options = {option.name: option for option in backend.options}
     if key not in options:
@@ -362,7 +362,7 @@ def _parse_value(option: Option, value: str, text: str) -> OptionValue:
 
 
 def _unknown(kind: str, name: str, known: Iterable[str], text: str) -> UsageError:
-    """Return the error for an unknown name of a ``kind`` of things, which suggests a ``known`` one."""
+    """Return the error for an unknown name; it suggests the closest ``known`` one, if any is close."""
     known = list(known)
     other = _ARMS_BY_OTHER_NAME.get(re.sub("[-_ ]", "", name).lower(), "") if kind == "backend" else ""
     close = [other] if other else difflib.get_close_matches(name.lower(), known, n=1)
@@ -377,4 +377,4 @@ def _spelled(value: OptionValue) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     # A number keeps every digit, because a label is read back as its arm and must be unique.
-    return _SPECIAL.sub(r"\\\g<0>", value) if isinstance(value, str) else repr(value).removesuffix(".0")
+    return _SPECIALS.sub(r"\\\g<0>", value) if isinstance(value, str) else repr(value).removesuffix(".0")

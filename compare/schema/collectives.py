@@ -20,7 +20,7 @@ from compare.schema.results import Count, Failure, LaunchRecord, Positive, exit_
 COLLECTIVES_FILE = "collectives.json"
 SWEEP_SCHEMA_VERSION = 1
 NONE = "none"
-"""The operation of a collective that only moves data, and the dtype of a barrier."""
+"""The operation of a collective that reduces nothing, and the dtype of a barrier."""
 
 
 class Traits(NamedTuple):
@@ -35,7 +35,7 @@ class Traits(NamedTuple):
     empty: bool = False
     """Whether the collective carries no data."""
     memory: int = 6
-    """Memory that a rank needs for the buffers and the check of the result, over the larger buffer's size.
+    """Memory for a rank's buffers and the check of its result, as a multiple of the larger buffer.
 
     With two ranks and 256 MiB of float32, it was measured as 3.6 to 7.1 times the larger buffer.
     """

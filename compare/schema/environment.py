@@ -34,19 +34,19 @@ _PREFIXES = (
     *("MPIR_CVAR_", "NCCL_", "NVIDIA_", "OMPI_MCA_", "OMP_", "PYTORCH_", "TORCH_", "UCX_"),
 )
 # Variables that describe one launch: its host, its parent or its installation. They are no library settings.
-_OF_ONE_LAUNCH = (
+_PREFIXES_OF_ONE_LAUNCH = (
     *("OMPI_MCA_ess", "OMPI_MCA_initial_wdir", "OMPI_MCA_orte_", "OMPI_MCA_plm_", "OMPI_MCA_pmix"),
     "OMPI_MCA_shmem_RUNTIME",
     *("HOROVOD_CROSS_", "HOROVOD_GLOO_", "HOROVOD_HOSTNAME", "HOROVOD_LOCAL_", "HOROVOD_RANK"),
     *("HOROVOD_SIZE", "OMPI_MCA_btl_vader_backing_directory", "LC_"),
 )
 # Variables that describe a container image, or state which GPUs it may use. No library reads them.
-_OF_AN_IMAGE = re.compile(
+_NAMES_OF_AN_IMAGE = re.compile(
     r"NVIDIA_(?!TF32_OVERRIDE$).*|(CUDA|CUDNN|CUBLAS|NCCL|PYTORCH|TORCH|UCX)_VERSION|PYTORCH_BUILD_.*"
     r"|TORCH_CUDA_ARCH_LIST"
 )
 # Names of secrets. Some begin like a setting: NVIDIA_API_KEY, SLURM_JWT.
-_SECRET = re.compile(
+_SECRET_NAME = re.compile(
     r"API_?KEY|(^|_)(KEYS?|DSN|OTP|PAT|PW|SALT)(_|$)|AUTH|BEARER|COOKIE|CRED(ENTIAL|S?(_|$))|JWT"
     r"|PASS(CODE|W|PHRASE|_|$)|PRIVATE|PWD(_|$)|SECRET|SESSION(_?(ID|KEY|TOKEN)|$)|SIGNATURE|TOKEN|WEBHOOK",
     re.IGNORECASE,
@@ -57,7 +57,7 @@ _SECRET_VALUE = re.compile(
     r"|\beyJ[A-Za-z0-9_-]+\.|\bBearer\s|-----BEGIN ",
 )
 # The arm or the run decides these, so values from the user's shell would contradict it. Some crash Horovod.
-_DECIDED_BY_ARM = {
+_NAMES_SET_BY_ARM = {
     *("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_RANK", "HOROVOD_SIZE"),
     *("OMP_PROC_BIND", "OMP_PLACES", "OMP_THREAD_LIMIT", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"),
     *("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"),
@@ -67,7 +67,7 @@ _DECIDED_BY_ARM = {
 # Patterns of settings, each with the libraries that read them; every library may read any other setting.
 # Ranks attest the libraries by names that contain these. The logs and checks of torch.distributed cost time
 # only in Gloo and NCCL.
-_READ_BY = (
+_LIBRARIES_BY_SETTING = (
     (r"HOROVOD_", ("horovod",)),
     (r"NCCL_", ("nccl",)),
     (r"GLOO_", ("gloo",)),
@@ -85,14 +85,14 @@ def readers_of(name: str, value: str) -> tuple[str, ...]:
     The setting is the variable ``name`` with ``value``.
     """
     setting = f"{name}={value}"
-    return next((readers for pattern, readers in _READ_BY if re.match(pattern, setting)), ())
+    return next((readers for pattern, readers in _LIBRARIES_BY_SETTING if re.match(pattern, setting)), ())
 
 
 # The variables that an arm may set. Only Open MPI's parameters have small letters.
 _SETTING = re.compile(r"[A-Z][A-Z0-9_]*|OMPI_MCA_[a-z0-9_]+")
 # Launchers set these for every rank, or Ringside sets them for every launch. An arm with another value could
 # not be compared, or would not start.
-_DECIDED_BY_LAUNCH = re.compile(
+_NAMES_SET_BY_LAUNCH = re.compile(
     r"RINGSIDE_.*|PYTHON.*|(LOCAL_|GROUP_|ROLE_|GROUP_WORLD_|LOCAL_WORLD_|ROLE_WORLD_|WORLD_)?(RANK|SIZE)"
     r"|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|OMPI_COMM_WORLD_.*|PMIX?_.*|PRTE_.*|MPI_LOCAL.*|MPI4PY_.*|HYDRA_.*"
     r"|HOROVOD_(GLOO|CROSS|HOSTNAME).*"
@@ -108,10 +108,10 @@ def refusal_of(name: str, *, may_be_secret: bool = False) -> str:
     """
     if not _SETTING.fullmatch(name):
         return "a name consists of capital letters, digits and underscores, and begins with a letter"
-    if _SECRET.search(name) and not may_be_secret:
+    if _SECRET_NAME.search(name) and not may_be_secret:
         return "its name looks like a secret, and an arm's settings are printed and saved"
     of_all_arms = launch_settings(threads=1, interface="lo", executables=Path())
-    if name in of_all_arms or name in _DECIDED_BY_ARM or _DECIDED_BY_LAUNCH.fullmatch(name):
+    if name in of_all_arms or name in _NAMES_SET_BY_ARM or _NAMES_SET_BY_LAUNCH.fullmatch(name):
         return "Ringside or its launcher sets it, the same for every arm"
     return ""
 
@@ -122,7 +122,7 @@ def inherited_variables(environ: Mapping[str, str]) -> dict[str, str]:
         name: value
         for name, value in environ.items()
         if (name in _NAMES or (name.startswith(_PREFIXES) and not _is_secret(name, value)))
-        and name not in _DECIDED_BY_ARM
+        and name not in _NAMES_SET_BY_ARM
     }
 
 
@@ -136,14 +136,14 @@ def library_settings(environ: Mapping[str, str], *, hidden: Collection[str] = ()
         name: MASK if name in hidden else value
         for name, value in sorted(environ.items())
         if (name.startswith(_PREFIXES) or name == "LD_PRELOAD")
-        and not name.startswith(_OF_ONE_LAUNCH)
-        and not _OF_AN_IMAGE.fullmatch(name)
+        and not name.startswith(_PREFIXES_OF_ONE_LAUNCH)
+        and not _NAMES_OF_AN_IMAGE.fullmatch(name)
         and not _is_secret(name, value)
     }
 
 
 def _is_secret(name: str, value: str) -> bool:
-    return bool(_SECRET.search(name) or _SECRET_VALUE.search(value))
+    return bool(_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
 
 
 def launch_settings(
@@ -188,7 +188,7 @@ def import_path(environ: Mapping[str, str], sources: Path = PACKAGE_ROOT) -> str
     return os.pathsep.join(filter(None, [root, environ.get("PYTHONPATH", "")]))
 
 
-_READ_AT_START = ("LD_", "MALLOC_", "GLIBC_", "PYTHON")
+_PREFIXES_READ_AT_START = ("LD_", "MALLOC_", "GLIBC_", "PYTHON")
 # Short flags can be joined, as in -vx NAME=VALUE or -vxNAME=VALUE, and --env can be cut: --en NAME=VALUE.
 _EXPORT = re.compile(r"-[A-Za-z]*x|--e(?:nv?)?")
 _EXPORT_IN_ONE_WORD = re.compile(r"(-[A-Za-z]*x|--e(?:nv?)?=)([^-].*)", re.DOTALL)
@@ -206,7 +206,7 @@ def read_env_flags(texts: Sequence[str], environ: Mapping[str, str]) -> dict[str
     for text in texts:
         name, given, value = text.partition("=")
         reason, remedy = refusal_of(name, may_be_secret=True), "Name another variable, or leave it out."
-        if not reason and name.startswith(_READ_AT_START):
+        if not reason and name.startswith(_PREFIXES_READ_AT_START):
             reason = "processes read it when they start, which is before a rank receives the values of -x"
             remedy = f"Set it for an arm, where it is printed and saved: --backend ddp:env.{name}=VALUE"
         if reason:

@@ -76,7 +76,7 @@ def read_hostfile(path: str | PathLike[str]) -> tuple[Host, ...]:
     """Read a hostfile, and return its hosts in the order in which they are first named.
 
     Raises:
-        UsageError: the file is missing, unreadable, not text or names no host, or a line is wrong.
+        UsageError: the file is missing, unreadable, too large, not text or names no host, or a line is wrong.
     """
     remedy = "Give --hostfile a text file with one host a line, such as 'node1 slots=4'."
     try:
@@ -100,7 +100,7 @@ def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
     Hosts are in the order in which they are first named, and those of a range in the order written.
 
     Raises:
-        UsageError: a line is wrong, a host is named twice, or there is no host at all.
+        UsageError: a line is wrong, a host with slots is named again, or there is no host at all.
     """
     rows = [row.partition("#")[0].strip(_BLANKS) for row in _LINE_END.split(text.removeprefix("\ufeff"))]
     hosts = _collect(_Line(source, number, row) for number, row in enumerate(rows, 1) if row)
@@ -116,7 +116,7 @@ def parse_hosts(spec: str) -> tuple[Host, ...]:
     Errors number the hosts like the lines of a hostfile, so ``-H:2`` is the second host of the list.
 
     Raises:
-        UsageError: a host is wrong or is named twice.
+        UsageError: a host is wrong, or one with slots is named again.
     """
     items = list(_split_list(spec))
     try:
@@ -135,7 +135,7 @@ def select(
     or a comma-separated list of them.
 
     Raises:
-        UsageError: a text names a host that is not in ``hosts``, or no host is left.
+        UsageError: a text is wrong or names a host that is not in ``hosts``, or no host is left.
     """
     known = {host.key for host in hosts}
     wanted = _keys_of_patterns(include, "--include", hosts) or known
@@ -215,7 +215,7 @@ def _refuse_unclear_slots(entries: Sequence[str], text: str) -> None:
 
 
 def _add_entry(hosts: dict[str, Host], counted: set[str], line: _Line, entry: str, *, adds: bool) -> None:
-    """Add the hosts of an entry to ``hosts``; with ``adds``, slots of a repeated host add up."""
+    """Add the hosts of an entry to ``hosts``; with ``adds``, slots add to earlier ones of the same host."""
     pattern, user, slots = _parse_entry(entry)
     for name in _expand(pattern):
         host = Host(name, 1 if slots is None else slots, user, line.where)

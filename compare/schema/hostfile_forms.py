@@ -28,7 +28,7 @@ _READABLE_FORMS = (
 
 
 def as_hostfile_line(text: str) -> tuple[str, bool]:
-    """Return a line in the form of a hostfile, and whether its slots add to earlier ones of a host.
+    """Return a line in the form of a hostfile, and whether its slots add to earlier ones of its host.
 
     A line that is in no other known form is returned unchanged.
     """

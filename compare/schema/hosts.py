@@ -26,7 +26,7 @@ NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 LOOPBACK = "lo"
-"""The network interface that all arms use on one machine, so that no port is open to other machines."""
+"""The interface of a run on one host, unless the user names another; other machines cannot reach it."""
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit")
 _LATENCY = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
@@ -126,7 +126,7 @@ class Host(msgspec.Struct, frozen=True):
         name: its host name, IPv4 address, or IPv6 address without brackets.
         slots: the number of ranks that it can run.
         user: the user to log in as; empty for the default of the program that logs in, such as ssh.
-        source: the "file:line" where the host was read, for errors.
+        source: the "file:line" or "flag:number" where the host was read, or ``THIS_MACHINE``; for errors.
 
     Raises:
         ValueError: no launcher could use the host; ``msgspec.ValidationError`` when decoded from JSON.

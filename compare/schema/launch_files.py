@@ -16,7 +16,7 @@ LEASE_SECONDS = 6.0
 The witness of each rank checks the age every second, and ends the rank when the lease is too old. A rank may
 take 2 s to exit. So every rank has exited within 10 s after its parent died.
 """
-_OF_A_RANK = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.(?:json|failure\.json|log|stacks|progress|witness|exit)")
+_RANK_FILE = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.(?:json|failure\.json|log|stacks|progress|witness|exit)")
 
 
 class LaunchFiles:
@@ -37,7 +37,7 @@ class LaunchFiles:
     @staticmethod
     def rank_of(name: str) -> int | None:
         """Return the rank that writes a file of this name, or None if no rank does."""
-        matched = _OF_A_RANK.fullmatch(name)
+        matched = _RANK_FILE.fullmatch(name)
         return int(matched[1]) if matched else None
 
     def launcher_logs(self) -> list[Path]:

@@ -34,7 +34,7 @@ _LONGEST_NAME = 100
 """Maximum number of characters of a model's name in the name of a folder."""
 Result: TypeAlias = Run | Scale | CollectivesRun | Verification
 """The results that ``compare report`` can show."""
-_RENAMED = {2: {"set_aside": "discarded"}, SCHEMA_VERSION: {}}
+_NEW_NAMES = {2: {"set_aside": "discarded"}, SCHEMA_VERSION: {}}
 """The new names of renamed fields by their old names, for each schema version that can be read."""
 
 
@@ -158,15 +158,15 @@ def _run_fields(file: Path, content: Any) -> dict[str, Any]:
         )
     fields = content["run"] if exported else content
     version = fields.get("schema_version")
-    if not isinstance(version, int) or version not in _RENAMED:
+    if not isinstance(version, int) or version not in _NEW_NAMES:
         raise OutputError(
             f"{file} has {'no schema version' if version is None else f'schema version {version}'}.",
-            found=f"This version of Ringside reads schema versions {' and '.join(map(str, _RENAMED))}.",
+            found=f"This version of Ringside reads schema versions {' and '.join(map(str, _NEW_NAMES))}.",
             remedy="Give the folder that the command printed, or the results.json of a run."
             if version is None
             else "Read it with the version of Ringside that wrote it.",
         )
-    renamed = {_RENAMED[version].get(name, name): value for name, value in fields.items()}
+    renamed = {_NEW_NAMES[version].get(name, name): value for name, value in fields.items()}
     return renamed | {"schema_version": SCHEMA_VERSION}
 
 
