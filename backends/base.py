@@ -35,7 +35,7 @@ Options: TypeAlias = "Mapping[str, OptionValue]"
 Facts: TypeAlias = "dict[str, Any]"
 """Facts that a running library reports, by their names; all values can be written as JSON."""
 Wait: TypeAlias = Callable[[], object]
-"""A function that waits for a collective; on a GPU it may return before and let the device wait."""
+"""A function that waits for a collective; on a GPU it may return earlier, and let the device wait."""
 
 Trait: TypeAlias = Literal["sparse", "strided", "repeated", "unreached", "uncopied"]
 """A property of a model that some strategies do not support; see ``Replica.unsupported``."""
@@ -52,7 +52,7 @@ UNCOPIED: Trait = "uncopied"
 
 
 class BackendError(RuntimeError):
-    """An error for a request that a backend cannot fulfil; most messages name a remedy."""
+    """An error for what a backend, or a rank that uses it, cannot do; most messages name a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ class Replica:
     averages_gradients: bool = True
     """Whether steps use averaged gradients; False if ranks average their parameters instead."""
     parts_per_pass: int = 1
-    """Number of parts of a pass, each with a loss of its own, such as a pipeline's microbatches."""
+    """Number of parts of a pass, such as a pipeline's microbatches or the shares of several GPUs."""
     first_layer: int | None = None
     """Index in the whole model of the first layer in ``model``; None if ``model`` has all layers."""
     unsupported: frozenset[Trait] = frozenset()
@@ -310,9 +310,9 @@ class Replica:
         on_phase("backward")
 
     def parts(self, batch: Batch) -> list[Batch]:
-        """Return the parts of a pass's batch for which this strategy computes separate losses.
+        """Return the parts of a pass's batch that this strategy passes through the model separately.
 
-        The loss of the pass is the mean of their losses.
+        The loss of the pass is the mean of the losses of its parts.
         """
         return [batch]
 

@@ -146,7 +146,7 @@ class Backend:
 
     @property
     def communicates(self) -> bool:
-        """Return whether the ranks exchange gradients or parameters."""
+        """Return whether the ranks exchange gradients, parameters or activations."""
         return self.synchronises and not self.one_process
 
     @property
@@ -173,7 +173,7 @@ class Backend:
         return self.communicates and not self.in_layers
 
     def runtime(self, options: Options) -> Runtime:
-        """Return the launcher and libraries that these options need; they need not name every option."""
+        """Return the launcher and libraries that these options need; options may be left out."""
         for option in self.options:
             if chosen := option.runtimes.get(str(options.get(option.name))):
                 return chosen

@@ -37,7 +37,7 @@ _READABLE = ctypes.create_string_buffer(b"ringside", 8)
 
 
 def attest(group: Group, transport: str) -> Facts:
-    """Return how MPI copies large messages, and why the system refuses reads of memory; empty if it does not.
+    """Return how MPI copies large messages, and why the system refuses reads of memory, if it does.
 
     Each rank tries to read the memory of the next rank on its host, as MPI would, so every rank must call
     this. There are no facts if the rank is alone on its host, or if ``transport`` is not shared memory.
@@ -127,7 +127,7 @@ def _read_variable(library: ctypes.CDLL, name: str) -> int | None:
 
 
 def main() -> None:
-    """Let a child process try to read the memory of this process, and print why it may not if so."""
+    """Let a child process try to read this process's memory, and print why if the system refuses that."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)

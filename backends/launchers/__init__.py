@@ -28,8 +28,8 @@ class Launcher(Protocol):
     VARIABLES: list[str]
     """The environment variables that tell a rank its placement.
 
-    Each text has the names of four variables, separated by blanks. They hold the rank, the local rank, the
-    world size and the local world size. The first text counts whose variable for the rank is set.
+    Each text has the names of four variables, separated by blanks. They are the rank, the local rank, the
+    world size and the local world size. The first text whose rank variable is set counts, else the last.
     """
 
     def commands(self, request: Request) -> list[Command]:

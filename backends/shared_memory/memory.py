@@ -123,7 +123,7 @@ def _create(name: str) -> int:
 
 
 def _open(path: str, name: str) -> int:
-    """Open rank 0's memory by the path of its descriptor in ``/proc``, and return a new descriptor.
+    """Open the memory ``name`` by the path of its descriptor in ``/proc``, and return a new descriptor.
 
     If rank 0 is in another process namespace, its process number belongs to another process here, or to none.
     The memory's name then differs, or there is no such path.
@@ -137,9 +137,9 @@ def _open(path: str, name: str) -> int:
 
 
 def _require_no_problem(group: Group, problem: int, nbytes: int, reason: str) -> None:
-    """Exchange the ranks' problems, and raise an error on all ranks if one of them has any.
+    """Exchange the ranks' problems, and raise an error on all ranks if any rank has one.
 
-    ``problem`` is this rank's key of ``_PROBLEMS``, or 0. ``reason`` ends the error of a rank that has one.
+    ``problem`` is this rank's key of ``_PROBLEMS``, or 0. ``reason`` ends the error on a rank with a problem.
 
     Raises:
         BackendError: some ranks cannot map the memory, which the message names.

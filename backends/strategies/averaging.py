@@ -1,4 +1,4 @@
-"""Average gradients by hand over any group; a reducer sums them, which the option ``mode`` chooses."""
+"""Average gradients by hand over any group; the option ``mode`` chooses the reducer that sums them."""
 
 from __future__ import annotations
 

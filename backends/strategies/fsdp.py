@@ -30,7 +30,7 @@ class FSDPReplica(Replica):
     ) -> None:
         require_one_dtype(model, "fsdp")
         start_from_first_rank(model, group)
-        self._plain = copy_with(model, lambda tensor: torch.empty_like(tensor, device="meta"))
+        self._empty_model = copy_with(model, lambda tensor: torch.empty_like(tensor, device="meta"))
         self._units = _shard(model)
         self._passes_done = 0
         super().__init__(model, make_optimizer, group, options)
@@ -50,12 +50,12 @@ class FSDPReplica(Replica):
     @torch.no_grad()
     def whole(self) -> nn.Module:
         sharded = [*self.model.parameters(), *self.model.buffers()]
-        plain = [*self._plain.parameters(), *self._plain.buffers()]
+        plain = [*self._empty_model.parameters(), *self._empty_model.buffers()]
         full = {
             id(empty): (shard.full_tensor() if isinstance(shard, DTensor) else shard).detach().clone()
             for empty, shard in zip(plain, sharded, strict=True)
         }
-        return copy_with(self._plain, lambda tensor: full[id(tensor)])
+        return copy_with(self._empty_model, lambda tensor: full[id(tensor)])
 
     def attest(self) -> Facts:
         return super().attest() | {"reduce_op": "mean", "units": len(self._units)}
@@ -64,7 +64,7 @@ class FSDPReplica(Replica):
 def _shard(model: nn.Module) -> list[FSDPModule]:
     """Shard a model in place, and return the modules whose parameters are gathered together.
 
-    These are the direct children that share no parameter, and at the end the model itself for the rest.
+    These are the direct children that share no parameter, unless only one has any, and last the model itself.
     """
     layers = [layer for layer in model.children() if any(True for _ in layer.parameters())]
     uses = [id(parameter) for layer in layers for parameter in layer.parameters()]

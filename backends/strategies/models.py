@@ -26,7 +26,7 @@ def state_to_broadcast(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def start_from_first_rank(model: nn.Module, group: Group) -> None:
-    """Overwrite a model's parameters and buffers with those of rank 0; every rank must call this."""
+    """Overwrite a model's parameters and persistent buffers with rank 0's; every rank must call this."""
     with contiguous(state_to_broadcast(model).values()) as sent:
         for tensor in sent:
             group.broadcast_(tensor)

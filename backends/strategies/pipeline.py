@@ -53,7 +53,7 @@ class PipelineReplica(Replica):
         self.starts = divide(layers, group.world_size)
         self.first_layer = self.starts[group.rank]
         end = [*self.starts, len(layers)][group.rank + 1]
-        self._plain = copy_with(model, lambda tensor: torch.empty_like(tensor, device="meta"))
+        self._empty_model = copy_with(model, lambda tensor: torch.empty_like(tensor, device="meta"))
         self._pass: _Pass | None = None
         super().__init__(_Chain(*layers[self.first_layer : end]), make_optimizer, group, options)
         self.shard = (0, 1)
@@ -71,7 +71,7 @@ class PipelineReplica(Replica):
     @torch.no_grad()
     def whole(self) -> nn.Module:
         full: dict[int, torch.Tensor] = {}
-        for index, layer in enumerate(_layers_of(self._plain)):
+        for index, layer in enumerate(_layers_of(self._empty_model)):
             owner = sum(start <= index for start in self.starts) - 1
             held = (
                 _tensors_of(_layers_of(self.model)[index - self.starts[owner]])
@@ -82,7 +82,7 @@ class PipelineReplica(Replica):
                 value = held[number].clone() if held else torch.empty_like(empty, device=self.group.device)
                 self.group.broadcast_(value.view(torch.uint8) if value.dtype == torch.bool else value, owner)
                 full[id(empty)] = value
-        return copy_with(self._plain, lambda empty: full[id(empty)])
+        return copy_with(self._empty_model, lambda empty: full[id(empty)])
 
     def attest(self) -> Facts:
         ranks, parts = self.group.world_size, self.parts_per_pass
@@ -111,7 +111,7 @@ class _Chain(nn.Sequential):
 
 
 def _layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a model in order, which must be an ``nn.Sequential``.
+    """Return the layers of a model, which must be an ``nn.Sequential``, in their order.
 
     Raises:
         BackendError: the model is of another class, or has a ``forward`` of its own.
@@ -232,7 +232,7 @@ class _Pass:
         """Return the inputs with which the loss calls the model, and the autocast that is then in effect.
 
         Raises:
-            BackendError: the loss does not call the model, or calls it with inputs of another shape.
+            BackendError: the loss does not call the model, or passes inputs of another shape than before.
         """
         try:
             self._loss(_ModelStandIn(), batch)

@@ -49,7 +49,7 @@ class Reducer(ABC):
         self.group.all_reduce_(message)
 
     def messages(self) -> list[torch.Tensor]:
-        """Return a tensor like that of each all-reduce of a step, in order; its values do not matter."""
+        """Return a tensor of the right size and dtype for each all-reduce of a step, in order."""
         return [bucket.padded for bucket in self.buckets]
 
     def message_bytes(self) -> list[int]:
@@ -75,11 +75,11 @@ class Reducer(ABC):
 
 
 class Bucket:
-    """A buffer that holds the gradients of some parameters end to end, and is used in every step.
+    """A buffer that holds the gradients of some parameters end to end, or in local SGD their values.
 
     Collecting the gradients costs one pass over memory. Nothing is copied back, because the parameters use
     views of the buffer as their gradients until the end of the step. ``padded`` is the whole buffer, whose
-    length is divisible by ``multiple``, and ``flat`` is the part of it that holds gradients.
+    length is divisible by ``multiple``, and ``flat`` is the part of it that is used.
     """
 
     def __init__(self, parameters: list[nn.Parameter], *, multiple: int = 1) -> None:

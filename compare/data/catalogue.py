@@ -1,4 +1,4 @@
-"""List the built-in data sets with the size and SHA-256 of every file, and define what names a run's data."""
+"""List the built-in data sets with every file's size and SHA-256, and define the record of a run's data."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def read_content(dataset: DatasetName, name: str, path: Path) -> bytes:
 
 
 def load_split(source: DatasetSource, split: Split) -> tuple[Bytes, Bytes]:
-    """Read and verify the training set or the test set of a built-in model.
+    """Read and verify the training set or the test set of a built-in data set.
 
     Returns:
         The images, shape (n, 28, 28), and the labels, shape (n,), as new writable arrays of unsigned bytes.
@@ -221,7 +221,7 @@ def refuse_damaged(files: Sequence[FileStatus], directory: Path) -> None:
 
 
 def replace_remedy(directory: Path, paths: Sequence[str]) -> str:
-    """Return the remedy that removes the files ``paths`` of a data set's folder and writes them anew."""
+    """Return the remedy: remove MNIST's files ``paths``, or any other data's folder, and write them anew."""
     root = directory.parent.parent
     if directory != folder_of("mnist", root):  # the digits, or a copy that Ringside sent to this host
         return f"Run `rm -r {shlex.quote(str(directory))}`; the next run writes it again."

@@ -60,11 +60,11 @@ class MnistNotFoundError(DataError):
 
 
 class _MirrorError(Exception):
-    """A mirror does not serve a file: it sends wrong content, breaks off or takes too long."""
+    """A mirror does not serve a file, for example because it sends wrong content or takes too long."""
 
 
 class _SilentMirrorError(_MirrorError):
-    """A mirror does not begin to answer."""
+    """A mirror cannot be reached, or does not begin to answer."""
 
 
 def fetch_mnist(root: Path, *, progress: Callable[[str], None] = lambda _: None) -> Path:

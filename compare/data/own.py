@@ -26,7 +26,7 @@ _LIBRARY_FOLDERS = {"site-packages", "dist-packages"}
 _TAKEN_MODULES = sys.stdlib_module_names | {
     *("backends", "compare", "horovod", "lightning_fabric", "mpi4py", "msgspec", "numpy", "psutil", "torch"),
 }
-"""Names of modules that a rank imports, some of them only after the user's file."""
+"""Names of modules that a rank may import, some of them only after the user's file."""
 _WORKLOAD_PATTERN = re.compile(r"(?P<file>.+\.py):(?P<factory>[A-Za-z_][A-Za-z0-9_]*)")
 
 

@@ -46,7 +46,7 @@ def resolve(
     ``progress`` is called with one line of text for each event.
 
     Raises:
-        DataError: the data is damaged, or the user chose ``mnist`` and it is not available.
+        DataError: the data is damaged, locked or cannot be made, or ``mnist`` is chosen and not available.
         OutputError: ``root`` cannot be written, and the data must be written there.
     """
     note = ""
@@ -93,7 +93,7 @@ def key_of(source: DatasetSource) -> str:
 
 
 def is_copied(source: DatasetSource) -> bool:
-    """Return whether hosts that lack the data get a copy, which they do unless an own workload is large."""
+    """Return whether hosts that lack the data get a copy; a large workload of the user's is not copied."""
     return source.name != "own" or size_bytes(Path(source.directory)) <= MOST_BYTES
 
 

@@ -159,7 +159,7 @@ def check_beforehand(hosts: Sequence[Host], *, carrier: Carrier) -> Findings:
 
 
 def _checkup_arguments(hosts: Sequence[Host], *, quick: bool) -> list[str]:
-    """Return the arguments of ``checkup.py``: ``--quick``, or the names of hosts that each host looks up."""
+    """Return the arguments of ``checkup.py``: ``--quick``, or names that each of several hosts looks up."""
     if quick:
         return ["--quick"]
     if len(hosts) == 1:

@@ -86,7 +86,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     peers: dict[str, list[str]] = {}
     """The addresses to which the host resolves the names of other hosts, by these names."""
     interfaces: list[Interface] = []
-    """Empty if they are unknown, because every host has at least a loopback interface."""
+    """The network interfaces; empty only if they are unknown, because every host has a loopback interface."""
     default_interface: str = ""
     """Name of the default route's interface; empty without such a route."""
     cores: int
@@ -132,13 +132,13 @@ class PortTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One defect of a host, with the evidence and the fix."""
+    """One defect of a host, or a note about it, with the evidence and the fix."""
 
     level: Level
     topic: Topic
     host: str
     what: str
-    """The defect, as one sentence."""
+    """The defect or the note, as one sentence."""
     found: str
     """The evidence: what was found on the host."""
     fix: str

@@ -19,7 +19,7 @@ _STYLES: dict[Level, Style] = {"problem": "bad", "warning": "doubtful", "note": 
 class _Column(NamedTuple):
     heading: str
     topics: frozenset[Topic]
-    """Topics of findings; the worst of a host decides the colour of its cell."""
+    """Topics of the findings whose worst level decides the colour of a host's cell."""
     cell: Callable[[Facts, ExaminedHost], str]
     unknown: str = "–"
     """The cell of a host without facts."""

@@ -20,7 +20,7 @@ _CGROUP_FILES = {
     2: ("memory.max", "memory.current", "inactive_file"),
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-"""The files with the limit and the use, and the cache's field in memory.stat, by version."""
+"""For each version, the files with the limit and the use of memory, and the cache's field in memory.stat."""
 
 
 def group_folders(

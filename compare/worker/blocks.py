@@ -124,7 +124,7 @@ def settling_steps(steps: int, cycle: int) -> int:
 
 
 class Side(NamedTuple):
-    """One of the two trainings that are timed alternately: the arm, or its reference."""
+    """A training by one replica: that of an arm, of its reference, or of the copy in a proof."""
 
     replica: Replica
     batches: Iterator[Batch]
@@ -150,11 +150,11 @@ def make_side(replica: Replica, task: Task, batches: Iterator[Batch]) -> Side:
 def make_reference(
     make_replica: type[Replica], task: Task, batches: Iterator[Batch], group: Group, steps: int
 ) -> Side:
-    """Return a new reference, which trains without synchronisation, after it has taken ``steps`` steps.
+    """Return a new reference, which trains without synchronisation, after its warm-up.
 
-    It takes no more than ``REFERENCE_WARM_UP_STEPS``. ``make_replica`` is the control's class. The reference
-    trains in the arm's process, so background work of the arm's library slows it down as well. The random
-    generators are left as they were.
+    It takes ``steps`` steps, but at most ``REFERENCE_WARM_UP_STEPS``. ``make_replica`` is the control's
+    class. It trains in the arm's process, so background work of the arm's library slows it down as well.
+    The random generators are left as they were.
     """
     with same_randomness(group.device):
         replica = make_replica(task.build_model(), task.make_optimizer, group, {})

@@ -37,7 +37,7 @@ _SWEEP_SAMPLES, _SWEEP_CALLS = 3, 3
 """Samples of each size, and calls in a sample; they are few, so a sweep takes less than 0.3 s."""
 
 _ITERATION_SECONDS = 0.005
-"""Least time of an iteration, far longer than a barrier takes."""
+"""Least time of an iteration, unless ``_MOST_CALLS`` calls take less; a barrier is far shorter."""
 _FIRST_BYTES = 1 << 20
 """Size that is timed first, without a report, if the first size of a job is larger than this."""
 _MOST_CALLS = 1 << 14

@@ -41,14 +41,14 @@ class _Compiled:
     """A compiled method; its deep copy is a copy of the method before compilation."""
 
     def __init__(self, plain: Callable[..., Any]) -> None:
-        self._plain = plain
+        self._method = plain
         self._compiled = torch.compile(plain)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         return self._compiled(*inputs, **named)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
-        copied: Callable[..., Any] = copy.deepcopy(self._plain, memo)
+        copied: Callable[..., Any] = copy.deepcopy(self._method, memo)
         return copied
 
 

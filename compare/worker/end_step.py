@@ -36,7 +36,7 @@ _NOISE = 30.0
 """Factor by which an error may exceed the measured rounding, because other kernels round differently."""
 _LEAST_LIMIT = 1e-5
 """Error that is always allowed, relative to the size of the gradient."""
-_MOVES = 1e-4
+_VISIBLE_UPDATE = 1e-4
 """Relative size of an update that is too large to be rounded away in float32."""
 _LEAST_SIZE = 1e-4
 """Least norm by which a gradient's error is divided, relative to the model's largest gradient."""
@@ -88,7 +88,7 @@ def _unseen_bend(task: Task, steps: int) -> int:
     return next((step for step in range(steps) if task.factor_at(step) not in seen), 0)
 
 
-class _Given(NamedTuple):
+class _OptimizerInput(NamedTuple):
     """What the optimizers of one step got: gradients and learning rates, by the parameter's name."""
 
     gradients: dict[str, torch.Tensor]
@@ -185,7 +185,7 @@ class _EndStep:
             means.append(reference.clip_without_state(mean) if self._replica.takes_whole_step else mean)
         return means
 
-    def _step(self) -> _Given:
+    def _step(self) -> _OptimizerInput:
         """Take the step as the training would, and return its averaged gradients and its learning rates."""
         seed_step(self._task.config, self._steps, self._replica.shard[0])
         side = self._side._replace(batches=iter(self._task.batches(self._replica.shard)))
@@ -196,7 +196,7 @@ class _EndStep:
         }
         return given._replace(gradients=whole)
 
-    def _step_of_user(self, side: Side) -> _Given:
+    def _step_of_user(self, side: Side) -> _OptimizerInput:
         """Take a step of the user's own, and return what its optimizers got, as torch's hooks show."""
         names = {id(parameter): name for name, parameter in self._replica.model.named_parameters()}
         parameters = list(self._replica.model.parameters())
@@ -205,11 +205,11 @@ class _EndStep:
             side.train(1)
         gradients = {names[one]: g for one, g in record.gradients.items() if one in names and g is not None}
         rates = {names[one]: rate for one, rate in record.rates.items() if one in names}
-        return _Given(gradients, rates, record.optimizer_steps, record.changes_outside(start))
+        return _OptimizerInput(gradients, rates, record.optimizer_steps, record.changes_outside(start))
 
-    def _step_of_arm(self, side: Side) -> _Given:
+    def _step_of_arm(self, side: Side) -> _OptimizerInput:
         """Take a step of Ringside's loop, and return the averaged gradients before the user's clip."""
-        given = _Given({}, {}, 1)
+        given = _OptimizerInput({}, {}, 1)
 
         def keep(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
             names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -225,7 +225,7 @@ class _EndStep:
         side._replace(before_step=keep).train(1)
         return given
 
-    def _stands_still(self, given: _Given, start: list[torch.Tensor]) -> bool:
+    def _stands_still(self, given: _OptimizerInput, start: list[torch.Tensor]) -> bool:
         """Return whether no parameter moved, although one should have; all ranks must call this together."""
         whole, must_move = self._replica.whole(), False
         for (name, parameter), before in zip(whole.named_parameters(), start, strict=True):
@@ -233,10 +233,10 @@ class _EndStep:
                 return False
             if name in given.gradients:
                 size = given.rates.get(name, 0.0) * largest(given.gradients[name])
-                must_move = must_move or size > _MOVES * largest(before)
+                must_move = must_move or size > _VISIBLE_UPDATE * largest(before)
         return must_move
 
-    def _compare(self, given: _Given, gradients: dict[str, _Gradients], names: list[str]) -> EndStep:
+    def _compare(self, given: _OptimizerInput, gradients: dict[str, _Gradients], names: list[str]) -> EndStep:
         """Compare the gradients of the named parameters, and the learning rates of all."""
         largest_norm = max((_norm(gradients[name].exact) for name in names), default=0.0)
         worst, error, limit, furthest, whole, along = 0.0, 0.0, _LEAST_LIMIT, 0.0, 0.0, 0.0

@@ -21,7 +21,7 @@ _MOST_CHARACTERS, _LOG_BYTES = 300, 1 << 16
 _FOR_DEVELOPERS = (DeprecationWarning, FutureWarning, ImportWarning, PendingDeprecationWarning)
 _TORCH_WARNING = re.compile(r"^(?:\[rank\d+\]:)?\[W[^\]]*\] Warning: (.+)", re.MULTILINE)
 """A warning of torch's C++ code, which is printed without Python's ``warnings``."""
-_noted: dict[str, None] = {}
+_warning_sentences: dict[str, None] = {}
 
 
 def user_line_of(error: BaseException, folder: str) -> str:
@@ -52,8 +52,8 @@ def note_warnings() -> None:
     show = warnings.showwarning
 
     def note(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-        if not issubclass(category, _FOR_DEVELOPERS) and len(_noted) < _MOST_WARNINGS:
-            _noted[_first_sentence(str(message))] = None
+        if not issubclass(category, _FOR_DEVELOPERS) and len(_warning_sentences) < _MOST_WARNINGS:
+            _warning_sentences[_first_sentence(str(message))] = None
         show(message, category, *rest, **more)
 
     warnings.showwarning = note
@@ -68,7 +68,7 @@ def noted_warnings() -> list[str]:
     with suppress(OSError), Path(f"/proc/self/fd/{sys.stderr.fileno()}").open("rb") as printed:
         log = printed.read(_LOG_BYTES).decode(errors="replace")
     of_torch = map(_first_sentence, _TORCH_WARNING.findall(log))
-    return list(dict.fromkeys([*_noted, *of_torch]))[:_MOST_WARNINGS]
+    return list(dict.fromkeys([*_warning_sentences, *of_torch]))[:_MOST_WARNINGS]
 
 
 def _first_sentence(text: str) -> str:

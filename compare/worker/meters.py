@@ -103,7 +103,7 @@ class StartUp:
         self.mark("started")
 
     def mark(self, stage: str) -> None:
-        """Record that the rank reaches a stage now, which is the name of a field of ``Moments``."""
+        """Record that the rank reaches a stage now; ``stage`` is the name of a field of ``Moments``."""
         self._seconds[stage] = monotonic() - self._origin
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Train the built-in models on MNIST, from tensors in memory: models, loss, optimizers, batches and test."""
+"""Train the built-in models on MNIST or the digits: models, loss, optimizers, batches and test."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def build_model(name: str) -> nn.Module:
 
 
 def optimizer_maker(config: RunConfig) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """Return a function that makes the run's optimizer for given parameters; it calls no step hooks."""
+    """Return a function that makes the run's optimizer, without step hooks, for given parameters."""
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     make: Callable[..., torch.optim.Optimizer] = without_hooks(kinds[config.optimizer])
     return lambda parameters: make(parameters, lr=config.learning_rate)
@@ -115,7 +115,7 @@ def as_tensors(
 
 
 def normalise(pixels: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return pixels as float32, for which MNIST has mean 0 and deviation 1; in ``out`` if it is given."""
+    """Return pixels as float32, with mean 0 and deviation 1 over MNIST; in ``out`` if it is given."""
     out = torch.empty_like(pixels, dtype=torch.float32) if out is None else out
     # One pass converts and one computes, because a pass that does both takes longer. A pixel must have the
     # same bits at every place of a batch; a test checks it.

@@ -115,7 +115,7 @@ def time_gradients(side: Side, device: torch.device, note: Callable[[int], None]
 
 
 def _gradient_moments(side: Side, device: torch.device) -> list[dict[int | str, Mark]]:
-    """Train a few steps, and return for each step the moment when every gradient is ready.
+    """Train a few steps, and return for each step the moment when each gradient is ready.
 
     The moments are those of the step's last pass. A key is the index of a parameter, or ``forward`` for the
     end of the forward pass.
@@ -213,8 +213,8 @@ def unmoved(trained: nn.Module, start: nn.Module) -> list[str]:
 def sketch(trained: nn.Module, start: nn.Module) -> list[float]:
     """Return a count sketch of how a training changed all parameters: ``_SKETCH_SIZE`` numbers.
 
-    Each number of the change is added to one of them, or subtracted from it. Which one, and with which sign,
-    is random but the same in every call. So the distance of two sketches is about that of the parameters
+    Each number of the change is added to one of these, or subtracted from it. Which one, and with which
+    sign, is random but the same in every call. So two sketches are about as far apart as the parameters
     (Charikar, Chen and Farach-Colton, 2002). The list is empty if a change is not finite.
     """
     chance = torch.Generator().manual_seed(0)

@@ -69,7 +69,7 @@ def _redirect_output(log: Path) -> None:
 def _describe(error: BaseException, placement: Placement, folder: str | None) -> RankFailure:
     """Return the record of an error, with its message, line and traceback.
 
-    The line is the innermost one in the user's ``folder``, or without one the line that raised the error.
+    The line is ``error.where``, else the innermost in the user's ``folder``, else the one that raised it.
     """
     where = getattr(error, "where", "") or (user_line_of(error, folder) if folder else "")
     is_explained = isinstance(error, (BackendError, WorkloadError))

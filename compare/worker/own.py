@@ -263,8 +263,8 @@ def shapes_of(batch: Batch) -> list[tuple[int, ...]]:
 def dimension_of_samples(shapes: list[tuple[int, ...]], size: int) -> tuple[int, int] | None:
     """Return which dimension of a batch counts its samples: a tensor's index, and the dimension's index.
 
-    The first dimension of the first tensor counts that has ``size`` there. If no tensor has, the second
-    dimension counts if all tensors have ``size`` there, as where time comes first. The result may be None.
+    It is the first dimension of the first tensor that has ``size`` there. If none has, it is the second
+    dimension, if all tensors have ``size`` there, as where time comes first. Otherwise it is None.
     """
     for index, shape in enumerate(shapes):
         if shape[0] == size:

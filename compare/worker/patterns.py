@@ -65,7 +65,7 @@ class Pattern:
 
     @property
     def _is_rounded(self) -> bool:
-        """Whether the result may be rounded, as a mean is that a library multiplies with 1 / ranks."""
+        """Whether the result may be rounded, such as a mean that a library gets by a factor of 1 / ranks."""
         a_power_of_two = self._ranks.bit_count() == 1
         floating = getattr(torch, self._exchange.dtype).is_floating_point
         return self._exchange.operation == "avg" and floating and not a_power_of_two

@@ -30,7 +30,7 @@ from compare.worker.randomness import same_randomness, seed_generators
 from compare.worker.user_file import pretended_group, refused_calls_to_ranks, require_threads
 from compare.workload import WorkloadError
 
-_UNSUPPORTED: dict[Trait, tuple[str, str]] = {
+_TRAIT_PROBLEMS: dict[Trait, tuple[str, str]] = {
     SPARSE: (
         "sparse gradients of {names}: this arm cannot average them.",
         "Use sparse=False, or leave this arm out: ddp averages them.",
@@ -60,7 +60,7 @@ _COMPUTE_ALONE = (
     "reference_step for what one process does: docs/own-model.md."
 )
 _OWN_ARGUMENTS = "loader(rank, ranks, batch_size) gets the rank and the number of ranks. Use these arguments."
-_PICKLED = (
+_PICKLE_REMEDY = (
     "The loader's workers are new processes, and its parts are pickled for them. Define these parts at the "
     "top of the file, not as a lambda or within a function, or use multiprocessing_context='fork'."
 )
@@ -155,7 +155,7 @@ class _Trial:
         """Return what to do if the data or the loader raises an error."""
         text = str(error)
         if "pickle" in f"{type(error).__name__} {text}".lower():
-            return _PICKLED
+            return _PICKLE_REMEDY
         return _OWN_ARGUMENTS if "been initialized" in text else _TRY
 
     @contextmanager
@@ -240,7 +240,7 @@ class _Trial:
         }
         for trait in sorted(unsupported & names_by_trait.keys()):
             if names := names_by_trait[trait]:
-                what, remedy = _UNSUPPORTED[trait]
+                what, remedy = _TRAIT_PROBLEMS[trait]
                 raise WorkloadError(f"{what.format(names=listed(names))}\n{remedy}")
 
 

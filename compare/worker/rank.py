@@ -212,7 +212,7 @@ class _Rank:
     def _time(self, side: Side, step_seconds: float, earlier: Memory) -> dict[str, Any]:
         """Warm up, train the timed steps, test the model, and return fields of ``RankResult``.
 
-        At last the gradients of the reference are timed. ``step_seconds`` is the time of the first step, and
+        Finally, the gradients of the reference are timed. ``step_seconds`` is the time of the first step, and
         ``earlier`` has the peaks of memory up to the end of the proof.
         """
         job, group, pipes = self._job, self._group, self._pipes

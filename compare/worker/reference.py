@@ -19,7 +19,7 @@ from compare.worker.task import Task
 from compare.worker.watchdog import PassTimer
 
 _CLEAR_FACTOR = 10.0
-"""Factor by which a wrong step must exceed the limit to be told apart, because rounding may hide some."""
+"""Factor by which a wrong step must exceed the limit to be told apart; rounding may hide smaller excess."""
 
 
 class Reference:

@@ -40,7 +40,7 @@ class Shard:
         self.taken: list[Batch] = []
         """The batches of the latest step, one for each pass."""
         self.parts: list[Batch] = []
-        """The parts of these batches that have a loss each."""
+        """The parts of these batches, each with a loss of its own."""
         self.first_batch = ""
         """SHA-256 of the first batch; empty unless the user has a loader."""
         self.samples: set[str] = set()

@@ -17,8 +17,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 MOST_EXPLAINED = 30_000_000
-"""Most numbers in all vectors together that explain a step; with copies they take 800 MB."""
-_ROUNDED = 2.0**-7
+"""Maximum number of elements in all vectors that explain a step; with copies they take 800 MB."""
+_ROUNDING_ERROR = 2.0**-7
 """Largest relative error of a number that was rounded to bfloat16, or of a sum of two such numbers."""
 _LEAST_HALF = 2.0**-24
 """The smallest number above zero that float16 can hold."""
@@ -31,7 +31,7 @@ _ROUNDED_PART = 0.5
 
 It is also the least part of the error that the shares leave unexplained.
 """
-_FROM_ZERO = 1e9
+_RATIO_TO_ZERO = 1e9
 """The ratio that ``furthest_ratio`` assumes if only the right learning rate is zero."""
 
 
@@ -120,7 +120,7 @@ def _is_rounded(
     explain the whole error, and ``rest`` is small. If a single parameter is wrong, all others are exact.
     """
     error, size = (update - right).abs(), right.abs()
-    allowed = _ROUNDED * shards.abs().mean(0) + _LEAST_HALF
+    allowed = _ROUNDING_ERROR * shards.abs().mean(0) + _LEAST_HALF
     if not bool((error <= allowed).all()) or not bool(((shares - 1).abs() < _ROUNDED_SHARE).all()):
         return False
     inexact = (error > _EXACT * size)[size > 0].double().mean()
@@ -140,7 +140,7 @@ def furthest_ratio(rates: Iterable[tuple[float, float]]) -> float:
     ``rates`` has pairs of a learning rate and the right one. A ratio is 1 if both are zero. The result is 1
     without any pair.
     """
-    ratios = [rate / right if right else _FROM_ZERO if rate else 1.0 for rate, right in rates]
+    ratios = [rate / right if right else _RATIO_TO_ZERO if rate else 1.0 for rate, right in rates]
     return max(ratios, key=lambda ratio: abs(ratio - 1), default=1.0)
 
 

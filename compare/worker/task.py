@@ -116,7 +116,7 @@ class Task(ABC):
         self.config = config
         self.device = device
         self.workload = workload
-        """The workload, with the model and the closures that this task uses and no other."""
+        """The workload; a user's has a new model for each task, and new closures if its factory is fast."""
         self.gate_dtype: torch.dtype | None = None
         """Dtype of the model and the batches in a gate of a proof; None elsewhere."""
         self.averages_gradients = True
@@ -288,7 +288,7 @@ class Task(ABC):
         return task
 
     def for_proof_of(self, replica: Replica) -> Self:
-        """Return a copy of this task whose global batch the replica can divide into its parts."""
+        """Return a copy of this task with a batch that the replica can divide, and its kind of averaging."""
         parts = replica.parts_per_pass
         multiple = parts // math.gcd(parts, self.config.ranks)
         size = math.ceil(self.config.batch_size_per_rank / multiple) * multiple

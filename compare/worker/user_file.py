@@ -62,7 +62,7 @@ _JOINING = ("init_process_group", "new_group", "new_subgroups", "init", "join")
 _ASKING = ("is_initialized", "get_world_size", "get_rank", "size", "rank", "local_rank", "local_size")
 """Functions of these files that ask for the rank or the number of ranks."""
 _MPI = "mpi4py.MPI"
-_set_at: dict[str, str] = {}
+_setter_lines: dict[str, str] = {}
 """The line of the user's last call of each of torch's setters, as file:line, by the setter's name."""
 
 
@@ -73,7 +73,7 @@ MakeWorkload: TypeAlias = "Callable[[], Workload]"
 def load_workload(source: DatasetSource, seed: int) -> MakeWorkload:
     """Import the user's file with seeded generators, and return a function that calls its factory.
 
-    This function raises ``WorkloadError`` if the file has no such factory, if the factory returns no
+    The returned one raises ``WorkloadError`` if the file has no such factory, if the factory returns no
     workload, or if it joins a group or ends the process. Errors of the user's own code stay as they are.
 
     Raises:
@@ -112,7 +112,7 @@ def _make_workload(source: DatasetSource, file: Path, factory: str) -> Workload:
 class Factory:
     """A callable that returns a new workload at each call, by the user's factory ``make``.
 
-    All but the data and the loader is new, so each workload has its own state in the model and in closures.
+    All but the data sets and the loader is new, so models and closures of each workload keep their own state.
     A slow factory is called only once; then each workload gets a copy of its model, but all share closures.
     """
 
@@ -157,13 +157,13 @@ def require_threads(threads: int) -> None:
             f"your code sets torch to {counted(found, 'thread')}, but this run gives each rank {threads}. "
             "The results would then state the wrong number of threads.\n"
             f"Remove your call of torch.set_num_threads, or run with --threads {found}.",
-            where=_set_at.get("set_num_threads", ""),
+            where=_setter_lines.get("set_num_threads", ""),
         )
 
 
 def default_dtype_of_user() -> str:
     """Return the default dtype that the user's code set, as ``DTYPE (FILE:LINE)``; empty if it set none."""
-    where = _set_at.get("set_default_dtype")
+    where = _setter_lines.get("set_default_dtype")
     return f"{torch.get_default_dtype()} ({where})" if where else ""
 
 
@@ -183,10 +183,10 @@ def _import_once(file: Path, sha256: str) -> ModuleType:
 
 @contextmanager
 def _refused_script_acts(folder: str, file: Path) -> Iterator[None]:
-    """Raise ``WorkloadError`` if the user's code in the block joins a group or ends the process.
+    """Raise ``WorkloadError`` if the user's code in the block joins or needs a group, or ends the process.
 
-    The lines of calls of torch's setters are kept in ``_set_at``. ``sys.argv`` has only the file, because
-    Ringside's own arguments are not meant for the user's code.
+    The lines of calls of torch's setters are kept in ``_setter_lines``. ``sys.argv`` has only the file,
+    because Ringside's own arguments are not meant for the user's code.
     """
     user_line, process = partial(_running_user_line, folder), os.getpid()
 
@@ -194,7 +194,7 @@ def _refused_script_acts(folder: str, file: Path) -> Iterator[None]:
         raise WorkloadError(f"{why}\n{_NOT_AS_SCRIPT}", where=user_line())
 
     def note_and_set(name: str, setter: Callable[..., Any], *arguments: Any) -> Any:
-        _set_at[name] = user_line()
+        _setter_lines[name] = user_line()
         return setter(*arguments)
 
     def leave(status: int) -> None:

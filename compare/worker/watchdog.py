@@ -1,6 +1,6 @@
 """End a rank that makes no progress, and write the stacks of a rank that receives SIGTERM.
 
-Every progress record restarts a timer. The timer is in C, so a stuck interpreter does not delay it. When it
+Progress records restart a timer. The timer is in C, so a stuck interpreter does not delay it. When it
 expires, it prints the stacks of all threads to the log and ends the process.
 
 On SIGTERM, a handler writes these stacks into a file, and then the process ends. The handler is in C as well,
@@ -116,7 +116,7 @@ class Watchdog:
 
 
 class PassTimer:
-    """A timer of a rank's passes during a proof, which sets the watchdog's limit for the passes that follow.
+    """A timer of a rank's passes in a proof or an end step, which sets the watchdog's limits.
 
     The limit is the stall time plus the time that the passes would take at the pace last measured. Until a
     pass has been timed (``pass_seconds`` is 0), the limit is the stall time for each pass. In the first step,

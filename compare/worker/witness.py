@@ -29,7 +29,7 @@ only one second, so a rank that needs longer leaves its stacks, but no record of
 """
 
 _CHECK_SECONDS = 1.0
-"""Time between two checks of the lease, a file that is touched again and again while the parent lives."""
+"""Time between two checks of the lease, a file that the launching process touches while it lives."""
 _SAME_MOMENT_SECONDS = 0.03
 """Maximum time between SIGTERM to a rank and SIGTERM to its witness, if a launcher sends both at once.
 
@@ -121,7 +121,7 @@ class _Witness:
                 self._kill_at = math.inf  # a rank in uninterruptible sleep exits when it can
 
     def _lease_has_expired(self) -> bool:
-        """Return whether the parent has not touched the lease for ``LEASE_SECONDS``.
+        """Return whether the launching process has not touched the lease for ``LEASE_SECONDS``.
 
         Only a change of the file's time counts, so the clocks of two hosts may differ.
         """
@@ -183,7 +183,7 @@ class _Witness:
 def _write(file: Path, text: str) -> None:
     """Write text into a file, whole or not at all.
 
-    Errors are ignored, because the parent reports a full disk or a missing folder by itself.
+    Errors are ignored, because the launching process reports a full disk or a missing folder by itself.
     """
     temporary = _temporary(file)
     with suppress(OSError):

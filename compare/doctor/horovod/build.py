@@ -56,8 +56,8 @@ def install_horovod(
     printed on ``console``, by default on standard error.
 
     Raises:
-        UnavailableError: torch, a compiler or another tool is missing, or the build failed; the error of a
-            failed build names the log.
+        UnavailableError: torch, a compiler or another tool is missing, or Horovod cannot be built or loaded.
+            The error of a failed build names the log.
         UsageError: the constraints file does not exist.
     """
     console = console or Console(stderr=True, highlight=False, soft_wrap=True)

@@ -51,7 +51,7 @@ class Commands:
         ``title`` names the command where its progress is printed. Percentages are taken from CMake's output.
 
         Raises:
-            UnavailableError: the command failed; the error has its first errors and the path of the log.
+            UnavailableError: the command failed; the error has the first error lines and the path of the log.
         """
         self.log.write(f"\n$ {shlex.join(command)}\n")
         output: deque[str] = deque(maxlen=_LINES_KEPT)
@@ -97,11 +97,11 @@ class Commands:
 def installing(subject: str, folder: Path, console: Console) -> Iterator[Commands]:
     """Hold the lock of a folder in the cache, and yield the ``Commands`` with which the folder can be filled.
 
-    The lock also protects the log, which is beside the folder. If another process holds the lock, that is
-    printed, and then waited for.
+    The lock also protects the log, which is beside the folder. If another process holds the lock, this one
+    prints a message and waits.
 
     Raises:
-        UnavailableError: the block raised an ``OSError``, most likely because the cache cannot be written.
+        UnavailableError: an ``OSError`` occurred, most likely because the cache cannot be written.
     """
     lock = filelock.FileLock(folder.with_name(f"{folder.name}.lock"))
     try:

@@ -32,7 +32,7 @@ class SharedNetwork(NamedTuple):
 
 
 def hostname(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
-    """Find hosts named localhost, and hosts whose own name resolves wrongly, not at all, or slowly."""
+    """Find hosts named localhost, hosts whose own name does not resolve rightly, and slow name look-ups."""
     many = len(hosts) > 1
     for each, facts in hosts_with_facts(hosts):
         if many and (each.host.name.lower() == "localhost" or _is_loopback(each.host.name)):

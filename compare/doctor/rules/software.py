@@ -26,7 +26,7 @@ _FLAVOURS = (
     ("Intel MPI", r"Intel\(R\) MPI Library.*?(\d{4}[\d.]*)"),
     ("MPICH", r"(?:HYDRA build details:\s+Version:|MPICH(?: Version:)?)\s+v?(\d[\w.]*)"),
 )
-_OF_THE_LOADER = re.compile(r"\.so\b|undefined symbol|GLIBC")
+_LOADER_ERROR = re.compile(r"\.so\b|undefined symbol|GLIBC")
 
 
 class _Package(NamedTuple):
@@ -55,7 +55,7 @@ _REPAIRS: dict[str, tuple[Topic, str]] = {
     "mpi4py": ("mpi", MPI_WHEELS),
     "mpich": ("mpi", "compare install mpich --force"),
 }
-"""Topic of a library that is installed and does not load, and the command that repairs it."""
+"""For each library, the topic of a finding that it does not load, and the command that repairs it."""
 
 
 def ringside(hosts: Sequence[ExaminedHost], here: Installation) -> Iterator[Finding]:
@@ -127,7 +127,7 @@ def libraries(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
             if library.problem and facts.ringside and package in facts.packages:
                 topic, repair = _REPAIRS[name]
                 fix = f"`{repair}`, on {each.host.name}."
-                if _OF_THE_LOADER.search(library.problem):
+                if _LOADER_ERROR.search(library.problem):
                     fix = f"If LD_LIBRARY_PATH or LD_PRELOAD is set there, try without it. Otherwise {fix}"
                 yield each.problem(topic, f"{name} does not load.", library.problem, fix)
 
