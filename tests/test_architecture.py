@@ -400,7 +400,7 @@ def test_every_error_says_what_to_do():
 
 @pytest.mark.parametrize(("target", "mark"), [("timed", "timed"), ("faults", "faults"), ("hosts", "lab")])
 def test_marked_tests_lie_where_make_looks_for_them(target, mark):
-    """Tests of the lab are its own target's, whatever their other marks are."""
+    """Tests of the lab have a target of their own, also those with other marks."""
     (folders,) = re.findall(rf"^test-{target}: TESTS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     files = [file.relative_to(ROOT) for file in (ROOT / "tests").rglob("*.py")]
     marked = [file for file in files if re.search(rf"pytest\.mark\.{mark}\b", (ROOT / file).read_text())]

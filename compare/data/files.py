@@ -215,7 +215,7 @@ def refuse_damaged(files: Sequence[FileStatus], directory: Path) -> None:
             f"{counted(len(damaged), 'file')} in {directory} cannot be used. Nothing was overwritten.",
             found="\n".join(f"{file.path} ({file.size_bytes:,} bytes): {file.problem}" for file in damaged),
             remedy="Correct the folder's path or permissions, or name another folder with --data-dir."
-            if any(_why_unseen(Path(file.path)) for file in damaged)
+            if all(_why_unseen(Path(file.path)) for file in damaged)
             else replace_remedy(directory, [file.path for file in damaged]),
         )
 

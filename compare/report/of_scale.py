@@ -93,8 +93,8 @@ def _warnings(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
     if counts:
         threads = counted(scale.runs[counts[0]].config.threads_per_rank, "thread")
         yield (
-            f"{_HOLLOW_DOT} {listed(map(str, counts))} ranks with {threads} each outnumber the cores of a host. "
-            "They wait for cores, so no statement uses these rows."
+            f"{_HOLLOW_DOT} {listed(map(str, counts))} ranks with {threads} each outnumber the cores of a "
+            "host. They wait for cores, so no statement uses these rows."
         )
 
 

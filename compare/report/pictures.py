@@ -92,7 +92,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def byte_ticks(scale: AxisScale) -> list[float]:
-    """Return at most six powers of two between the ends of a scale, each the same multiple of the one before."""
+    """Return at most six powers of two between the ends of a scale, with equal ratios between neighbours."""
     powers = range(math.ceil(math.log2(scale.low)), math.floor(math.log2(scale.high)) + 1)
     return [float(2**power) for power in powers[:: max(1, math.ceil(len(powers) / _MOST_TICKS))]]
 

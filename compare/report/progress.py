@@ -97,9 +97,10 @@ class LaunchPace:
 class LiveProgress:
     """Shows live what a launch does and how much time is left.
 
-    Each round leaves a line with the step times so far; a proof or a sweep leaves one for each launch. Without
-    a terminal there are only lines, and with ``quiet`` not even these. While an arm trains in its turn, nothing is drawn. At other times the
-    display changes with each event, but in timed stages only if the progress of rank 0 is new.
+    Each round leaves a line with the step times so far; a proof or a sweep leaves one for each launch.
+    Without a terminal there are only lines, and with ``quiet`` not even these. While an arm trains in its
+    turn, nothing is drawn. At other times the display changes with each event, but in timed stages only if
+    the progress of rank 0 is new.
     """
 
     def __init__(
