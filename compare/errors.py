@@ -31,25 +31,25 @@ class RingsideError(Exception):
 
 
 class UsageError(RingsideError):
-    """The command line, a hostfile or an arm is wrong, so nothing was started."""
+    """A request is wrong, or does not fit the hosts or a scheduler's job, so no rank was started."""
 
     exit_code = 2
 
 
 class DataError(RingsideError):
-    """The data set is missing, truncated or does not match its checksum."""
+    """The data set is missing or damaged, or cannot be fetched."""
 
     exit_code = 3
 
 
 class UnavailableError(RingsideError):
-    """A requested library, launcher or device is missing. Ringside never takes another in its place."""
+    """A program, library, device or service is missing or fails. Ringside never takes another instead."""
 
     exit_code = 4
 
 
 class OutputError(RingsideError):
-    """Results cannot be written, or a run cannot be read."""
+    """A file, folder or output stream cannot be written, or stored results cannot be read."""
 
     exit_code = 5
 
@@ -65,13 +65,13 @@ class OutputError(RingsideError):
 
 
 class LaunchError(RingsideError):
-    """A launch ended without a result from every rank."""
+    """A launch failed: a rank left no result, or the launcher failed."""
 
     exit_code = 6
 
 
 class StalledError(LaunchError):
-    """A launch took too long, or a rank stopped making progress."""
+    """A launch took too long, a rank stopped making progress, or the launcher did not exit."""
 
     exit_code = 7
 
@@ -89,19 +89,19 @@ class HostError(RingsideError):
 
 
 class AllocationError(HostError):
-    """The scheduler ended the job: cancelled, preempted, or out of time."""
+    """The scheduler ended the job, for example because it was cancelled, preempted or out of time."""
 
     exit_code = 13
 
 
 class ConditionsError(RingsideError):
-    """The arms or runs that are compared ran under different conditions. Their results are saved."""
+    """The compared arms or runs had different conditions, or an arm ran outside its environment."""
 
     exit_code = 10
 
 
 class BudgetError(RingsideError):
-    """``--budget``, or the time of the scheduler's job, ended before every arm had run once."""
+    """``--budget`` or the scheduler's job leaves too little time to run every arm or group once."""
 
     exit_code = 11
 
@@ -119,7 +119,7 @@ class SlowerError(RingsideError):
 
 
 class TooNoisyError(RingsideError):
-    """Noise, or too few rounds, leave open whether an arm is slower than a gate allows."""
+    """Noise, or too few rounds, leave it open whether an arm is slower than a gate allows."""
 
     exit_code = 15
 

@@ -80,7 +80,7 @@ class _Commands(TyperGroup):
 
     @commands.setter
     def commands(self, _: Any) -> None:
-        """Ignore what typer sets, which are the commands of ``app`` itself: it has none."""
+        """Ignore the commands of ``app`` itself, which typer sets here: there are none."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write each command with its summary."""
@@ -105,7 +105,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line.
 
-    A user's mistake ends in three lines and an exit code, never in a traceback.
+    A user's mistake ends in a message of three parts and an exit code, never in a traceback.
     """
     end_in_good_order()
     wrap_standard_streams()

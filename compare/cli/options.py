@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Format: TypeAlias = Literal["table", "markdown", "html", "csv", "json"]
 """Formats in which a result or a prediction can be printed."""
 Order: TypeAlias = Literal["step", "name", "sync"]
-"""Figures by which a report can sort the arms."""
+"""What a report can sort the arms by: step time, name, or the cost of synchronising."""
 
 
 def read_seconds(written: str | float) -> float:

@@ -188,8 +188,8 @@ def carry_out(
     """Carry out a request by ``start``, a function of ``compare.experiment``, and export its result.
 
     If the request is stopped or fails, what was saved until then is exported as well. ``exporting`` is called
-    in place of ``export``, if it is given. ``counts`` is how many numbers of ranks are launched, because
-    each of them has all the launches of the configuration.
+    in place of ``export``, if it is given. ``counts`` is how many numbers of ranks are launched: the
+    progress display expects all launches of the configuration for each of them.
 
     Returns:
         The result, and the path of its folder.

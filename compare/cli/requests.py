@@ -177,7 +177,7 @@ def find_hosts(flags: HostFlags) -> Allocation:
 
 
 def _find_allocation(flags: HostFlags) -> Allocation:
-    """Return all hosts of the hostfile, the job or the rehearsal, before any are included or excluded."""
+    """Return all hosts that flags, a job or a rehearsal give, before any are included or excluded."""
     from compare.experiment.allocation import find_allocation
     from compare.launch.engines.ssh import Ssh
 

@@ -1,4 +1,4 @@
-"""Carry out a run, or only plan it; each launch is checked and saved before the next one starts."""
+"""Carry out a run, whose launches are checked and saved as it goes on, or only plan it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
     Raises:
         HostError: a host cannot be reached, or has another version.
         UnavailableError: the program that reaches the hosts is missing on this machine.
-        UsageError: the network interface is missing, or none can be chosen.
+        UsageError: the network interface is missing or cannot be chosen, or two hosts are one machine.
     """
     hosts, carrier, source, job, _ = request.allocation
     if source:

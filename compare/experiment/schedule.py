@@ -59,7 +59,7 @@ START_SECONDS = 3.0
 _HANDOVER_SECONDS = 0.02
 """Time from the last step of a turn to the first of the next one."""
 _RESERVE = 0.85
-"""Fraction of a time limit that a plan may fill, because rounds differ and a budget ends a late one."""
+"""Fraction of a time limit that a plan may fill, because rounds vary and may not end after the limit."""
 _ENOUGH_COHORTS = 2
 """Minimum number of finished cohorts from which spreads are estimated."""
 
@@ -115,7 +115,7 @@ def _has_another_round(run: Run, rounds: int) -> bool:
 
 
 def is_settled(run: Run) -> bool:
-    """Return whether every verdict is resolved, or none will be shown because a host is oversubscribed."""
+    """Return whether the gate or every verdict is decided, or a host is oversubscribed, so none can be."""
     if is_oversubscribed(run):
         return True
     figures = Figures(run)
@@ -214,7 +214,7 @@ def turn_seconds(
 
     A pass, in which every arm takes one turn, lasts ``TURN_SECONDS`` times the number of arms. The turns of
     arms without an open comparison last ``SHORT_SECONDS``. The other arms share the rest in proportion to the
-    spread of their turns times the square root of their number of comparisons, but get no less.
+    spread of their turns times the square root of their number of comparisons, but get no less than that.
     """
     weights = {
         arm: spreads[arm] * math.sqrt(count)
@@ -240,7 +240,7 @@ def turns_of_arm(
     turns, summed over comparisons. A cohort takes the time of its start plus m passes. In a given time, the
     variance of the mean is least for m = sqrt(V / L * start / pass) (two-stage sampling: W. G. Cochran,
     "Sampling Techniques", 3rd ed., 1977). The number is smaller if ``--timeout``, or the time for the rounds
-    before the first verdict, leaves no more. Without a time limit it is ``TURNS``.
+    before the first verdict, leaves no more. It is ``TURNS`` where nothing is estimated.
     """
     if run.config.limit_seconds is None:
         return TURNS

@@ -61,7 +61,7 @@ class UserRequest(LaunchRequest):
 
     config: RunFields
     arms: tuple[Arm, ...]
-    """The arms that the user named; empty for all that can run."""
+    """The arms that the user named; empty for all default arms that can run."""
     baseline: str | None = None
     """The arm with which others are compared, as the user wrote it; None for the first."""
     control: bool = False
@@ -181,7 +181,7 @@ def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str
 def choose_arms(
     named: tuple[Arm, ...], device: str, survey: Survey, *, one_host: bool
 ) -> tuple[tuple[Arm, ...], dict[str, str]]:
-    """Choose the arms of a run: those that the user ``named``, or all that can run if none are named.
+    """Choose the arms of a run: those that the user ``named``, or else all default arms that can run.
 
     Arms whose ranks share memory on CPUs are among the latter only if all ranks are on ``one_host``.
 

@@ -151,7 +151,7 @@ def _divide_time(resources: Resources, words: Sequence[str]) -> tuple[float, flo
 
 
 def _least_minutes(words: Sequence[str], seconds: float) -> int:
-    """Return how many minutes the shortest job has that leaves ``seconds`` to measure."""
+    """Return the time limit in minutes of the shortest job that leaves ``seconds`` to measure."""
     needed = seconds + _END_SECONDS
     given = _flag_seconds(words, "--wait-for-hosts")
     # In a short job, the workers may take a third of the time to start.

@@ -173,6 +173,6 @@ def follow(job: str, output: Path, show: Callable[[str], None]) -> int:
 
 
 def default_files(folder: Path, command: str) -> tuple[Path, Path]:
-    """Return the paths in ``folder`` of a new job's script and output: time, command and process id."""
+    """Return paths in ``folder`` for a job's script and output, named after time, command and process id."""
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{command}-{os.getpid()}"
     return folder / f"{stem}.sh", folder / f"{stem}.out"

@@ -109,7 +109,7 @@ class LaunchFolders:
         """Folder for temporary files of the ranks."""
         has_memory = not self.in_place or os.access(in_memory, os.W_OK)
         self.shared_memory = (in_memory if has_memory else self.temporary) / name
-        """Folder in memory for Open MPI's segments."""
+        """Folder for Open MPI's segments, which is in memory unless /dev/shm cannot be written."""
         self.exported = self.temporary / "exported.json"
         """Path of the file that holds the environment variables of ``-x``."""
         self.turns = str(self.temporary / "turns") if in_turns else ""
@@ -153,7 +153,7 @@ def plan_launch(
 ) -> LaunchPlan:
     """Return the job of a launch, which ``make_job`` makes, and the commands that start it.
 
-    ``port`` is a free port of the first host, at which ranks meet that torchrun starts.
+    ``port`` is the port of the first host at which ranks meet, if torchrun starts them.
 
     Raises:
         UnavailableError: the arm's launcher is not installed.
@@ -172,7 +172,7 @@ def plan_launch(
 
 
 def _commands(config: LaunchConfig, arm: Arm, folders: LaunchFolders, port: int) -> list[Command]:
-    """Return the commands that launch an arm: one for each host, or a single one for this machine.
+    """Return the commands that launch an arm: one for each host, or a single one that this machine executes.
 
     The environment variables of the launch override those that all arms have, and variables of the arm itself
     override both. If the launcher is not installed, an ``UnavailableError`` is raised.

@@ -53,7 +53,7 @@ class HostFacts:
     hosts: tuple[Host, ...]
     """The hosts in the order of ranks, each with as many slots as it has ranks."""
     machines: list[Ready]
-    """Each host's machine, as its agent described it at its start."""
+    """Each host's machine, as its agent described it at its start, or as a dry run assumes it."""
     network: Network
     exported: Mapping[str, str]
     """Environment variables of the ranks, which are passed on in private files only."""
@@ -153,8 +153,8 @@ def assume_facts(
 ) -> HostFacts:
     """Return facts of the allocated hosts for a dry run, without asking any of them.
 
-    Every other host is assumed to be a machine like this one. It has one GPU for each of its ranks if
-    ``with_gpus`` is set, and otherwise none.
+    Every other host is assumed to be like this machine, but with one GPU for each of its ranks if
+    ``with_gpus`` is set, and otherwise with none.
 
     Raises:
         UsageError: this machine is the only host, and has no such ``interface``.
@@ -274,7 +274,7 @@ class Cluster(HostFacts):
 
 
 def _require_ready(agents: Sequence[Connection], host_count: int) -> None:
-    """Wait for the first message of every agent; else raise one error for all of ``host_count`` that fail."""
+    """Wait for every agent's first message, or raise one error for all of ``host_count`` that fail."""
     lost: dict[Connection, RingsideError] = {}
     # Each connection has a time limit of its own, after which it is lost.
     exchange_until(agents, lambda: all(agent.ready or agent in lost for agent in agents), math.inf, lost=lost)

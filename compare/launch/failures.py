@@ -4,7 +4,7 @@ Launchers name the victim: the rank whose connection broke, not the one that bro
 the first observed failure, by the time at which the process exited. No other rank can notice it sooner,
 because the kernel closes the connections of a process at its exit.
 
-A rank that its launcher ended is never the cause. A rank that was killed from outside is never a victim.
+A rank that was killed from outside is never a victim. One that its launcher ended may cause a stall.
 
 Errors quote only those lines from the log of a dead rank, or of its launcher, that explain a crash. Python
 prints its stacks at a crash, and a library prints an error before it aborts. Lines around these explain
@@ -147,7 +147,7 @@ class Cause(NamedTuple):
     rank: int
     host: str
     kind: Literal["raised", "died", "stalled", "deadlocked"]
-    """``deadlocked`` if ranks wait for each other; then ``rank`` is the lowest of them."""
+    """``deadlocked`` if ranks wait for each other; then ``rank`` is one of them."""
     at: float
     """Unix time by this machine's clock at which the rank exited or failed; infinity if unknown."""
     found: str
@@ -172,10 +172,9 @@ def find_cause(evidence: list[Evidence]) -> Cause | None:
 
 
 def find_unstarted(evidence: list[Evidence]) -> Evidence | None:
-    """Return the rank that never started, if it is the only one and explains why the others were ended.
+    """Return the only rank that never started, if that explains why others were ended; otherwise None.
 
-    None is returned if several ranks or no rank never started, or if another rank without a result was not
-    ended.
+    It explains this if every other rank without a result was ended, and there is at least one of them.
     """
     unfinished = [rank for rank in evidence if not rank.has_result]
     unstarted = [rank for rank in unfinished if not rank.started and not rank.failure]
@@ -187,8 +186,8 @@ def find_unstarted(evidence: list[Evidence]) -> Evidence | None:
 def main_stack(evidence: Evidence) -> _Stack:
     """Return the stack of a rank's main thread, innermost frame first; an empty list if it is unknown.
 
-    Frames of Python's import system are left out. A rank that imports MPI waits for all others within that
-    system, so the module that imports MPI should come first.
+    Frames of Python's import system are left out. So if a rank waits for the others while it imports MPI, the
+    first frame is in the module that imports MPI.
     """
     dump = _DUMP.search(evidence.log)
     for stack in _THREAD.split(evidence.log[dump.end() :] if dump else evidence.stacks)[1:]:

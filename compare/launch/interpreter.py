@@ -56,7 +56,7 @@ class _Description(msgspec.Struct):
     ringside: str = ""
     """The version of its Ringside; empty if it has none."""
     protocol: int | None = None
-    """The protocol between the parent and the ranks of its Ringside; None if it names none."""
+    """Number of the protocol with which its Ringside's parent and ranks communicate; None if it has none."""
 
 
 def find_interpreter(against: str) -> Interpreter:
@@ -100,7 +100,7 @@ def _ask(path: Path) -> _Description:
     """Return what the interpreter at ``path`` prints about itself.
 
     It runs without the user's PYTHONPATH, so that only its own packages count. Afterwards no process that it
-    started is left, unless one changed both its session and its environment.
+    started is left, unless one changed both its process group and its environment.
 
     Raises:
         UnavailableError: it cannot be executed, is too slow, or prints something else.

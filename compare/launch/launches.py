@@ -176,7 +176,7 @@ def launch_arm(
     Raises:
         BudgetError: the run's budget ended before the launch did.
         HostError: a host was lost.
-        LaunchError: a rank failed, died or stalled.
+        LaunchError: the launch failed, stalled or took too long.
         OutputError: the run's folder cannot be written.
         UnavailableError: the launcher is not installed.
     """
@@ -261,7 +261,7 @@ class Cohort(AliveLaunches):
             BudgetError: the run's budget ended before the cohort did.
             HostError: a host was lost.
             InterleaveError: the arms do not fit into memory, or a rank cannot be stopped.
-            LaunchError: a rank failed, died or stalled.
+            LaunchError: a launch failed, stalled or took too long.
             OutputError: the run's folder cannot be written.
             UnavailableError: a launcher is not installed.
         """

@@ -91,8 +91,8 @@ class Monitor:
         ``where`` names the launch in errors. ``ending`` is how it ended. ``kind`` is the struct of a result.
 
         Raises:
-            StalledError: a rank stalled, or the launch took too long.
-            LaunchError: a rank raised an exception or died, or the launcher failed.
+            StalledError: a rank stalled, the launch took too long, or the launcher did not exit.
+            LaunchError: a rank raised an exception or died, the launcher failed, or the parent fell silent.
             OutputError: the disk is full, or a result cannot be read.
         """
         missing = [rank for rank in self._ranks if not self._has_result(rank)]
@@ -113,7 +113,7 @@ class Monitor:
         raise self.circumstances.explain(error, trained=trained) if self.circumstances else error
 
     def _has_failed(self, rank: int) -> bool:
-        """Return whether a rank exited by itself and left no result."""
+        """Return whether a rank exited without a result, and not because its witness ended it."""
         record = _read_if_there(self.files.exit(rank), RankExit)
         return record is not None and not record.ended_by and not self._has_result(rank)
 
@@ -201,8 +201,8 @@ class Monitor:
     def _where_to_read(self, cause: Cause) -> tuple[list[str], str]:
         """Return lines of the launcher that explain a cause, and a sentence that names the file to read.
 
-        The list of lines is empty if the rank itself printed anything. If neither the rank nor its launcher
-        printed anything, the sentence names the launch's folder.
+        The list of lines is empty unless only the launcher printed a reason. If neither it nor the rank did,
+        the sentence names the launch's folder.
         """
         log, stacks = self.files.log(cause.rank), self.files.stacks(cause.rank)
         # The watchdog prints stacks into the log. A rank that was ended before that has them in a file.
@@ -220,7 +220,7 @@ class Monitor:
         )
 
     def _error_without_cause(self, where: str, ending: Ending, evidence: list[Evidence]) -> LaunchError:
-        """Return the error of a launch that failed although no rank failed by itself."""
+        """Return the error of a failed launch whose root cause is not the failure of a rank."""
         remedy = f"The output of the launcher and the ranks is in {self.files.directory}."
         missing = [rank for rank in evidence if not rank.has_result]
         progress = "; ".join(map(_describe_progress, evidence))

@@ -54,7 +54,7 @@ def choose_network(
     Args:
         addresses: lists of addresses, as 10.0.0.2/24, by host and then by interface.
         asked: the interface that the user named, or None.
-        reached_at: the address at which each host was reached, in the order of hosts; empty where unknown.
+        reached_at: the address to which each host's name resolves, in the order of hosts; empty if to none.
 
     Raises:
         UsageError: no network fits, or several fit equally well.

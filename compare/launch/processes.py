@@ -36,7 +36,7 @@ class Segments(NamedTuple):
     pattern: str
     """Pattern of the files' names."""
     since: float
-    """Unix time at which the launch started; older files belong to other launches."""
+    """Unix time shortly before the launch started; older files belong to other launches."""
 
 
 def adopt_orphans() -> None:
@@ -72,7 +72,7 @@ def supervise(
             another machine starts the ranks here, and only ``on_tick`` ends them.
         name: the launch's name, which every process of the launch has in its environment.
         log: the file that receives what the command prints.
-        on_tick: returns whether the launch may go on. It is called twice a second.
+        on_tick: returns whether the launch may go on. It is called at least twice a second.
         wake: file descriptors; when one of them can be read, ``on_tick`` is called at once.
         while_waiting: is called again and again while processes exit, which may take seconds.
         segments: the shared memory to remove.
@@ -152,8 +152,8 @@ def end_all(
         name: the launch's name, which is the path of its folder.
         child: the process of the launch that this one started and must reap, if there is one.
         while_waiting: is called again and again until all processes have exited.
-        spared: descendants of this process that do not belong to the launch, while all others do. None if no
-            process belongs to the launch only because it is a descendant.
+        spared: descendants of this process that do not belong to the launch, while all others do. With None,
+            a descendant belongs to it only if it has the launch's name.
         segments: the shared memory of the launch. Files of it that no process maps are removed.
     """
 

@@ -1,6 +1,6 @@
 """Carry out one launch through the agents of its hosts, and collect exactly one result from every rank.
 
-Every launch takes the same path. The agents make its folders and write its job. Then the agent of this
+Every launch takes the same path. The agents make its folders and write its files. Then the agent of this
 machine starts mpirun or horovodrun, or the agent of every host starts its torchrun. The agents renew the
 lease of the ranks, send back the files, and end all processes.
 
@@ -80,10 +80,10 @@ class LaunchSettings:
 class RunningLaunch:
     """One launch of an arm on the hosts of a cluster, from its folder to the record of its results.
 
-    The constructor makes the launch's folder, and prepares its job, commands and monitor. No rank starts
-    before ``begin``.
+    The constructor makes the folder and prepares the launch. No rank starts before ``begin``.
 
     Raises:
+        HostError: the first host was lost, or does not answer.
         OutputError: the launch's folder cannot be made.
         UnavailableError: the launcher is not installed.
     """
@@ -98,8 +98,7 @@ class RunningLaunch:
         """Prepare the launch, or its second start in other folders if ``restarted_because`` is a reason.
 
         Raises:
-            OutputError: the launch's folder cannot be made.
-            UnavailableError: the launcher is not installed.
+            RingsideError: the same errors as those of the constructor.
         """
         settings, planned, arm = self.settings, self.planned, self.planned.arm
         cluster = self._cluster = settings.cluster

@@ -1,7 +1,7 @@
 """Stage the data set: find it on every host, or copy it there.
 
-``python -m compare.launch.staging DATASET DIRECTORY KEY`` prints where the host on which it runs has the data
-set. If it gets the files on standard input, as MessagePack, it keeps a copy of them first.
+``python -m compare.launch.staging DATASET DIRECTORY KEY`` prints where its host has the data set. If it
+gets the files on standard input, as MessagePack, it keeps a copy of them first.
 """
 
 from __future__ import annotations

@@ -81,11 +81,11 @@ class LaunchLink:
         self.exited: Exited | None = None
         """How the launch ended on this host; None before its end."""
         self.arrivals: list[Arrival] = []
-        """What each rank reported when it began to wait for a turn; empty unless all of the host wait."""
+        """What the host's ranks reported when they began to wait for a turn; empty until all of them do."""
         self.memory_left_bytes = 0
         """Memory that was left on the host when its ranks last began to wait."""
         self.error: RingsideError | None = None
-        """Why the launch could not start or was lost; None if it was not, or after the error was raised."""
+        """The error with which the launch failed on the host; None without one, or after it was raised."""
         self._name = name
         self._received: ReceivedFiles | None = None
 

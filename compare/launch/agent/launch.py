@@ -1,9 +1,9 @@
 """Carry out one launch on this host, and leave nothing behind.
 
-The agent makes the folders, and starts the launcher if one starts on this host. It renews the lease of the
-ranks, a file whose age tells them that the parent lives, while the parent sends messages. In the end it ends
-every process and removes the folders. When the parent is killed, the pipe closes, and the agent cleans up in
-the same way.
+The agent makes the folders, and starts the launcher if one starts on this host. While the parent sends
+messages, the agent renews the lease of the ranks: a file whose age tells them that the parent lives. In the
+end it ends every process and removes the folders. When the parent is killed, the pipe closes, and the agent
+cleans up in the same way.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PUSH_SECONDS = 0.05
 def carry_out(start: Start, pipe: MessagePipe, segments: Segments | None) -> Exited | Refused:
     """Carry out a launch to its end, and return the last message for the parent.
 
-    ``Refused`` means that the launch could not start, or that its folder was lost. In any case, no process,
+    ``Refused`` means that the launch could not start, or was ended by an error. In any case, no process,
     no scratch folder and none of the launch's ``segments`` of shared memory is left on this host.
     """
     made: list[Path] = []

@@ -27,7 +27,7 @@ class Mirror:
 
     JSON files and exit records are sent whole, other files in chunks. The exit record of a rank comes last,
     after everything that the rank wrote. Folders below ``directory`` are left out, and so are the files whose
-    names are in ``known``, because the parent has them already.
+    names are in ``known``, because the parent does not need them.
     """
 
     def __init__(self, directory: Path, known: set[str]) -> None:
@@ -91,7 +91,7 @@ class ReceivedFiles:
         self._sizes: dict[str, int] = {}
 
     def write(self, message: FileData) -> None:
-        """Write a whole file or append its next chunk; ignore the file of a rank on another host.
+        """Write a whole file or append its next chunk; ignore unknown files, and those of other hosts.
 
         Raises:
             HostError: a file is larger than 4 GiB, as no log should be.

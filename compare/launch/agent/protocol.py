@@ -19,7 +19,7 @@ from compare.schema.turns import Arrival, Turn
 ALIVE_SECONDS = 0.5
 """Time between two keep-alive messages, which both ends send."""
 BACKLOG_BYTES = 1 << 20
-"""Size of unsent messages at which no further files are read, so that memory does not fill up."""
+"""Size of unsent messages at which no more are made from files or launches, so that memory is left."""
 
 _PREAMBLE = b"\0RINGSIDE 1\n"
 """The bytes that precede the first message, because a login shell may print something before it."""
@@ -151,7 +151,7 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The launch could not start on this host, or was lost while it ran, for the reason of this error."""
+    """The launch could not start on this host, or was ended there, for the reason of this error."""
 
     kind: str
     """Name of the error's class."""

@@ -1,7 +1,7 @@
 """Hold the ranks of one launch on this host between their turns.
 
 A rank waits on a named pipe that only the agent holds open for writing. When the agent is killed, the rank
-reads the end of the file and exits. If threads of a library would run on, the agent stops the process
+reads the end of the file and exits. If threads of a library would run on, the agent stops the rank
 (SIGSTOP). It also stops a rank that has child processes, together with these, because a data loader's workers
 would go on fetching. It continues all of them before it writes a turn, so no wake-up is lost.
 """

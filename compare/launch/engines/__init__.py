@@ -78,7 +78,7 @@ class Carrier(msgspec.Struct, frozen=True):
     """A way to start processes on hosts, such as ssh.
 
     This class reaches only this machine, where every process is a child process. A subclass reaches other
-    hosts. It overrides the private methods, which are called only for hosts other than this machine.
+    hosts, mostly by overriding the private methods, which are called only for hosts other than this machine.
     """
 
     def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:

@@ -176,8 +176,8 @@ def wait_for_hosts(
 ) -> None:
     """Wait at most ``seconds`` until every host can execute a command.
 
-    Whenever the reasons change why hosts are missing, ``say`` receives a line with the number of these hosts
-    and at most four reasons. A failure that waiting cannot cure, such as a refused login, ends the wait.
+    ``say`` receives a line with the number of missing hosts and at most four reasons, and another one each
+    time the reasons change. A failure that waiting cannot cure, such as a refused login, ends the wait.
 
     Raises:
         HostError: hosts did not answer in time, or failed in a way that ends the wait.

@@ -1,8 +1,8 @@
 """Rehearse a run over hosts: make such hosts on this machine, joined by a limited network.
 
 A rehearsed host is a set of Linux namespaces, with its own network, hostname, processes, /tmp and /dev/shm.
-It shares the cores, the memory and all other files with this machine. All hosts are inside a *room*, which is
-such a set of namespaces as well. mpirun and horovodrun start in the room.
+It shares the cores, the memory and nearly all other files with this machine. All hosts are inside a *room*,
+which is such a set of namespaces as well. mpirun and horovodrun start in the room.
 
 No namespace or interface has a name outside the room, so none is left behind. The room's first process exits
 when this program closes its pipe, or is killed. Then the kernel kills every process of the room, and removes
@@ -36,7 +36,7 @@ _PROGRAM = Path(__file__).with_suffix(".sh")
 _NAMESPACES = ("--net", "--uts", "--mount", "--ipc", "--pid")
 _ENTER = ("-n", "-u", "-m", "-i", "-p")
 _BURST_SECONDS = 0.001
-"""How long a link that was idle may exceed its rate to catch up, in seconds at the full rate.
+"""Size of the burst that an idle link may send at once, in seconds at its full rate.
 
 With less, a busy machine does not reach the rate. With more, data is too fast whenever the direction changes.
 """
@@ -76,7 +76,7 @@ class Rehearsal(Carrier, frozen=True):
     """Whether the room has a user namespace, in which this user is root, because the user is not root."""
 
     def argv(self, host: Host, argv: Sequence[str]) -> tuple[str, ...]:
-        """Return the command that executes ``argv`` in a host, or in the room for ``this machine``."""
+        """Return the command that executes ``argv`` in a host, or in the room if the host is this machine."""
         user = ("-U", "--preserve-credentials") if self.as_user else ()
         enter = ("nsenter", "-t", str(self.room), *user, *_ENTER, "--")
         return (*enter, *(() if is_local(host) else ("sh", f"/run/rehearsal/{host.name}")), *argv)

@@ -5,7 +5,7 @@ host that ``ssh HOST`` reaches. ssh never asks a question, because a question wo
 ever an argument, because every user of either machine sees arguments. Secrets travel on standard input.
 
 A handshake costs 0.2 to 0.4 s of computing, a command on a shared connection (ControlMaster) 0.03 s.
-Connections are still not shared, because a run opens only one to each host and sends everything through it.
+Connections are still not shared, because a run opens few to each host: its agent needs only one.
 A shared connection would also outlive a ``kill -9``.
 """
 
