@@ -43,7 +43,7 @@ class DataError(RingsideError):
 
 
 class UnavailableError(RingsideError):
-    """A program, library, device or service is missing or fails. Ringside never takes another instead."""
+    """A program, library, device or service is missing or fails. Ringside never uses another instead."""
 
     exit_code = 4
 

@@ -59,7 +59,7 @@ START_SECONDS = 3.0
 _HANDOVER_SECONDS = 0.02
 """Time from the last step of a turn to the first of the next one."""
 _RESERVE = 0.85
-"""Fraction of a time limit that a plan may fill, because rounds vary and may not end after the limit."""
+"""Fraction of a time limit that a plan may fill, as rounds vary and a budget cuts off late ones."""
 _ENOUGH_COHORTS = 2
 """Minimum number of finished cohorts from which spreads are estimated."""
 

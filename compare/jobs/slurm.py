@@ -26,7 +26,7 @@ from compare.system.scontrol import fields_of, show_job
 _POLL_SECONDS = 2.0
 _SILENT_SECONDS = 60.0
 """Maximum time for which the state of a job may be unknown."""
-_ENDED = {
+_FINAL_STATES = {
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"),
     *("DEADLINE", "OUT_OF_MEMORY", "REVOKED"),
 }
@@ -34,7 +34,7 @@ _ENDED = {
 
 # For each kind: how options of sbatch begin, what they do, why that is refused, and the remedy. Only their
 # first letters are compared, because sbatch accepts long options that are cut short, such as ``--arr=1-3``.
-_REFUSED = (
+_REFUSED_OPTIONS = (
     (
         ("--ou", "-o"),
         "names the file of the output",
@@ -81,7 +81,7 @@ def write_script(resources: Resources, words: Sequence[str], output: Path) -> st
         "-x NAME",
     )
     for option in resources.option:
-        for beginnings, effect, found, remedy in _REFUSED:
+        for beginnings, effect, found, remedy in _REFUSED_OPTIONS:
             if option.startswith(beginnings):
                 raise UsageError(f"--option={option} {effect}.", found=found, remedy=remedy)
     engine = ("--engine", "slurm") if flag_value(words, "--engine") is None else ()
@@ -138,7 +138,7 @@ def follow(job: str, output: Path, show: Callable[[str], None]) -> int:
     """
     fields: dict[str, str] = {}
     shown_bytes, answered = 0, time.monotonic()
-    while fields.get("JobState") not in _ENDED:
+    while fields.get("JobState") not in _FINAL_STATES:
         time.sleep(_POLL_SECONDS)
         reason = "Slurm's answers do not contain it."
         try:  # before the output is read, so that the last output is shown

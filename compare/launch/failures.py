@@ -4,7 +4,7 @@ Launchers name the victim: the rank whose connection broke, not the one that bro
 the first observed failure, by the time at which the process exited. No other rank can notice it sooner,
 because the kernel closes the connections of a process at its exit.
 
-A rank that was killed from outside is never a victim. One that its launcher ended may cause a stall.
+A rank killed from outside is never a victim. One that its launcher ended is the cause of a stall at most.
 
 Errors quote only those lines from the log of a dead rank, or of its launcher, that explain a crash. Python
 prints its stacks at a crash, and a library prints an error before it aborts. Lines around these explain

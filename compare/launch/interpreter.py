@@ -21,7 +21,7 @@ from compare.text import printable
 
 _ANSWER_SECONDS = 30.0
 """Maximum time for an interpreter to start and to answer."""
-_NEEDED = ("torch", "msgspec")
+_NEEDED_PACKAGES = ("torch", "msgspec")
 """Packages that a rank needs besides Ringside."""
 _DESCRIBE = """
 import importlib.metadata as metadata, json, platform, sys
@@ -77,7 +77,7 @@ def find_interpreter(against: str) -> Interpreter:
         )
     path = Path(executable).absolute()  # not resolved: a link chooses the environment
     description = _ask(path)
-    missing = [name for name in _NEEDED if name not in description.versions]
+    missing = [name for name in _NEEDED_PACKAGES if name not in description.versions]
     if missing:
         raise UnavailableError(
             f"{path} lacks {' and '.join(missing)}.",
@@ -110,7 +110,7 @@ def _ask(path: Path) -> _Description:
     here = [local_host(1)]
     try:
         (answer,) = run_everywhere(
-            here, (*command, *_NEEDED), carrier=Carrier(), timeout_seconds=_ANSWER_SECONDS
+            here, (*command, *_NEEDED_PACKAGES), carrier=Carrier(), timeout_seconds=_ANSWER_SECONDS
         )
     finally:
         end_all(name)

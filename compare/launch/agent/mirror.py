@@ -32,7 +32,7 @@ class Mirror:
 
     def __init__(self, directory: Path, known: set[str]) -> None:
         self._directory = directory
-        self._known = known
+        self._known_names = known
         self._sent: dict[str, tuple[int, int]] = {}
         """What was sent: the inode and time of each whole file, or 0 and the size of its chunks."""
 
@@ -55,7 +55,7 @@ class Mirror:
             return
         for entry in sorted(entries, key=lambda entry: entry.name):
             # A name that begins with a dot belongs to a file that is still being written.
-            if entry.name not in self._known and not entry.name.startswith("."):
+            if entry.name not in self._known_names and not entry.name.startswith("."):
                 yield Path(entry.path)
 
     def _send_some(self, path: Path, pipe: MessagePipe) -> bool:

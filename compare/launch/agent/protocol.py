@@ -19,7 +19,7 @@ from compare.schema.turns import Arrival, Turn
 ALIVE_SECONDS = 0.5
 """Time between two keep-alive messages, which both ends send."""
 BACKLOG_BYTES = 1 << 20
-"""Size of unsent messages at which no more are made from files or launches, so that memory is left."""
+"""Size of unsent messages at which nothing more is read to be sent, so that memory does not fill up."""
 
 _PREAMBLE = b"\0RINGSIDE 1\n"
 """The bytes that precede the first message, because a login shell may print something before it."""

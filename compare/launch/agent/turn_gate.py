@@ -35,7 +35,7 @@ class TurnGate:
         self._ranks = ranks
         self._stops = stops
         self._waiting: dict[int, Arrival] = {}
-        self._stopped: list[int] = []
+        self._stopped_processes: list[int] = []
         self._received = b""
         self._turns: dict[int, int] = {}
         os.mkfifo(self._files.arrivals, 0o600)
@@ -62,7 +62,7 @@ class TurnGate:
             self._waiting[arrival.rank] = arrival
         if not lines or len(self._waiting) < self._ranks:
             return []
-        self._stopped = list(self._processes_to_stop())
+        self._stopped_processes = list(self._processes_to_stop())
         self._signal(signal.SIGSTOP)
         return list(self._waiting.values())
 
@@ -81,7 +81,7 @@ class TurnGate:
         self._waiting.clear()
 
     def _signal(self, number: signal.Signals) -> None:
-        for process in self._stopped:
+        for process in self._stopped_processes:
             try:
                 os.kill(process, number)
             except ProcessLookupError:

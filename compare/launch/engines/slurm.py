@@ -124,7 +124,7 @@ _CANCELLED = _Ending(
     ("CANCELLED",),
     " CANCELLED AT ",
 )
-_ENDED = _Ending(
+_UNKNOWN_ENDING = _Ending(
     "was ended by Slurm", "It was cancelled or preempted: `sacct` gives the reason. Start another job."
 )
 
@@ -278,7 +278,7 @@ class SlurmJob(msgspec.Struct, frozen=True):
                 break
             time.sleep(_POLL_SECONDS)
         # A job that this program is the script of completes only when it exits.
-        ending = ending or (_ENDED if is_completing else None)
+        ending = ending or (_UNKNOWN_ENDING if is_completing else None)
         return ending.error(self.name) if ending else None
 
 
