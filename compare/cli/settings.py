@@ -1,7 +1,8 @@
 """Take flags from a TOML file: ``--config`` and ``[tool.ringside]``.
 
 A key is a flag without its leading dashes. Keys outside tables hold for every command that has the flag. Keys
-in a table with the name of a command hold for that command, and take precedence.
+in a table with the name of a command hold for that command, and take precedence. The name of a command with
+two words is in quotes: ``["data fetch"]``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 
 import typer
 from typer.core import TyperCommand
@@ -36,6 +37,8 @@ ConfigFile = Annotated[
 ]
 PYPROJECT = "pyproject.toml"
 """Name of the file that is looked for; its table ``tool.ringside`` holds the settings."""
+Table: TypeAlias = Mapping[str, Any]
+"""The settings of a file and its tables of commands, as the TOML has them; not checked yet."""
 _USED_FILE: ContextVar[Path | None] = ContextVar("_USED_FILE", default=None)
 """The file whose settings this command uses, if the command line does not name it."""
 _REPLACED_BY = {
@@ -57,25 +60,13 @@ _REPLACED_BY = {
 class Flag(NamedTuple):
     """A flag that a settings file may set."""
 
-    parameter: str
-    """Name of the command's parameter for it."""
-    is_switch: bool = False
-    """Whether its value is true or false."""
-    is_path: bool = False
-    is_list: bool = False
-    """Whether it takes several values."""
+    option: Any
+    """The parser's description of it."""
+    is_path: bool
 
 
 Flags: TypeAlias = Mapping[str, Flag]
 """The flags of a command by their keys in a settings file, such as ``batch_size``."""
-
-
-class SettingsFile(NamedTuple):
-    """A settings file that was read."""
-
-    path: Path
-    table: Mapping[str, Any]
-    """The settings and the tables of commands, as the TOML has them; not checked yet."""
 
 
 class ConfiguredCommand(TyperCommand):
@@ -85,18 +76,16 @@ class ConfiguredCommand(TyperCommand):
     coloured help, which takes as long to load as all the rest.
     """
 
-    def flags(self) -> dict[str, Flag]:
-        """Return the flags that a settings file may set, by their keys."""
+    def flags(self) -> Flags:
+        """Return the flags that a settings file may set."""
         parameters = inspect.signature(self.callback).parameters  # type: ignore[arg-type]
         flags = {}
         for option in self.params:
             if option.param_type_name == "option" and option.name != "config":
                 first = next(name for name in option.opts if name.startswith("--"))
                 kind = get_args(parameters[option.name].annotation)[0]
-                kinds = [kind, *get_args(kind)]  # all of ``list[str] | None``, or one
-                is_list = any(get_origin(one) is list for one in kinds)
-                key = first.removeprefix("--").replace("-", "_")
-                flags[key] = Flag(str(option.name), bool in kinds, Path in kinds, is_list)
+                is_path = Path in (kind, *get_args(kind)) or option.name == "workload"
+                flags[first.removeprefix("--").replace("-", "_")] = Flag(option, is_path)
         return flags
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -115,19 +104,19 @@ class ConfiguredCommand(TyperCommand):
             return super().parse_args(ctx, args)
         command = ctx.command_path.partition(" ")[2]
         named = given.get("config")
-        file = read_settings(Path(named)) if named is not None else find_settings()
+        file = (Path(named), read_settings(Path(named))) if named is not None else find_settings()
         if file is None:
             return super().parse_args(ctx, args)
-        settings = settings_for(file, command, dict(_every_command(ctx.find_root().command)))
-        parameters = {key: flag.parameter for key, flag in self.flags().items()}
+        path, table = file
+        parameters = {key: str(flag.option.name) for key, flag in self.flags().items()}
         replaced = {name for flag in given for name in (flag, *_REPLACED_BY.get(flag, []))}
+        settings = settings_for(path, table, command, dict(_every_command(ctx.find_root().command)))
         taken = {key: value for key, value in settings.items() if parameters[key] not in replaced}
-        quiet = given.get("quiet", taken.get("quiet", False))
-        if (named is not None or taken) and not quiet:
+        if (named is not None or taken) and not given.get("quiet", taken.get("quiet", False)):
             listed = ", ".join(taken) or f"none for `compare {command}`"
-            typer.secho(printable(f"Settings of {file.path}: {listed}"), dim=True, err=True)
+            typer.secho(printable(f"Settings of {path}: {listed}"), dim=True, err=True)
         ctx.default_map = {parameters[key]: value for key, value in taken.items()}
-        _USED_FILE.set(file.path if taken and named is None else None)
+        _USED_FILE.set(path if taken and named is None else None)
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
@@ -135,7 +124,7 @@ class ConfiguredCommand(TyperCommand):
             if not key:
                 raise
             raise UsageError(
-                f"{file.path}: {key}: {error.message.replace('Value error, ', '')}",
+                f"{path}: {key}: {error.message.replace('Value error, ', '')}",
                 remedy=f"`{ctx.command_path} --help` shows every flag and its choices.",
             ) from None
 
@@ -174,8 +163,8 @@ def command_line() -> list[str]:
     return ["compare", *(os.fsencode(word).decode(errors="replace") for word in words)]
 
 
-def find_settings() -> SettingsFile | None:
-    """Return the settings of the nearest pyproject.toml that has the table ``tool.ringside``.
+def find_settings() -> tuple[Path, Table] | None:
+    """Return the nearest pyproject.toml that has the table ``tool.ringside``, and its settings.
 
     The search goes from the working folder up through its parents. None if there is no such file.
 
@@ -186,12 +175,12 @@ def find_settings() -> SettingsFile | None:
         for up in range(len(Path.cwd().parts)):
             path = Path(*[".."] * up, PYPROJECT)
             # ``Path.is_file`` raises for a folder that may not be searched.
-            if os.path.isfile(path) and (found := read_settings(path)).table:  # noqa: PTH113
-                return found
+            if os.path.isfile(path) and (table := read_settings(path)):  # noqa: PTH113
+                return path, table
     return None
 
 
-def read_settings(path: Path) -> SettingsFile:
+def read_settings(path: Path) -> Table:
     """Return the settings of a file; those of a pyproject.toml are in its table ``tool.ringside``.
 
     Raises:
@@ -221,25 +210,40 @@ def read_settings(path: Path) -> SettingsFile:
         ) from None
     for name in ("tool", "ringside") if is_pyproject else ():
         table = table.get(name, {}) if isinstance(table, dict) else {}
-    return SettingsFile(path, table if isinstance(table, dict) else {})
+    return table if isinstance(table, dict) else {}
 
 
-def settings_for(
-    file: SettingsFile, command: str, flags_of: Mapping[str, Flags]
-) -> dict[str, bool | float | str | list[str]]:
-    """Return the settings that a file has for a command, by their keys.
+def settings_for(path: Path, table: Table, command: str, commands: Mapping[str, Flags]) -> dict[str, Any]:
+    """Return what the settings of the file ``path`` say for the flags of a command, by their keys.
 
-    A relative path is joined to the folder of the file. ``flags_of`` maps every command to its flags, because
-    the settings of all commands are checked.
+    A relative path is joined to the folder of the file. ``commands`` maps every command to its flags, because
+    a setting outside the tables may be for any of them.
 
     Raises:
         UsageError: a key is unknown, or a value has the wrong type.
     """
-    settings: dict[str, dict[str, Any]] = {"": {}, command: {}}
-    for owner, key, value in _settings_in(file, "", file.table, flags_of):
-        if flag := flags_of[owner or command].get(key):  # else another command has it
-            settings.setdefault(owner, {})[key] = _read_value(file.path, owner, key, flag, value)
-    return settings[""] | settings[command]
+    shared = {key: value for key, value in table.items() if not (key in commands and isinstance(value, dict))}
+    own = table.get(command)
+    every_flag = {key: flag for flags in commands.values() for key, flag in flags.items()}
+    read = {}
+    for place, settings, known in (
+        ("", shared, every_flag),
+        (f"[{command}] ", own if isinstance(own, dict) else {}, commands[command]),
+    ):
+        for written, value in settings.items():
+            key = written.replace("-", "_")
+            if key not in known:
+                close = difflib.get_close_matches(key, [*known, *(() if place else commands)])
+                raise UsageError(
+                    f"{path}: {place}there is no setting {written!r}.",
+                    found=f"Did you mean {' or '.join(close)}?" if close else "",
+                    remedy=f"Settings are named like flags, and tables like commands: see `compare {command} "
+                    "--help` and `compare --help`.",
+                )
+            value_read = _read_value(f"{path}: {place}{key}", path.parent, known[key], value)
+            if key in commands[command]:  # else another command has it
+                read[key] = value_read
+    return read
 
 
 def _every_command(group: Any, path: str = "") -> Iterator[tuple[str, Flags]]:
@@ -251,67 +255,30 @@ def _every_command(group: Any, path: str = "") -> Iterator[tuple[str, Flags]]:
             yield from _every_command(command, name)
 
 
-def _settings_in(
-    file: SettingsFile, owner: str, table: Mapping[str, Any], flags_of: Mapping[str, Flags]
-) -> Iterator[tuple[str, str, Any]]:
-    """Yield the owner, the key and the value of each setting in a table, and in the tables within it.
-
-    The owner is the command of the table; it is empty for settings outside the tables of commands.
-
-    Raises:
-        UsageError: a key is unknown.
-    """
-    groups = {command.rpartition(" ")[0] for command in flags_of}
-    keys = flags_of.get(owner, {}) if owner else {key for flags in flags_of.values() for key in flags}
-    for written, value in table.items():
-        key, inner = written.replace("-", "_"), f"{owner} {written}".strip()
-        if isinstance(value, dict) and (inner in flags_of or inner in groups):
-            yield from _settings_in(file, inner, value, flags_of)
-        elif key in keys:
-            yield owner, key, value
-        else:
-            names = [name.removeprefix(owner).strip() for name in flags_of if name.startswith(owner)]
-            known = sorted(filter(None, names if isinstance(value, dict) else keys))
-            close = difflib.get_close_matches(key, known)
-            place = ""
-            remedy = (
-                "Settings are named like flags, and tables like commands: see `compare run --help` and "
-                "`compare --help`."
-            )
-            if owner:
-                place, remedy = f" in [{owner.replace(' ', '.')}]", f"Use one of: {', '.join(known)}."
-            raise UsageError(
-                f"{file.path}: there is no setting {written!r}{place}.",
-                found=f"Did you mean {' or '.join(close)}?" if close else "",
-                remedy=remedy,
-            )
-
-
-def _read_value(path: Path, owner: str, key: str, flag: Flag, value: Any) -> Any:
+def _read_value(subject: str, folder: Path, flag: Flag, value: Any) -> Any:
     """Return the value of a setting as the text, the switch or the list that its flag would get.
+
+    A relative path is joined to ``folder``. The program of ``--against`` is a path only if it has a slash.
 
     Raises:
         UsageError: the value is true or false for a flag that is not a switch, or the reverse, or is nested.
+            The error names the ``subject``.
     """
-    values = value if flag.is_list and isinstance(value, list) else [value]
-    if any(isinstance(one, list | dict) or isinstance(one, bool) != flag.is_switch for one in values):
-        place = f"[{owner.replace(' ', '.')}] " if owner else ""
+    is_list, is_switch = flag.option.multiple, flag.option.is_flag
+    values = value if is_list and isinstance(value, list) else [value]
+    if any(isinstance(one, list | dict) or isinstance(one, bool) != is_switch for one in values):
         as_toml = str(value).lower() if isinstance(value, bool) else repr(value)
-        right = "true or false" if flag.is_switch else "a number, or text in quotes"
+        right = "true or false" if is_switch else "a number, or text in quotes"
         raise UsageError(
-            f"{path}: {place}{key} cannot be {as_toml}.",
-            remedy=f"Use {right}{', or a list of them' if flag.is_list else ''}.",
+            f"{subject} cannot be {as_toml}.",
+            remedy=f"Use {right}{', or a list of them' if is_list else ''}.",
         )
-    read = [one if flag.is_switch else _joined(path.parent, key, flag, str(one)) for one in values]
-    return read if flag.is_list else read[0]
+    if is_switch:
+        return value
 
-
-def _joined(folder: Path, key: str, flag: Flag, text: str) -> str:
-    """Return the text of a setting; if it is a path, it is joined to ``folder``.
-
-    A program, as for ``--against``, is a path only if it has a slash.
-    """
-    is_path = flag.is_path or key == "workload" or (key == "against" and os.sep in text)
-    if not is_path or text == "-":
+    def joined(text: str) -> str:
+        if text != "-" and (flag.is_path or (flag.option.name == "against" and os.sep in text)):
+            return str(folder / os.path.expanduser(text))  # noqa: PTH111 -- Path raises for an unknown user
         return text
-    return str(folder / os.path.expanduser(text))  # noqa: PTH111 -- Path raises for an unknown user
+
+    return [joined(str(one)) for one in values] if is_list else joined(str(value))

@@ -4,25 +4,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from compare.cli import main as cli
 from compare.cli import run as running
 from compare.cli.requests import read_request
-from compare.cli.settings import Flag, find_settings, read_settings, settings_for
+from compare.cli.settings import _every_command, find_settings, read_settings, settings_for
 from compare.errors import UsageError
 
-FLAGS = {
-    "run": {
-        "backend": Flag("backend", is_list=True),
-        "steps": Flag("steps"),
-        "lr": Flag("lr"),
-        "control": Flag("control", is_switch=True),
-        "hostfile": Flag("hostfile", is_path=True),
-        "output": Flag("output", is_path=True),
-    },
-    "gate": {"against": Flag("against"), "steps": Flag("steps")},
-    "data fetch": {"data_dir": Flag("data_dir", is_path=True)},
-}
 RUN = ["run", "--dry-run"]
 
 
@@ -38,11 +27,13 @@ def write(text, name="run.toml"):
 
 def settings(text, command="run", path="run.toml"):
     write(text, path)
-    return settings_for(read_settings(Path(path)), command, FLAGS)
+    return settings_for(
+        Path(path), read_settings(Path(path)), command, dict(_every_command(get_command(cli.app)))
+    )
 
 
 def test_settings_hold_for_every_command_and_tables_for_one():
-    text = "steps = 60\n[run]\nsteps = 90\n[data.fetch]\ndata-dir = '/data'\n"
+    text = "steps = 60\n[run]\nsteps = 90\n['data fetch']\ndata-dir = '/data'\n"
     assert settings(text) == {"steps": "90"}
     assert settings(text, "gate") == {"steps": "60"}
     assert settings(text, "data fetch") == {"data_dir": "/data"}
@@ -76,13 +67,13 @@ def test_paths_of_settings_are_relative_to_their_file():
         ("bugdet = 3\n", ["'bugdet'", "Settings are named like flags"]),
         ("stepz = 3", ["'stepz'", "Did you mean steps?"]),
         ("[runn]\nsteps = 3", ["'runn'", "Did you mean run?"]),
-        ("[data.fetsh]\nx = 1", ["'fetsh' in [data]", "Did you mean fetch?"]),
-        ("[run]\nagainst = 'python'", ["'against' in [run]", "Use one of: backend, control"]),
+        ("['data fetsh']\nx = 1", ["'data fetsh'", "Did you mean data fetch"]),
+        ("[run]\nagainst = 'python'", ["[run] there is no setting 'against'"]),
         ("steps = true", ["steps cannot be true", "a number, or text in quotes"]),
         ("steps = [3]", ["steps cannot be [3]"]),
         ("control = 1", ["control cannot be 1", "true or false"]),
         ("backend = ['ddp', ['mpi']]", ["backend cannot be", "or a list of them"]),
-        ("[gate]\nsteps = true", ["[gate] steps cannot be true"]),
+        ("[run]\nsteps = true", ["[run] steps cannot be true"]),
         ("steps = ?", ["is not valid TOML", "line 1"]),
         ("a = " + "[" * 5000, ["is not valid TOML"]),
     ],
@@ -108,8 +99,8 @@ def test_settings_are_found_in_the_nearest_pyproject(folder, monkeypatch):
     (inner / "pyproject.toml").mkdir()
     monkeypatch.chdir(inner)
     found = find_settings()
-    assert (found.path, found.table) == (Path("../../pyproject.toml"), {"steps": 60})
-    assert read_settings(Path("../../pyproject.toml")) == found
+    assert found == (Path("../../pyproject.toml"), {"steps": 60})
+    assert read_settings(found[0]) == found[1]
 
 
 def test_pyproject_that_is_not_toml_is_refused_if_it_may_have_settings():
@@ -221,7 +212,7 @@ def test_help_needs_no_settings(requested):
 
 def test_settings_hold_for_every_command_by_its_long_flags(requested):
     write(
-        "[tool.ringside]\njson = true\nweak = false\n[tool.ringside.data.status]\ndata-dir = 'd'\n",
+        "[tool.ringside]\njson = true\nweak = false\n[tool.ringside.'data status']\ndata-dir = 'd'\n",
         "pyproject.toml",
     )
     Path("runs").mkdir()
