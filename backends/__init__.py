@@ -57,7 +57,7 @@ GROUPS: dict[str, GroupEntry] = {
         one_host=True,
     ),
 }
-"""The groups that ``compare collectives`` can compare, by name."""
+"""The groups that ``ringside collectives`` can compare, by name."""
 
 
 def load_group(name: str) -> type[Group]:

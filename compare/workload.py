@@ -1,7 +1,7 @@
 """Define the ``Workload`` that a file of your own returns, to be trained in place of a built-in model.
 
-``compare run --workload train.py:make`` calls ``make()`` in every rank, after the seed is set. Only the ranks
-import your file, never the command itself. docs/own-model.md shows an example.
+``ringside run --workload train.py:make`` calls ``make()`` in every rank, after the seed is set. Only the
+ranks import your file, never the command itself. docs/own-model.md shows an example.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A regression whose last layer computes in float64, for exact sums.
 
-``compare run --workload examples/mixed.py:make`` trains it through every backend that takes several dtypes.
+``ringside run --workload examples/mixed.py:make`` trains it through every backend that takes several dtypes.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """A small ResNet with BatchNorm, on images that are made here.
 
-``compare run --workload examples/resnet.py:make`` trains it through every backend.
+``ringside run --workload examples/resnet.py:make`` trains it through every backend.
 """
 
 import torch

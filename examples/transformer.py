@@ -1,6 +1,6 @@
 """A language model: tied embeddings, dropout, batches that are dictionaries.
 
-``compare run --workload examples/transformer.py:make`` trains it through every backend.
+``ringside run --workload examples/transformer.py:make`` trains it through every backend.
 """
 
 import torch

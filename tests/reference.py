@@ -39,12 +39,12 @@ CLI = """\
 
 `make reference` writes this page from the code: what it states is what `--help` prints.
 
-- [`compare run`](#compare-run) has every flag in full. Others list what is their own, and name the rest.
+- [`ringside run`](#ringside-run) has every flag in full. Others list what is their own, and name the rest.
 - In flags, dashes and underscores are the same. A flag that is *repeatable* may stand several times.
-- `compare --install-completion` makes the shell complete commands, flags and choices.
-- `compare --version` prints the version, `-h` the help of any command.
+- `ringside --install-completion` makes the shell complete commands, flags and choices.
+- `ringside --version` prints the version, `-h` the help of any command.
 - [Exit codes](../errors.md) are distinct. [Arms and their options](options.md) have a page of their own.
-- `ringside` and `python -m compare` are the same program. ImageMagick has a `compare` too.
+- `compare` and `python -m compare` are the same program.
 
 {commands}
 
@@ -69,7 +69,7 @@ torchvision does it.
 OPTIONS = """\
 # Arms and their options
 
-`make reference` writes this page from the registry, `backends/arms/`. `compare backends` lists what is
+`make reference` writes this page from the registry, `backends/arms/`. `ringside backends` lists what is
 available on your machine. [Which arms there are](../arms.md) says what each is good for.
 
 An arm is a backend with options: `backend:option=value:option=value`. Commas stand between arms, and
@@ -84,9 +84,9 @@ An arm is a backend with options: `backend:option=value:option=value`. Commas st
 
 {sections}
 
-## Groups of `compare collectives`
+## Groups of `ringside collectives`
 
-`compare collectives --group gloo,mpi` times the collectives of these alone.
+`ringside collectives --group gloo,mpi` times the collectives of these alone.
 
 {groups}
 """
@@ -120,7 +120,7 @@ def cli_page() -> str:
     sections = list(read_commands(typer.main.get_command(app)))
     widest = next(section for section in sections if section.name == WIDEST)
     rows = (
-        (f"[`compare {name}`](#compare-{name.replace(' ', '-')})", prose(paragraphs[0]))
+        (f"[`ringside {name}`](#ringside-{name.replace(' ', '-')})", prose(paragraphs[0]))
         for name, paragraphs, _ in sections
     )
     widths = {name: "-".join(map(str, widths)) for name, widths in MLPS.items()}
@@ -133,7 +133,7 @@ def cli_page() -> str:
 
 def read_commands(command: Any, path: str = "", parent: Any = None) -> Iterator[Section]:
     """Read the commands below a command."""
-    context = command.make_context(path or "compare", [], parent=parent, resilient_parsing=True)
+    context = command.make_context(path or "ringside", [], parent=parent, resilient_parsing=True)
     for name, below in getattr(command, "commands", {}).items():
         yield from read_commands(below, f"{path} {name}".strip(), context)
     if path and not hasattr(command, "commands"):
@@ -189,7 +189,7 @@ def bounds(fact: str) -> str:
 def command_text(section: Section, widest: Section) -> str:
     """Write the section of a command."""
     known = set(widest.flags) if section.name != WIDEST else set()
-    parts = [f"## `compare {section.name}`", *map(prose, section.paragraphs)]
+    parts = [f"## `ringside {section.name}`", *map(prose, section.paragraphs)]
     if examples := EXAMPLES.get(section.name):
         parts.append("\n".join(("```", *examples, "```")))
     own = [flag for flag in section.flags if flag not in known]
@@ -201,7 +201,7 @@ def command_text(section: Section, widest: Section) -> str:
         names = (
             f"- {group}: {', '.join(f'`{flag.first}`' for flag in flags)}" for group, flags in grouped(shared)
         )
-        parts.append(f"As in [`compare {WIDEST}`](#compare-{WIDEST}):\n\n" + "\n".join(names))
+        parts.append(f"As in [`ringside {WIDEST}`](#ringside-{WIDEST}):\n\n" + "\n".join(names))
     return "\n\n".join(parts)
 
 
@@ -223,7 +223,7 @@ def options_page() -> str:
     """Return the page of all arms with their options."""
     return OPTIONS.format(
         backends=table(
-            ("backend", "what it is", "launcher", "in a plain `compare run`", "training"),
+            ("backend", "what it is", "launcher", "in a plain `ringside run`", "training"),
             map(backend_row, BACKENDS.values()),
         ),
         sections="\n\n".join(
@@ -269,7 +269,7 @@ def backend_facts(backend: Backend) -> Iterator[str]:
     if backend.default_runtime.install:
         yield f"Installed by `{backend.default_runtime.install}`."
     for option, value in backend.on_one_host.items():
-        yield f"A plain `compare run` on one host's CPUs takes `{backend.name}:{option}={value}`, too."
+        yield f"A plain `ringside run` on one host's CPUs takes `{backend.name}:{option}={value}`, too."
     yield f"What it claims: {', '.join(backend.claims)}."
     if backend.not_on_cpus:
         yield f"Not on CPUs: {backend.not_on_cpus}."

@@ -51,7 +51,7 @@ def test_nav_lists_every_page():
 
 
 def commands_of(page, languages=("", "bash", "yaml")):
-    """List the command lines of ``compare`` in the blocks of a page.
+    """List the command lines of Ringside in the blocks of a page.
 
     They may be indented, as in a workflow.
     """
@@ -59,15 +59,15 @@ def commands_of(page, languages=("", "bash", "yaml")):
         if language not in languages:
             continue
         for line in block.replace("\\\n", " ").splitlines():
-            if found := re.match(r"\s*(?:\$ )?(compare [a-z].*?)(?:(?: &&|;| > ).*)?$", line):
+            if found := re.match(r"\s*(?:\$ )?(ringside [a-z].*?)(?:(?: &&|;| > ).*)?$", line):
                 yield found[1]
 
 
 def parse(arguments):
-    """Parse a command line as ``compare`` does, without carrying it out."""
+    """Parse a command line as the program does, without carrying it out."""
     command, context = PROGRAM, None
     while hasattr(command, "commands"):
-        context = command.make_context("compare", arguments[:1], parent=context, resilient_parsing=True)
+        context = command.make_context("ringside", arguments[:1], parent=context, resilient_parsing=True)
         command, arguments = command.commands[arguments[0]], arguments[1:]
     settings = {"allow_interspersed_args": False} if command.name == "rehearse" else {}
     return command.make_context(command.name, arguments, parent=context, **settings).params
@@ -89,7 +89,7 @@ def test_commands_of_a_page_parse(page):
 def test_commands_of_a_workflow_are_found_whole():
     """The command is indented, and continues on a second line."""
     (line,) = commands_of(DOCS / "ci-gate.md", {"yaml"})
-    assert line.startswith("compare gate --against")
+    assert line.startswith("ringside gate --against")
     assert line.endswith("--export-markdown gate.md")
 
 

@@ -17,7 +17,7 @@ def test_reference_page_is_current(name):
 def test_reference_has_every_command_and_every_option():
     commands, options = PAGES["cli.md"](), PAGES["options.md"]()
     for command, examples in EXAMPLES.items():
-        assert f"## `compare {command}`\n" in commands
+        assert f"## `ringside {command}`\n" in commands
         assert all(example in commands for example in examples)
     for backend in BACKENDS.values():
         assert f"`{backend.name}`" in options

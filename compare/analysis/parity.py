@@ -5,7 +5,7 @@ A gate is one check of this, and there are five:
 - ``ranks``: all ranks start from one model, train, and end with the same parameters, bit for bit
 - ``float64``: each of up to twenty steps ends where the same step of a single process ends; a launch that
   repeats a proven launch bit for bit skips these steps, which are called its pass
-- ``float32``: the same in float32, only in ``compare verify``
+- ``float32``: the same in float32, only in ``ringside verify``
 - ``end``: one more step after the training gets the mean of all gradients and the right learning rate
 - ``samples``: every rank trains on samples of its own, which is checked if the loader is the user's
 

@@ -135,7 +135,7 @@ def forecast(
             found="; ".join(f"{arm}: {reason}" for arm, reason in refused.items())
             or "It has no arm that synchronises.",
             remedy="For a run on one host, describe the network with --link. If that does not help, measure "
-            "on two hosts, with one rank on each: compare run -H HOST,HOST --backend ddp,manual,mpi",
+            "on two hosts, with one rank on each: ringside run -H HOST,HOST --backend ddp,manual,mpi",
         )
     recorded = run.network.rehearsed
     assumed_goodput = link is not None and not (recorded and recorded.bits_per_second is not None)

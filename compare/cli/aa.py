@@ -1,4 +1,4 @@
-"""Compare an arm with itself: ``compare aa``."""
+"""Compare an arm with itself: ``ringside aa``."""
 
 from __future__ import annotations
 

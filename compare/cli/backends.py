@@ -1,4 +1,4 @@
-"""List the backends: ``compare backends``."""
+"""List the backends: ``ringside backends``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time collectives alone: ``compare collectives``."""
+"""Time collectives alone: ``ringside collectives``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetch and check the data: ``compare data``."""
+"""Fetch and check the data: ``ringside data``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare two runs: ``compare diff``."""
+"""Compare two runs: ``ringside diff``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def diff(
 ) -> None:
     """Compare what synchronising costs in two runs, as ratios within each.
 
-    It describes two runs and decides nothing: `compare gate` decides, in one run. A
+    It describes two runs and decides nothing: `ringside gate` decides, in one run. A
     slower computation slows both sides of a ratio, so only a gate sees that.
     """
     from compare.analysis.change import diff as compare_runs

@@ -1,4 +1,4 @@
-"""Examine hosts: ``compare doctor``."""
+"""Examine hosts: ``ringside doctor``."""
 
 from __future__ import annotations
 

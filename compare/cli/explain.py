@@ -1,4 +1,4 @@
-"""Explain a run as a lesson: ``compare explain``."""
+"""Explain a run as a lesson: ``ringside explain``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare two interpreters in one run: ``compare gate``."""
+"""Compare two interpreters in one run: ``ringside gate``."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def gate(
     """Compare this environment with another one, in turns of one run.
 
     Two torch versions, commits or settings are alive side by side. It sees a slower
-    computation as well; `compare diff` sees only what synchronising costs.
+    computation as well; `ringside diff` sees only what synchronising costs.
 
     The exit code is 14 if an arm is slower, and 15 if that is open.
     """
@@ -145,7 +145,7 @@ def require_passed(gate: Changes) -> None:
     if gate.outcome == "slower":
         raise SlowerError(
             f"The gate did not pass (exit code {SlowerError.exit_code}).",
-            remedy="Find the cause with `compare report` and the folder of the results, or allow more with "
+            remedy="Find the cause with `ringside report` and the folder of the results, or allow more with "
             "--fail-if-slower.",
         )
     if gate.outcome == "too noisy":

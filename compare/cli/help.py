@@ -36,7 +36,7 @@ _ARGUMENTS = {
     "install mpich": ("", "--help"),
 }
 EXAMPLES = {
-    command: [f"compare {command} {arguments}".rstrip() for arguments in pair]
+    command: [f"ringside {command} {arguments}".rstrip() for arguments in pair]
     for command, pair in _ARGUMENTS.items()
 }
 """Two examples of command lines for each command."""

@@ -1,4 +1,4 @@
-"""List the runs of a folder with their trends: ``compare history``."""
+"""List the runs of a folder with their trends: ``ringside history``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Install what pip alone cannot: ``compare install horovod`` and ``mpich``."""
+"""Install what pip alone cannot: ``ringside install horovod`` and ``mpich``."""
 
 from __future__ import annotations
 

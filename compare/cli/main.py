@@ -58,7 +58,7 @@ EXIT_CODES = {
     13: "the scheduler ended the job",
     14: "slower than a gate allows",
     15: "too noisy to tell whether it is slower",
-    16: "compare verify: nothing failed, but an arm is not proven",
+    16: "ringside verify: nothing failed, but an arm is not proven",
     130: "interrupted",
 }
 
@@ -90,7 +90,7 @@ class _Commands(TyperGroup):
 
 
 app = typer.Typer(
-    name="compare",
+    name="ringside",
     cls=_Commands,
     help="Which way of synchronising gradients should I use on my machines, what does it cost me, and why?"
     "\n\nIt runs on Linux.",
@@ -130,13 +130,13 @@ def _call() -> int:
         UsageError: an argument is wrong; the error tells how to find the right ones.
     """
     try:
-        code = app(prog_name="compare", standalone_mode=False)
+        code = app(prog_name="ringside", standalone_mode=False)
     except _WrongUsage as error:
         context = error.ctx
         if context is None or error.format_message().startswith("Usage:"):  # no command: all of them
             error.show()
             return error.exit_code
-        if context.command_path == "compare collectives":
+        if context.command_path == "ringside collectives":
             from compare.cli.collectives import replacement_for
 
             flag = getattr(error, "option_name", "")

@@ -78,8 +78,8 @@ Backends = Annotated[
     arms_flag(
         "--backend",
         help="Arms, comma separated or repeated: ddp,manual:mode=overlap,horovod:controller=mpi,mpi. "
-        "`compare backends` lists them with their options.",
-        show_default="all available of the default arms in `compare backends`; "
+        "`ringside backends` lists them with their options.",
+        show_default="all available of the default arms in `ringside backends`; "
         "manual:mode=shared_memory, too, on one host's CPUs",
         autocompletion=complete_names("backends", "BACKENDS"),
     ),
@@ -277,7 +277,7 @@ class ViewFlags:
     def view(self, report_argument: str = "RUN") -> View:
         """Return the view that these flags choose.
 
-        ``report_argument`` is the argument that makes ``compare report`` show the same run.
+        ``report_argument`` is the argument that makes ``ringside report`` show the same run.
         """
         from compare.report import View
 

@@ -1,4 +1,4 @@
-"""Predict a run's arms on other hosts and links: ``compare predict``."""
+"""Predict a run's arms on other hosts and links: ``ringside predict``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rehearse on hosts that are made for one command: ``compare rehearse``."""
+"""Rehearse on hosts that are made for one command: ``ringside rehearse``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rehearse(
     with open_rehearsal(hosts, slots, limits) as allocation:
         token = REHEARSED.set(allocation)
         try:
-            status = context.find_root().command.main(command, prog_name="compare", standalone_mode=False)
+            status = context.find_root().command.main(command, prog_name="ringside", standalone_mode=False)
         finally:
             REHEARSED.reset(token)
     raise typer.Exit(status or 0)

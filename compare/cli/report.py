@@ -1,4 +1,4 @@
-"""Show a run again: ``compare report``."""
+"""Show a run again: ``ringside report``."""
 
 from __future__ import annotations
 

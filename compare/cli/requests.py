@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from compare.schema.config import LaunchFields, RunFields
 
 REHEARSED: ContextVar[Allocation | None] = ContextVar("REHEARSED", default=None)
-"""The hosts that ``compare rehearse`` made for the command inside it."""
+"""The hosts that ``ringside rehearse`` made for the command inside it."""
 _REPLACED_BY_WORKLOAD = ("model", "dataset", "data_dir", "optimizer", "lr")
 """Flags that ``--workload`` replaces, so that both may not be given."""
 
@@ -187,7 +187,7 @@ def _find_allocation(flags: HostFlags) -> Allocation:
             raise UsageError(
                 "A rehearsal makes its own hosts.",
                 found=f"--{given[0].replace('_', '-')} is meant for other hosts.",
-                remedy="Leave it out, and set the number of hosts with `compare rehearse --hosts`.",
+                remedy="Leave it out, and set the number of hosts with `ringside rehearse --hosts`.",
             )
         return rehearsed
     identity = str(flags.ssh_identity.absolute()) if flags.ssh_identity else ""

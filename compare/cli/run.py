@@ -1,4 +1,4 @@
-"""Run arms side by side: ``compare run``."""
+"""Run arms side by side: ``ringside run``."""
 
 from __future__ import annotations
 

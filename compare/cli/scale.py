@@ -1,4 +1,4 @@
-"""Compare several numbers of ranks: ``compare scale``."""
+"""Compare several numbers of ranks: ``ringside scale``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def scale(
     from compare.schema.scale import read_counts
 
     if flags.num_proc is None:
-        raise UsageError("compare scale needs numbers of ranks.", remedy="Name two or more: -np 1,2,4.")
+        raise UsageError("ringside scale needs numbers of ranks.", remedy="Name two or more: -np 1,2,4.")
     counts = read_counts(str(flags.num_proc))
     with_most_ranks = replace(flags, num_proc=counts[-1])
     arms_request = read_request(with_most_ranks, control=control, steps=steps, rounds=repeats)

@@ -113,7 +113,7 @@ class ConfiguredCommand(TyperCommand):
         settings = settings_for(path, table, command, dict(_every_command(ctx.find_root().command)))
         taken = {key: value for key, value in settings.items() if parameters[key] not in replaced}
         if (named is not None or taken) and not given.get("quiet", taken.get("quiet", False)):
-            listed = ", ".join(taken) or f"none for `compare {command}`"
+            listed = ", ".join(taken) or f"none for `ringside {command}`"
             typer.secho(printable(f"Settings of {path}: {listed}"), dim=True, err=True)
         ctx.default_map = {parameters[key]: value for key, value in taken.items()}
         _USED_FILE.set(path if taken and named is None else None)
@@ -160,7 +160,7 @@ def command_line() -> list[str]:
     path = ["--config", os.path.abspath(used)] if used else []  # noqa: PTH100
     words = [*hide_exports(sys.argv[1:]), *path]
     # A path may hold bytes that are no text; they are shown, not lost.
-    return ["compare", *(os.fsencode(word).decode(errors="replace") for word in words)]
+    return ["ringside", *(os.fsencode(word).decode(errors="replace") for word in words)]
 
 
 def find_settings() -> tuple[Path, Table] | None:
@@ -237,8 +237,8 @@ def settings_for(path: Path, table: Table, command: str, commands: Mapping[str, 
                 raise UsageError(
                     f"{path}: {place}there is no setting {written!r}.",
                     found=f"Did you mean {' or '.join(close)}?" if close else "",
-                    remedy=f"Settings are named like flags, and tables like commands: see `compare {command} "
-                    "--help` and `compare --help`.",
+                    remedy="Settings are named like flags, and tables like commands: see "
+                    f"`ringside {command} --help` and `ringside --help`.",
                 )
             value_read = _read_value(f"{path}: {place}{key}", path.parent, known[key], value)
             if key in commands[command]:  # else another command has it

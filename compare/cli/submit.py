@@ -1,4 +1,4 @@
-"""Submit a command to a scheduler: ``compare submit``."""
+"""Submit a command to a scheduler: ``ringside submit``."""
 
 from __future__ import annotations
 

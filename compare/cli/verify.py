@@ -1,4 +1,4 @@
-"""Prove what the arms train: ``compare verify``."""
+"""Prove what the arms train: ``ringside verify``."""
 
 from __future__ import annotations
 

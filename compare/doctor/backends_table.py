@@ -1,4 +1,4 @@
-"""Make the document of ``compare backends``."""
+"""Make the document of ``ringside backends``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compare.report.document import Column, Document, Row, Table
 from compare.schema.arms import Arm
 
 DEFAULT, SAME, OTHER = (
-    "Arms of a plain compare run",
+    "Arms of a plain ringside run",
     "Arms that train the same, and run only if you name them",
     "Arms that train otherwise, and run only if you name them: read accuracy and loss",
 )

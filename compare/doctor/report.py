@@ -1,4 +1,4 @@
-"""Make the document that ``compare doctor`` prints."""
+"""Make the document that ``ringside doctor`` prints."""
 
 from __future__ import annotations
 

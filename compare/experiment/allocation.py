@@ -121,7 +121,7 @@ def _allocate_slurm_nodes(asked: tuple[Host, ...], source: str, environ: Mapping
         raise UsageError(
             "--engine slurm works only within a Slurm job.",
             found="SLURM_JOB_ID is not set.",
-            remedy="Run the command within salloc or sbatch, or submit it: compare submit --engine slurm -- "
+            remedy="Run the command within salloc or sbatch, or submit it: ringside submit --engine slurm -- "
             "run …",
         )
     names = {host.name for host in found.hosts}

@@ -1,4 +1,4 @@
-"""Carry out ``compare collectives``: launch every group, round by round."""
+"""Carry out ``ringside collectives``: launch every group, round by round."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from compare.text import binary_size, counted
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest(LaunchRequest):
-    """What the user asked ``compare collectives`` for, before any host is reached."""
+    """What the user asked ``ringside collectives`` for, before any host is reached."""
 
     config: SweepFields
 
@@ -102,7 +102,7 @@ def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, 
         raise UnavailableError(
             "No group can run here.",
             found="\n".join(f"{name}: {reason}" for name, reason in left_out.items()),
-            remedy="Install a library (`compare backends` says how), or choose another --device.",
+            remedy="Install a library (`ringside backends` says how), or choose another --device.",
         )
     entries = [GROUPS[name] for name in groups]
     cluster.require_launchers({BACKENDS[e.backend].runtime(e.options).launcher for e in entries})
@@ -158,7 +158,7 @@ def refusal_of(name: str, device: str, survey: Survey, *, one_host: bool) -> Una
 
 
 def plan_sweeps(config: SweepConfig) -> list[Planned]:
-    """Return all launches of ``compare collectives`` in order: every group once in each round."""
+    """Return all launches of ``ringside collectives`` in order: every group once in each round."""
     launches = enumerate(back_and_forth(config.rounds, config.groups), start=1)
     return [Planned(number, round_, config.arm_of(group), group) for number, (round_, group) in launches]
 

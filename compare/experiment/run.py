@@ -79,7 +79,7 @@ def reporting_early_end(directory: Path, on_early_end: Callable[[Any], None]) ->
         yield
     except (RingsideError, KeyboardInterrupt) as error:
         if directory.exists():
-            error.add_note(f"The finished part is kept: compare report {shlex.quote(str(directory))}")
+            error.add_note(f"The finished part is kept: ringside report {shlex.quote(str(directory))}")
             with uninterrupted():
                 try:
                     on_early_end(read_result(directory))

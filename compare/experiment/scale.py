@@ -1,4 +1,4 @@
-"""Carry out ``compare scale``: run the same arms with several numbers of ranks."""
+"""Carry out ``ringside scale``: run the same arms with several numbers of ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from compare.system.files import write_json
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleRequest(UserRequest):
-    """What the user asked ``compare scale`` for; the hosts have slots for the largest count."""
+    """What the user asked ``ringside scale`` for; the hosts have slots for the largest count."""
 
     mode: Mode
     counts: tuple[int, ...]

@@ -67,7 +67,7 @@ class UserRequest(LaunchRequest):
     control: bool = False
     """Whether the user asked for the arm without communication."""
     against: Interpreter | None = None
-    """The other interpreter of ``compare gate``; None for other commands."""
+    """The other interpreter of ``ringside gate``; None for other commands."""
     dataset: DatasetChoice
     data_dir: Path | None
     """The folder of the data sets; None for the default one."""
@@ -216,7 +216,7 @@ def choose_arms(
         raise UnavailableError(
             "No backend can run here.",
             found="\n".join(f"{name}: {reason}" for name, reason in left_out.items()),
-            remedy="Install one (`compare backends` says how), or use --device cpu.",
+            remedy="Install one (`ringside backends` says how), or use --device cpu.",
         )
     return tuple(arms), left_out
 

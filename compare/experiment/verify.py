@@ -1,4 +1,4 @@
-"""Carry out ``compare verify``: launch every arm once, and check it by every gate."""
+"""Carry out ``ringside verify``: launch every arm once, and check it by every gate."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ COMMANDS = ("run", "aa", "verify", "scale", "collectives")
 class Resources(NamedTuple):
     """The resources that a job asks for; CPUs, GPUs and memory are those of one node.
 
-    The fields are named like the flags of ``compare submit``. A node of Kubernetes is a worker's pod.
+    The fields are named like the flags of ``ringside submit``. A node of Kubernetes is a worker's pod.
     """
 
     nodes: int
@@ -57,7 +57,8 @@ def require_fit(words: Sequence[str], values: Sequence[str], *, secrets_remedy: 
     if not words or words[0] not in COMMANDS:
         raise UsageError(
             f"{words[0]} is not a command that can be submitted." if words else "There is nothing to submit.",
-            remedy=f"Name one of {', '.join(COMMANDS)} after two dashes: compare submit -- run --backend ddp",
+            remedy=f"Name one of {', '.join(COMMANDS)} after two dashes, as in "
+            "`ringside submit -- run --backend ddp`.",
         )
     if hide_exports(words) != list(words):
         raise UsageError(

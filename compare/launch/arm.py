@@ -74,13 +74,13 @@ class Observer(Protocol):
         """Receive the run with its launches so far, before the first launch and after every round."""
 
     def count_begins(self, ranks: int) -> None:
-        """Receive the number of ranks that all launches of ``compare scale`` have until the next call."""
+        """Receive the number of ranks that all launches of ``ringside scale`` have until the next call."""
 
     def arm_verified(self, arm: ArmVerification) -> None:
-        """Receive the result of one arm of ``compare verify``: its gates, or its failure."""
+        """Receive the result of one arm of ``ringside verify``: its gates, or its failure."""
 
     def sweep_ended(self, planned: Planned, launch: SweepLaunch | None) -> None:
-        """Receive a launch of ``compare collectives`` that ended, with all results; None if it failed."""
+        """Receive a launch of ``ringside collectives`` that ended, with all results; None if it failed."""
 
     def sweep_skipped(self) -> None:
         """Note that a launch is left out, because its group failed in an earlier round."""

@@ -257,7 +257,7 @@ class Cluster(HostFacts):
             raise HostError(
                 f"Host {name} does not answer.",
                 found=f"Its agent is connected, but sent no answer for {seconds:g} s.",
-                remedy="Is it overloaded, or its disk stuck? Examine it with `compare doctor`, or leave it "
+                remedy="Is it overloaded, or its disk stuck? Examine it with `ringside doctor`, or leave it "
                 f"out: --exclude {name}.",
             )
 

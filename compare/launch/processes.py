@@ -116,7 +116,7 @@ def _start(command: Command, name: str, log: Path) -> subprocess.Popen[bytes]:
         raise UnavailableError(
             f"{command.argv[0]} could not be executed.",
             found=f"{system_reason(error)}.",
-            remedy="`compare backends` says which launchers are there and how to install the others.",
+            remedy="`ringside backends` says which launchers are there and how to install the others.",
         ) from None
 
 

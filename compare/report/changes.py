@@ -1,4 +1,4 @@
-"""Render the changes that ``compare diff`` and ``compare gate`` found between an old and a new state.
+"""Render the changes that ``ringside diff`` and ``ringside gate`` found between an old and a new state.
 
 If ``--force`` let two unlike runs be compared, every format says so.
 """
@@ -17,7 +17,7 @@ from compare.system.files import json_text
 from compare.text import printable
 
 _NO_DECISION = (
-    "This describes two runs and decides nothing. `compare gate` decides, and it sees a slower computation "
+    "This describes two runs and decides nothing. `ringside gate` decides, and it sees a slower computation "
     "as well."
 )
 _VERDICTS = {"not slower": "passed", "unresolved": "open"}
@@ -29,7 +29,7 @@ An arm without a decision is an error, because a skipped test would be shown as 
 
 
 def document_of(changes: Changes) -> Document:
-    """Return the document of a gate or of ``compare diff``: one row for each arm, and the conclusion."""
+    """Return the document of a gate or of ``ringside diff``: one row for each arm, and the conclusion."""
     changed = f"Changed: {'; '.join(map(_old_and_new, changes.changed))}."
     return Document(
         title=(
@@ -51,7 +51,7 @@ def benchmark(changes: Changes) -> str:
     """Return the JSON that github-action-benchmark reads for its tool ``customSmallerIsBetter``.
 
     It has one entry for each arm, with the new figure alone: the step time in ms for a gate, and for
-    ``compare diff`` the ratio to the reference arm. The action itself keeps figures of earlier runs.
+    ``ringside diff`` the ratio to the reference arm. The action itself keeps figures of earlier runs.
     """
     factor, unit = _unit(changes)
     entries = [
@@ -75,7 +75,7 @@ def junit(gate: Changes | None, failure: Failure | None = None) -> str:
     if the gate did not finish. Then there is a single test with an error, which quotes the ``failure`` if
     there was one.
     """
-    suite = ET.Element("testsuite", name="compare gate", skipped="0")
+    suite = ET.Element("testsuite", name="ringside gate", skipped="0")
     why = failure.message if failure else "It ended before its last round."
     cases = [("complete", "error", f"INCOMPLETE: {why}", "incomplete")]
     if gate:
@@ -101,7 +101,7 @@ def junit(gate: Changes | None, failure: Failure | None = None) -> str:
 
 
 def _conclusion(changes: Changes) -> str:
-    """Return the conclusion of a gate; for ``compare diff``, a note that it decides nothing."""
+    """Return the conclusion of a gate; for ``ringside diff``, a note that it decides nothing."""
     if changes.limit is None:
         return _NO_DECISION
     limit = f"{changes.limit * 100:g} %"

@@ -85,11 +85,11 @@ class View:
     wide: bool = False
     """Show a table with every column and note of a run, in place of the short view."""
     detail: bool = False
-    """Also show the parts of a run's sync cost; for ``compare collectives``, show a table for each group."""
+    """Also show the parts of a run's sync cost; for ``ringside collectives``, show a table for each group."""
     sort: str | None = None
     """The order of arms: ``step``, ``name`` or ``sync``; None is the default order."""
     report_argument: str = "RUN"
-    """The argument that makes ``compare report`` show this run again; notes suggest that command."""
+    """The argument that makes ``ringside report`` show this run again; notes suggest that command."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Make the document of ``compare collectives``."""
+"""Make the document of ``ringside collectives``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make the documents of ``compare predict``."""
+"""Make the documents of ``ringside predict``."""
 
 from __future__ import annotations
 

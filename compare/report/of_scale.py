@@ -1,4 +1,4 @@
-"""Make the document of ``compare scale``."""
+"""Make the document of ``ringside scale``."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _notes(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
         yield "Its share: the step of the count before, with its computing divided among more ranks."
     yield (
         f"An arm bends where its interval ends below {THRESHOLD * 100:g} %. Counts take turns within each "
-        f"round. compare report on a folder np… shows one count in full."
+        f"round. ringside report on a folder np… shows one count in full."
     )
 
 

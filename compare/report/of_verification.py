@@ -1,4 +1,4 @@
-"""Make the document of ``compare verify``."""
+"""Make the document of ``ringside verify``."""
 
 from __future__ import annotations
 

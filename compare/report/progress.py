@@ -264,7 +264,7 @@ class LiveProgress:
         self._pace.expected -= 1
 
     def sweep_ended(self, planned: Planned, launch: SweepLaunch | None) -> None:
-        """Count a launch of ``compare collectives`` and print how long it took; None means that it failed."""
+        """Count a launch of ``ringside collectives`` and print how long it took; None is a failed one."""
         self._count()
         outcome = f"{launch.seconds:5.1f} s" if launch else "failed"
         self._print(f"{self._round_text(planned)}: {planned.label:<14} {outcome}", "dim" if launch else "red")

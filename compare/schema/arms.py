@@ -86,9 +86,9 @@ class Arm(msgspec.Struct, frozen=True):
     given: dict[str, OptionValue] = {}
     """The values by name of the option, or by ``env.NAME`` for variables; other options have defaults."""
     twin: int = 0
-    """1 or 2 for the two equal arms of `compare aa`, otherwise 0."""
+    """1 or 2 for the two equal arms of `ringside aa`, otherwise 0."""
     against: Interpreter | None = None
-    """The other interpreter of `compare gate` if this arm's ranks run in it; otherwise None."""
+    """The other interpreter of `ringside gate` if this arm's ranks run in it; otherwise None."""
 
     def __post_init__(self) -> None:
         """Refuse an unknown backend, which a result of another version may have.
@@ -103,7 +103,7 @@ class Arm(msgspec.Struct, frozen=True):
     def label(self) -> str:
         """Return the name of the arm in tables and results: what a user writes, and sometimes a suffix.
 
-        The suffix is ``#1`` or ``#2`` in `compare aa`, and ``@against`` for the other interpreter of a gate.
+        The suffix is ``#1`` or ``#2`` in `ringside aa`, and ``@against`` for the other interpreter of a gate.
         """
         given = (f"{name}={_spelled(value)}" for name, value in self.given.items())
         twin = f"#{self.twin}" if self.twin else "@against" if self.against else ""

@@ -1,4 +1,4 @@
-"""Define the settings and the results of ``compare collectives``.
+"""Define the settings and the results of ``ringside collectives``.
 
 ``docs/results.md`` describes every field of ``collectives.json``.
 """
@@ -152,7 +152,7 @@ class SweepFields(LaunchFields, total=False):
 
 
 class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
-    """All settings of ``compare collectives``, which times collectives over a sweep of sizes."""
+    """All settings of ``ringside collectives``, which times collectives over a sweep of sizes."""
 
     groups: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     """Names of the groups, which are keys of ``GROUPS``, in the user's order."""
@@ -296,7 +296,7 @@ class SweepLaunch(LaunchRecord, frozen=True, kw_only=True):
 
 
 class CollectivesRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of ``compare collectives``: its settings, hosts and all measurements."""
+    """The result of ``ringside collectives``: its settings, hosts and all measurements."""
 
     schema_version: int = SWEEP_SCHEMA_VERSION
     ringside_version: str

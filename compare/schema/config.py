@@ -150,9 +150,9 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
     A round that is running then is finished. It is None for a run with ``--repeats`` or ``--budget``.
     """
     comparisons: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Number of comparisons of `compare aa`, among which the rounds are divided; None for other runs."""
+    """Number of comparisons of `ringside aa`, among which the rounds are divided; None for other runs."""
     slower_limit: float | None = None
-    """The slowdown that `compare gate` allows, as a fraction of the step time; None for other runs."""
+    """The slowdown that `ringside gate` allows, as a fraction of the step time; None for other runs."""
     max_reruns: int = 3
     """Maximum number of noisy rounds that are repeated."""
     seed: int = 0
@@ -318,7 +318,7 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
     def control(self) -> Arm | None:
         """Return the arm whose ranks do not communicate, or None if the run has no such arm.
 
-        It is always None in `compare gate`, whose two environments may compute at different speeds.
+        It is always None in `ringside gate`, whose two environments may compute at different speeds.
         """
         if self.slower_limit is not None:
             return None

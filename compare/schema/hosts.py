@@ -98,7 +98,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     The ranks form their group at the first address.
     """
     rehearsed: Link | None = None
-    """The limits of the hosts' links in ``compare rehearse``; None for real hosts."""
+    """The limits of the hosts' links in ``ringside rehearse``; None for real hosts."""
 
 
 def rehearsal_headline(network: Network, hosts: Sequence[Host]) -> str:

@@ -176,7 +176,7 @@ class Planned(NamedTuple):
 
 
 Proof: TypeAlias = Literal["brief", "whole"]
-"""The extent of a launch's parity check: ``brief`` in a run, and ``whole`` in ``compare verify``."""
+"""The extent of a launch's parity check: ``brief`` in a run, and ``whole`` in ``ringside verify``."""
 
 PASSES: dict[Proof, tuple[PassKind, ...]] = {
     "brief": ("float64",),

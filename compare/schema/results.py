@@ -212,7 +212,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why a run stopped early, or why a launch failed."""
 
     arm: str
-    """Label of the arm, or name of the group in ``compare collectives``."""
+    """Label of the arm, or name of the group in ``ringside collectives``."""
     round: int
     kind: str
     """Name of the error's class, such as ``StalledError``."""
@@ -307,7 +307,7 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmVerification(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of ``compare verify`` for one arm."""
+    """The result of ``ringside verify`` for one arm."""
 
     arm: str
     gates: list[Gate] = []
@@ -332,7 +332,7 @@ class ArmVerification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole result of ``compare verify``."""
+    """The whole result of ``ringside verify``."""
 
     run: Run
     """The settings and launches, in the form of a run."""

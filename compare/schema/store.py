@@ -33,7 +33,7 @@ SCALE_FILE = "scale.json"
 _LONGEST_NAME = 100
 """Maximum number of characters of a model's name in the name of a folder."""
 Result: TypeAlias = Run | Scale | CollectivesRun | Verification
-"""The results that ``compare report`` can show."""
+"""The results that ``ringside report`` can show."""
 _NEW_NAMES = {2: {"set_aside": "discarded"}, SCHEMA_VERSION: {}}
 """The new names of renamed fields by their old names, for each schema version that can be read."""
 
@@ -54,7 +54,7 @@ def find_run(path: Path, names: Sequence[str]) -> Path:
         raise OutputError(
             "There is no last run.",
             found=f"No folder in {RUNS.absolute()} holds a run.",
-            remedy="Run `compare run` first, change to the folder where you ran it, or name a run's folder.",
+            remedy="Run `ringside run` first, change to the folder where you ran it, or name a run's folder.",
         )
     return max(files, key=lambda file: file.stat().st_mtime).parent
 
@@ -71,7 +71,7 @@ def list_runs(root: Path) -> list[Path]:
         raise OutputError(
             f"The runs in {root} cannot be listed.",
             found=f"{system_reason(error)}.",
-            remedy="Name the folder that holds the folders of runs, or run `compare run` first.",
+            remedy="Name the folder that holds the folders of runs, or run `ringside run` first.",
         ) from None
     return [path for path in folders if os.path.isfile(path / RESULTS_FILE)]  # noqa: PTH113 -- never raises
 
@@ -120,7 +120,7 @@ _READERS: dict[str, Callable[[Path], Result]] = {
     SCALE_FILE: _read_scale,
     VERIFICATION_FILE: partial(read_json, kind=Verification),
 }
-"""The functions that read results other than those of ``compare run``, by the name of the file."""
+"""The functions that read results other than those of ``ringside run``, by the name of the file."""
 RESULT_FILES = (RESULTS_FILE, *_READERS)
 """The names of all files that hold a result."""
 
@@ -136,7 +136,7 @@ def read_run(path: Path) -> Run:
         raise OutputError(
             f"There is no run at {path}.",
             found=f"{file} does not exist.",
-            remedy="Give the folder that `compare run` printed, or its results.json.",
+            remedy="Give the folder that `ringside run` printed, or its results.json.",
         )
     return read_json(file, Run, adapt=partial(_run_fields, file))
 
@@ -152,9 +152,9 @@ def _run_fields(file: Path, content: Any) -> dict[str, Any]:
     if exported and "summary" not in content and "arms" in content:
         raise OutputError(
             f"{file} is a verification, not a run.",
-            found="`compare verify` proves that arms train alike. It measures no speed.",
-            remedy="Give `compare report` the folder of the verification or its verification.json, or "
-            "measure the arms with `compare run`.",
+            found="`ringside verify` proves that arms train alike. It measures no speed.",
+            remedy="Give `ringside report` the folder of the verification or its verification.json, or "
+            "measure the arms with `ringside run`.",
         )
     fields = content["run"] if exported else content
     version = fields.get("schema_version")

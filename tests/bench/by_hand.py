@@ -29,7 +29,7 @@ TEXT = f"""\
 {RANKS} ranks, one thread each, MLP, batch 64. The scripts are in `tests/bench/scripts`. They use the
 backend's library directly, under the same launcher with the same flags and environment. They hold the same
 data in memory as floats, normalised once; the product holds bytes and normalises each batch. They test at the
-end, as `compare run` does. A pair is one launch of each, and the order alternates. Start-up counts from the
+end, as `ringside run` does. A pair is one launch of each, and the order alternates. Start-up counts from the
 start of the launcher on both sides. The script of `mode=overlap` starts an all_reduce for each of the four
 tensors. The product makes buckets of 1 MB, and the MLP fills one."""
 PUBLISHED_TEXT = f"""\

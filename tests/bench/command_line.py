@@ -14,7 +14,7 @@ from tests.bench.machine import LoadMeter, family_seconds
 from tests.bench.pairs import take_launches
 
 TEXT = """\
-Whole processes in turns. The first ratio is `compare --help` over `python -c 'import typer'`. The second
+Whole processes in turns. The first ratio is `ringside --help` over `python -c 'import typer'`. The second
 compares two processes with a torch optimizer. One exits at once, as ranks do. One tears Python down."""
 OPTIMIZER = "import os, torch; torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)"
 
@@ -29,7 +29,7 @@ def bench(settings) -> Section:
     turns = take_launches(members, settings.pick(20, 6))
     ours, typer = (f"{turns.median(name, 'seconds') * 1e3:.0f} ms" for name in members)
     note = f"{ours}, typer alone {typer}"
-    help_ = Row("compare --help", turns.ratio("help", "typer", "seconds"), at_most(1.5), note)
+    help_ = Row("ringside --help", turns.ratio("help", "typer", "seconds"), at_most(1.5), note)
     ends = take_launches(
         {
             "at once": partial(_time, [sys.executable, "-c", f"{OPTIMIZER}; os._exit(0)"]),

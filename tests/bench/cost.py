@@ -20,7 +20,7 @@ MODELS = {"mlp": (330, 30), "convnet": (40, 10), "wide": (15, 5)}
 # Rounds for each number of ranks. Four ranks mostly wait for a core, so one round is enough.
 ROUNDS = {1: 3, 2: 3, 4: 1}
 TEXT = """\
-`compare run`, one thread a rank, batch 64 a rank. One and two ranks had three launches of every arm. The
+`ringside run`, one thread a rank, batch 64 a rank. One and two ranks had three launches of every arm. The
 table shows means, and the 95 % interval (by t) of the sync cost. Four ranks had a single launch: read the
 growth, not small differences. The MLP has gradients of 0.8 MB, the ConvNet 4.8 MB, the wide MLP 80 MB. Sync
 cost is the step time minus that of the control `none`, both geometric means. Below zero it is noise: no arm

@@ -61,7 +61,7 @@ def _rounds(entries):
 
 def _run(given, command, *flags):
     """Carry out a command; return its run, and what is recorded of every test."""
-    data_dir = find_mnist() or sys.exit("MNIST is missing: compare data fetch --data-dir data")
+    data_dir = find_mnist() or sys.exit("MNIST is missing: ringside data fetch --data-dir data")
     with tempfile.TemporaryDirectory(prefix="ringside-false-") as folder:
         done = compare(
             *(command, *flags, "--backend", given.arm, "--seed", time.time_ns() % 2**32),

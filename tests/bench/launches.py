@@ -52,7 +52,7 @@ class BenchError(RuntimeError):
 
 
 def compare_run(*arguments, data_dir, folder, rounds=1):
-    """Execute ``compare run`` and read its results."""
+    """Execute ``ringside run`` and read its results."""
     output = Path(tempfile.mkdtemp(dir=folder)) / "run"
     command = [Path(sys.executable).parent / "compare", "run", "--dataset", "mnist", "--device", "cpu"]
     command += ["--max-reruns", "0"]

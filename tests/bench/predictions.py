@@ -1,4 +1,4 @@
-"""Validate ``compare predict`` in rehearsals: ``python -m tests.bench.predictions``.
+"""Validate ``ringside predict`` in rehearsals: ``python -m tests.bench.predictions``.
 
 It measures two hosts at 200 Mbit/s, and predicts other hosts and rates from that alone. It writes the table
 of docs/predictions.md, and docs/predictions.json with what the predictions use. It needs root.
@@ -103,7 +103,7 @@ def _cap_of(arm: str) -> float | None:
 
 
 def _judge(base: list[MeasuredLaunch], measured: MeasuredLaunch, cap: float | None) -> Cell:
-    """Predict a cell from all launches, as ``compare predict`` does."""
+    """Predict a cell from all launches, as ``ringside predict`` does."""
     link = Link(bits_per_second=measured.bits_per_second, latency_seconds=measured.latency_seconds)
     target = Target(hosts=measured.ranks, link=link, bucket_cap_mb=cap)
     nbytes, call_measured = measured.points[-1]

@@ -105,7 +105,7 @@ def simulate_gates(
     experiments: int = 10_000,
     seed: int = 0,
 ) -> SimulatedGates:
-    """Compare arms with themselves as `compare gate` does, on recorded launches.
+    """Compare arms with themselves as `ringside gate` does, on recorded launches.
 
     Every arm has its own draw from the record, as every arm of a gate has a twin of its own.
 

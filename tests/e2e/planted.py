@@ -1,6 +1,6 @@
 """Own distributed steps: right ones, and one for each common mistake.
 
-``compare verify --workload tests/e2e/planted.py:sums --backend own_torch`` must find each.
+``ringside verify --workload tests/e2e/planted.py:sums --backend own_torch`` must find each.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Test ``compare collectives`` through real launchers."""
+"""Test ``ringside collectives`` through real launchers."""
 
 from __future__ import annotations
 

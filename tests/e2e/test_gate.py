@@ -1,4 +1,4 @@
-"""Test ``compare gate`` with two environments, one of them slower."""
+"""Test ``ringside gate`` with two environments, one of them slower."""
 
 from __future__ import annotations
 

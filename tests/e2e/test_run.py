@@ -1,4 +1,4 @@
-"""Test ``compare run`` end to end: real launchers, real libraries, real MNIST."""
+"""Test ``ringside run`` end to end: real launchers, real libraries, real MNIST."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""``compare scale`` on one machine."""
+"""``ringside scale`` on one machine."""
 
 import json
 

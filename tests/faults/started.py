@@ -102,7 +102,7 @@ def a_fault(kind, rank=1):
 
 
 class StartedRun:
-    """A command under way, `compare run` if no other is named."""
+    """A command under way, `ringside run` if no other is named."""
 
     def __init__(self, folder, data, arguments, fault=None, command=RUN):
         self.injected = folder / "injected"

@@ -163,7 +163,7 @@ def test_finished_cohorts_are_kept(start):
     at = kill(run.rank(launch=4))
     printed, _ = run.wait(at)
     assert run.process.returncode == 6
-    assert "compare report" in printed
+    assert "ringside report" in printed
     kept = read_run(run.directory)
     assert (len(kept.launches), kept.failure.round) == (2, 2)
     assert compare("report", run.directory).returncode == 0

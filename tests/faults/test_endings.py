@@ -162,7 +162,7 @@ def test_launches_that_finished_before_ctrl_c_are_kept(start, launcher):
     wait_until(lambda: list(run.directory.glob("launches/02-*/rank-1.progress")), 180)
     run.wait_for_training(launch=2)
     printed = ended(run, kill(run.process, signal.SIGINT), 130)
-    assert "compare report" in printed
+    assert "ringside report" in printed
     kept = read_run(run.directory)
     assert not kept.complete
     assert len(kept.launches) == 1

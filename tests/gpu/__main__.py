@@ -38,7 +38,7 @@ class Machine(NamedTuple):
 
 
 _ONE_RANK = 16
-"""The exit status of `compare verify` with one rank: the gates have figures, but nothing is proven."""
+"""The exit status of `ringside verify` with one rank: the gates have figures, but nothing is proven."""
 
 
 class Part(NamedTuple):

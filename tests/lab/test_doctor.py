@@ -1,4 +1,4 @@
-"""``compare doctor`` on real hosts: healthy ones, and ones with a defect each."""
+"""``ringside doctor`` on real hosts: healthy ones, and ones with a defect each."""
 
 import json
 import sys

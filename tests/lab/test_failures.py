@@ -410,6 +410,6 @@ def refused(lab, hosts, mnist_dir, arm, failure, words, *more):
 
 
 def parent_of(run):
-    """Return the process of `compare run`, for which nsenter waits."""
+    """Return the process of `ringside run`, for which nsenter waits."""
     (parent,) = [p for p in run.lab.login.processes() if p.cmdline()[1:4] == ["-m", "compare", "run"]]
     return parent.pid

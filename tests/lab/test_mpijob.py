@@ -1,7 +1,7 @@
 """Rehearse the pods of an MPIJob in a lab.
 
 Names, hostfile, variables and ssh are the operator's. Commands and options are those of the manifest that
-``compare submit`` prints. The hostfile is not at /etc/mpi, which is the real machine's.
+``ringside submit`` prints. The hostfile is not at /etc/mpi, which is the real machine's.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Test ``compare run`` on real hosts, started from another host."""
+"""Test ``ringside run`` on real hosts, started from another host."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Build the results of ``compare collectives``, as factories do for runs."""
+"""Build the results of ``ringside collectives``, as factories do for runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def a_collectives_run(config, launches, **changes):
     fields = {
         "ringside_version": "1",
         "started_at": "2026-11-25T08:00:00+00:00",
-        "command": ["compare", "collectives"],
+        "command": ["ringside", "collectives"],
         "config": config,
         "hosts": [local_host(config.ranks)],
         "cores_by_host": [config.ranks],

@@ -68,7 +68,7 @@ def a_survey(
         backend="mpi:library=mpich",
         launcher="mpiexec.hydra",
         problem="" if has_mpich else "mpich is not installed",
-        remedy="" if has_mpich else "compare install mpich",
+        remedy="" if has_mpich else "ringside install mpich",
     )
     return Survey(
         backends, {name: Library(facts=found) for name, found in facts.items()}, {mpich.backend: mpich}
@@ -249,7 +249,7 @@ def a_run(
     fields: dict[str, Any] = {
         "ringside_version": "0.1.0",
         "started_at": "2026-11-21T09:00:00+00:00",
-        "command": ["compare", "run"],
+        "command": ["ringside", "run"],
         "config": settled,
         "dataset": MNIST,
         "hosts": [Host("localhost", settled.ranks)],

@@ -13,7 +13,7 @@ def a_scale(
     series = Series(
         ringside_version="0",
         started_at="2026-11-25T09:00:00+00:00",
-        command=["compare", "scale"],
+        command=["ringside", "scale"],
         mode=mode,
         counts=sorted(milliseconds),
     )

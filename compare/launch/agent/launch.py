@@ -67,7 +67,7 @@ def carry_out(start: Start, pipe: MessagePipe, segments: Segments | None) -> Exi
             found=str(error),
             remedy="Check the free space and the permissions there, or set TMPDIR to another folder."
             if start.in_place
-            else "Is that machine among the hosts twice, or its disk full? Run `compare doctor`.",
+            else "Is that machine among the hosts twice, or its disk full? Run `ringside doctor`.",
         )
     else:
         return Exited(status=status, abandoned=status is None and launch.is_abandoned())

@@ -161,7 +161,7 @@ class Allocation(NamedTuple):
     job: ScheduledJob | None = None
     """The scheduler's job that the hosts belong to; None if the engine knows of none."""
     rehearsed: Link | None = None
-    """The limits of the links between hosts of ``compare rehearse``; None for real hosts."""
+    """The limits of the links between hosts of ``ringside rehearse``; None for real hosts."""
 
 
 def describe_host(host: Host) -> str:

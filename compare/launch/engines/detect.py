@@ -39,7 +39,7 @@ STARTERS = (
             f"SLURM_NTASKS={MANY} SLURM_STEP_ID=.+ SLURM_PROCID=.+",
         ),
         unless=("SLURM_STEP_NUM_TASKS=1",),
-        once="srun -n1 compare run",
+        once="srun -n1 ringside run",
     ),
     Starter(
         "mpiexec of MPICH or Intel MPI",

@@ -1,7 +1,7 @@
 """Time MPI's collectives by Ringside's loop, under any MPI's launcher.
 
 ``mpiexec -n 2 python -m tests.bench.scripts.collectives all_reduce,all_to_all 1K 4M 4 IMB`` prints a line
-for each size. So a program of the same MPI can be compared in turns. ``compare collectives`` starts only
+for each size. So a program of the same MPI can be compared in turns. ``ringside collectives`` starts only
 Open MPI. Calls are in place or not as those of the program: IMB's all-reduce is not, OSU's all-gather is.
 """
 

@@ -1,4 +1,4 @@
-"""Test what ``compare diff`` and ``compare gate`` print, their files and their exit codes."""
+"""Test what ``ringside diff`` and ``ringside gate`` print, their files and their exit codes."""
 
 import json
 

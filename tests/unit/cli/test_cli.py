@@ -46,7 +46,7 @@ USAGE, DATA, UNAVAILABLE, OUTPUT, LAUNCH, STALLED, PARITY, HOST, INTERRUPTED = 2
 
 LONG_NAME = "x" * 300
 REFUSED_NAME = "File name too long. Choose another path, or change its permissions."
-SEE_HELP = ["`compare report --help` shows every flag and its choices."]
+SEE_HELP = ["`ringside report --help` shows every flag and its choices."]
 RESOLVE = data.resolve
 SURVEY = a_survey(missing=["mpi"], controllers=["gloo"])
 
@@ -81,7 +81,7 @@ def compare(monkeypatch, capfd, tmp_path):
     monkeypatch.setattr(run, "check_beforehand", lambda *_, **__: lambda *, failed: [])
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["compare", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["ringside", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         out, err = capfd.readouterr()
@@ -144,7 +144,7 @@ def carried_out(monkeypatch):
         (
             "--backend horovod:controller=mpi",
             UNAVAILABLE,
-            ["without its mpi controller", "compare install horovod"],
+            ["without its mpi controller", "ringside install horovod"],
         ),
         (
             "--backend ddp --device cuda",
@@ -164,7 +164,7 @@ def carried_out(monkeypatch):
         ("scale --backend ddp -np 1,3 --strong", USAGE, ["3 ranks cannot share a global batch of 64"]),
         ("collectives --group ring", USAGE, ["--group cannot be ring", "gloo or nccl"]),
         ("collectives --group ,", USAGE, ["--group names nothing"]),
-        ("collectives --group horovod_mpi", UNAVAILABLE, ["It has: gloo", "compare install horovod"]),
+        ("collectives --group horovod_mpi", UNAVAILABLE, ["It has: gloo", "ringside install horovod"]),
         ("collectives --group nccl", UNAVAILABLE, ["GPU memory", "--device cuda"]),
         ("collectives --collective gossip", USAGE, ["--collective cannot be gossip", "all_to_all"]),
         ("collectives --dtype float31", USAGE, ["--dtype cannot be float31", "bfloat16"]),
@@ -173,7 +173,7 @@ def carried_out(monkeypatch):
         ("doctor -H localhost --hostfile x", USAGE, ["--hostfile and -H both name hosts"]),
         ("doctor --export-json gone/x.json", OUTPUT, ["gone/x.json cannot be written"]),
         ("report . --format pdf", USAGE, ["--format", "'pdf'", *FORMATS, *SEE_HELP]),
-        *((f"report {path}", OUTPUT, ["no run", "compare run"]) for path in ("gone", ".")),
+        *((f"report {path}", OUTPUT, ["no run", "ringside run"]) for path in ("gone", ".")),
         *(
             (f"{command} {LONG_NAME}", OUTPUT, [REFUSED_NAME])
             for command in ("report", "--backend ddp --export-json", "doctor --export-json")
@@ -253,7 +253,7 @@ def test_report_last_shows_the_newest_run(compare):
         os.utime(folder / RESULTS_FILE, (1_700_000_000 - age,) * 2)
     shown = compare("report", "last").out
     assert shown.startswith("wide on MNIST")
-    assert "More: compare report last --wide" in shown
+    assert "More: ringside report last --wide" in shown
 
 
 def test_report_puts_several_runs_on_one_page_with_pictures(compare):
@@ -294,10 +294,10 @@ def test_report_sorts_the_arms(compare):
 @pytest.mark.parametrize("command", EXAMPLES)
 def test_help_groups_the_flags_and_ends_with_examples(compare, command):
     shown = compare(*command.split(), "--help").out
-    assert shown.count("  compare ") == 2
+    assert shown.count("  ringside ") == 2
     for line in EXAMPLES[command]:
         assert f"\n  {line}\n" in shown
-        assert line.startswith(f"compare {command}")
+        assert line.startswith(f"ringside {command}")
         flags = re.findall(r"(?<= )--?[a-z][a-z-]*", line.partition(" -- ")[0])
         assert [flag for flag in flags if not re.search(rf"(^|[ ,/]){flag}\b", shown, re.MULTILINE)] == []
 
@@ -351,8 +351,8 @@ def test_help_in_place_of_a_command_is_no_error(compare):
 )
 def test_shells_complete_commands_and_choices(words, completed):
     asked = {
-        "_COMPARE_COMPLETE": "complete_bash",
-        "COMP_WORDS": f"compare {words}",
+        "_RINGSIDE_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"ringside {words}",
         "COMP_CWORD": str(len(words.split(" "))),
     }
     assert execute(["-m", "compare"], **asked).stdout.split() == completed
@@ -425,7 +425,7 @@ def test_run_that_ends_early_exports_what_is_kept(compare, monkeypatch, command,
     assert ended.code == code
     assert ("Interrupted" in ended.err) is (code == INTERRUPTED)
     assert "could not be" not in ended.err
-    assert "compare report" in ended.err
+    assert "ringside report" in ended.err
     assert json.loads(Path("out.json").read_text())["run"]["complete"] is False
     assert "INCOMPLETE" in Path("out.markdown").read_text()
     if command != "run":
@@ -470,7 +470,7 @@ def test_run_that_fails_exits_with_its_code_and_prints_what_is_kept(compare, car
     carried_out(kind("what", remedy="remedy"))
     ended = compare("run", "--backend", "ddp", "--output", "out")
     assert ended.code == code
-    assert f"compare report {Path('out').absolute()}" in " ".join(ended.err.split())
+    assert f"ringside report {Path('out').absolute()}" in " ".join(ended.err.split())
     assert "error: what\n  remedy\n" in ended.err
 
 
@@ -532,7 +532,7 @@ def test_run_without_a_length_takes_five_minutes_to_settle(compare, monkeypatch,
 
 def test_a_defect_of_ours_keeps_its_traceback(compare, carried_out, monkeypatch):
     carried_out(ZeroDivisionError("ours"))
-    monkeypatch.setattr(sys, "argv", ["compare", "run", "--backend", "ddp", "--output", "out"])
+    monkeypatch.setattr(sys, "argv", ["ringside", "run", "--backend", "ddp", "--output", "out"])
     with pytest.raises(ZeroDivisionError):
         cli.main()
 

@@ -1,4 +1,4 @@
-"""Test which runs ``compare history`` sees, and what it says of them."""
+"""Test which runs ``ringside history`` sees, and what it says of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``compare predict``: what it prints, and what it refuses."""
+"""``ringside predict``: what it prints, and what it refuses."""
 
 import pytest
 from typer.testing import CliRunner

@@ -1,4 +1,4 @@
-"""``compare rehearse``: what it refuses, and what the command inside gets."""
+"""``ringside rehearse``: what it refuses, and what the command inside gets."""
 
 from contextlib import contextmanager
 

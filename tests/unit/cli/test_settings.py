@@ -129,7 +129,7 @@ def requested(monkeypatch, capfd):
 
     def call(*arguments):
         requests.clear()
-        monkeypatch.setattr(sys, "argv", ["compare", *arguments])
+        monkeypatch.setattr(sys, "argv", ["ringside", *arguments])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         out, err = capfd.readouterr()
@@ -175,7 +175,7 @@ def test_settings_of_the_nearest_pyproject_are_recorded(requested, folder, monke
     request, err = requested(*RUN)
     assert request.config["steps"] == 90
     assert "Settings of ../pyproject.toml: steps" in err
-    assert list(request.command) == ["compare", *RUN, "--config", str(folder / "pyproject.toml")]
+    assert list(request.command) == ["ringside", *RUN, "--config", str(folder / "pyproject.toml")]
     named, _ = requested(*RUN, "--config", str(folder / "pyproject.toml"))
     assert named.config == request.config
 

@@ -1,4 +1,4 @@
-"""``compare submit``: what it prints where, and which flags belong together."""
+"""``ringside submit``: what it prints where, and which flags belong together."""
 
 import json
 

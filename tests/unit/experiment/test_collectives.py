@@ -1,4 +1,4 @@
-"""Test which groups ``compare collectives`` launches, and in which order."""
+"""Test which groups ``ringside collectives`` launches, and in which order."""
 
 from __future__ import annotations
 

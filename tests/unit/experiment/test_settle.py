@@ -101,7 +101,7 @@ ALL = ["ddp", "manual", "manual:mode=shared_memory", "horovod", "mpi"]
         ("cuda", True, [], ["ddp", "manual", "horovod"], {"mpi": ["--device cpu"]}),
         (
             *("cpu", True, ["horovod", "mpi"], ALL[:3]),
-            {"horovod": ["horovod is not installed", "compare install horovod"], "mpi": ["mpi4py"]},
+            {"horovod": ["horovod is not installed", "ringside install horovod"], "mpi": ["mpi4py"]},
         ),
     ],
 )
@@ -135,10 +135,10 @@ MPICH, BF16 = "mpi:library=mpich", "ddp:comm_hook=bf16"
 @pytest.mark.parametrize(
     ("text", "device", "without", "what", "found", "remedy"),
     [
-        ("horovod", "cpu", {"missing": ["horovod"]}, "horovod", "not installed", "compare install horovod"),
+        ("horovod", "cpu", {"missing": ["horovod"]}, "horovod", "not installed", "ringside install horovod"),
         ("ddp,mpi", "cuda", {"gpus": 2}, "mpi", "", "--device cpu"),
         ("horovod:controller=mpi", "cpu", {"controllers": ["gloo"]}, "without its mpi controller", "", ""),
-        (f"mpi,{MPICH}", "cpu", {}, f"{MPICH} cannot run", "not installed", "compare install mpich"),
+        (f"mpi,{MPICH}", "cpu", {}, f"{MPICH} cannot run", "not installed", "ringside install mpich"),
         (f"ddp,{BF16}", "cpu", {}, f"{BF16} cannot run on the CPU.", "comm_hook=bf16 only on CUDA", ""),
         ("dataparallel", "cpu", {}, "cannot run on the CPU.", "returns the plain module", "--device cuda"),
         ("", "cpu", {"missing": list(BACKENDS)}, "No backend can run here.", "ddp is not installed", ""),
@@ -298,8 +298,8 @@ def test_a_runs_folder_is_named_by_time_and_what_it_is(model, shown):
 
 def test_a_new_run_records_what_it_begins_with():
     here = a_cluster(cpus=sorted(os.sched_getaffinity(0)))
-    run = new_run(a_config(), DIGITS, here, {"mpi": "not here"}, ["compare", "run", "-np", "2"])
-    assert (run.command, run.ringside_version) == (["compare", "run", "-np", "2"], __version__)
+    run = new_run(a_config(), DIGITS, here, {"mpi": "not here"}, ["ringside", "run", "-np", "2"])
+    assert (run.command, run.ringside_version) == (["ringside", "run", "-np", "2"], __version__)
     assert (run.dataset, run.left_out, run.complete) == (DIGITS, {"mpi": "not here"}, False)
     assert run.cores == len(os.sched_getaffinity(0))
     # With its zone: a table that travels says when, wherever it is read.

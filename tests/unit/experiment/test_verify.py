@@ -1,4 +1,4 @@
-"""Test what `compare verify` prints and its exit code."""
+"""Test what `ringside verify` prints and its exit code."""
 
 from __future__ import annotations
 

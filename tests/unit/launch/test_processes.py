@@ -268,7 +268,7 @@ def test_supervise_command_that_cannot_be_executed_is_named(launch):
     assert caught.value.exit_code == 4
     assert missing in caught.value.what
     assert "No such file" in caught.value.found
-    assert "compare backends" in caught.value.remedy
+    assert "ringside backends" in caught.value.remedy
     assert launch.is_gone()
 
 

@@ -1,4 +1,4 @@
-"""Test the formats of ``compare diff`` and ``compare gate``."""
+"""Test the formats of ``ringside diff`` and ``ringside gate``."""
 
 import json
 from xml.etree import ElementTree as ET
@@ -63,7 +63,7 @@ def test_diff_concludes_nothing_and_names_the_command_that_does(render):
     assert " open" in shown
     assert not any(word in shown for word in ("SLOWER", "Passed", "NOISY"))
     last = shown.replace("\n", " ").rpartition("This describes two runs and decides nothing.")[2]
-    assert last.rstrip("*") == " `compare gate` decides, and it sees a slower computation as well."
+    assert last.rstrip("*") == " `ringside gate` decides, and it sees a slower computation as well."
 
 
 def test_junit_has_a_failure_for_slower_and_an_error_for_open():

@@ -1,4 +1,4 @@
-"""Test what ``compare collectives`` prints."""
+"""Test what ``ringside collectives`` prints."""
 
 import csv
 import io

@@ -104,7 +104,7 @@ def test_pages_show_what_their_tables_show():
     found = {name: text_of(page_of([item])) for name, item in ITEMS.items()}
     for name, words in {
         "collectives": ("all_reduce float32 sum: bus bandwidth", "#wrong", "524288", "no GPU"),
-        "scale": ("ddp bends at 2 ranks", "Efficiency over the number of ranks", "compare scale"),
+        "scale": ("ddp bends at 2 ranks", "Efficiency over the number of ranks", "ringside scale"),
         "prediction": ("8 hosts", "limited by", "Not modelled"),
     }.items():
         assert all(word in found[name] for word in words), name

@@ -1,4 +1,4 @@
-"""Test the lesson that ``compare explain`` prints."""
+"""Test the lesson that ``ringside explain`` prints."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Test the sizes and settings of ``compare collectives``."""
+"""Test the sizes and settings of ``ringside collectives``."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_read_run_without_a_run_is_an_error(tmp_path, path):
     error = refusal(tmp_path / path)
     assert "no run" in error.what
     assert error.found.endswith("does not exist.")
-    assert "compare run" in error.remedy
+    assert "ringside run" in error.remedy
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
@@ -410,5 +410,5 @@ def test_read_run_recognises_a_verification(tmp_path):
     write_json(tmp_path / "verification.json", Verification(run=a_run(), arms=arms))
     error = refusal(tmp_path / "verification.json")
     assert "is a verification" in error.what
-    assert "compare verify" in error.found
-    assert "compare run" in error.remedy
+    assert "ringside verify" in error.found
+    assert "ringside run" in error.remedy
