@@ -33,7 +33,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     """Changes that ``ringside gate`` found; None for any other run."""
 
     @property
-    def different(self) -> list[Condition]:
+    def unexplained_differences(self) -> list[Condition]:
         """Return the conditions in which arms differ although no option or backend says so."""
         return [condition for condition in self.conditions if condition.kind == "different"]
 

@@ -76,12 +76,12 @@ def run(
         _print_plan(plan(request), verbose=flags.verbose)
         return
     analysis = run_and_print(request, flags)
-    if strict and analysis.different:
+    if strict and analysis.unexplained_differences:
         from compare.report.origin import describe_condition
 
         raise ConditionsError(
             "The arms ran under different conditions, which --strict does not allow.",
-            found="\n".join(map(describe_condition, analysis.different)),
+            found="\n".join(map(describe_condition, analysis.unexplained_differences)),
             remedy="Make the conditions equal, or declare the difference as an option of an arm. The results "
             "are kept.",
         )

@@ -1,16 +1,16 @@
 """Choose the next launches, and plan their turns, from the launches so far.
 
 The same run and seed give the same plan. Every round launches every arm once, in an order of its own, so a
-drift of the machine affects all arms. A noisy round is discarded and repeated as a whole, because an arm that
-is not repeated would keep its noisy figure. Repetitions are limited for the whole run and for each round.
-Otherwise a machine that stays noisy would spend all repetitions on one round.
+drift of the machine affects all arms. If arms do not take turns, a noisy round is discarded and repeated as a
+whole, because an arm that is not repeated would keep its noisy figure. Repetitions are limited for the whole
+run and for each round. Otherwise a machine that stays noisy would spend all repetitions on one round.
 
 As long as a comparison is open, the length and number of its arms' turns depend on how step times spread
-between turns and between launches, never on which arm is faster. Settled arms take short turns. For turns of
-T seconds and spread s, the variance of a log ratio is s_a^2 / T_a + s_b^2 / T_b. So the turns of an arm are
-as long as its s times the square root of the number of its open comparisons, up to a common factor. In a
-given time, that minimises the sum of all variances (J. Neyman, Journal of the Royal Statistical Society 97,
-1934).
+between turns and between launches, never on which arm is faster. Settled arms take short turns. Let s be the
+spread that turns of one second would have. With turns of T seconds, the variance of a log ratio is then
+s_a^2 / T_a + s_b^2 / T_b. So the length of an arm's turns is proportional to its s times the square root of
+the number of its open comparisons. In a given time, that minimises the sum of all variances (J. Neyman,
+Journal of the Royal Statistical Society 97, 1934).
 """
 
 from __future__ import annotations

@@ -62,21 +62,21 @@ def verify(run: Run, directory: Path, cluster: Cluster, observer: Observer) -> V
         launch = attempt(launch_whole, planned, cluster, "arm", len(run.config.arms))
         launches = verification.run.launches
         if isinstance(launch, Failure):
-            verified = ArmVerification(arm=arm.label, failure=launch, seconds=time.monotonic() - began)
+            result = ArmVerification(arm=arm.label, failure=launch, seconds=time.monotonic() - began)
         else:
             launches = [*launches, launch]
             as_run = pass_of(launch.ranks[0], "as run")
-            verified = ArmVerification(
+            result = ArmVerification(
                 arm=arm.label,
                 gates=check_gates(arm, launch.ranks, "whole"),
                 curve=as_run.differences if as_run else [],
                 seconds=launch.seconds,
             )
         verification = Verification(
-            run=msgspec.structs.replace(run, launches=launches), arms=[*verification.arms, verified]
+            run=msgspec.structs.replace(run, launches=launches), arms=[*verification.arms, result]
         )
         write_json(directory / VERIFICATION_FILE, verification)
-        observer.arm_verified(verified)
+        observer.arm_verified(result)
     run = msgspec.structs.replace(verification.run, complete=True)
     verification = msgspec.structs.replace(verification, run=run)
     write_json(directory / VERIFICATION_FILE, verification)

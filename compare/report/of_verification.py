@@ -104,7 +104,10 @@ def _warnings(verification: Verification) -> Iterator[str]:
 
 
 def _failures(verification: Verification) -> Iterator[str]:
-    """Yield the errors of failed launches and gates; of an arm's gates that fail for one reason, only one."""
+    """Yield the error of each failed launch and gate.
+
+    If several gates of an arm fail for the same reason, only one of them is reported.
+    """
     for arm in verification.arms:
         if arm.failure:
             yield arm.failure.message

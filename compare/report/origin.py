@@ -151,7 +151,7 @@ def warnings(run: Run, analysis: Analysis) -> Iterator[str]:
         yield f"{repeated} {'was' if summary.rounds_repeated == 1 else 'were'} repeated."
     yield from noise_warnings(run, summary)
     yield from _load_warnings(run, analysis)
-    for condition in analysis.different:
+    for condition in analysis.unexplained_differences:
         yield f"CONDITIONS DIFFER: {_shortened(condition)}"
     for arm in summary.arms:
         if arm.test_loss is None:

@@ -138,7 +138,10 @@ def _how_equal(synchronising: Mapping[str, Arm], passed: Sequence[ArmSummary], a
 
 
 def _ended_apart(passed: Sequence[ArmSummary], apart: float | None) -> Iterator[str]:
-    """Yield a line on the distance ``apart`` between the arms' ends, if rounding does not explain it."""
+    """Yield a warning if the final parameters of arms differ by more than rounding explains.
+
+    ``apart`` is their distance as a share of the way that the parameters moved.
+    """
     if apart is not None and apart > ROUNDING_MAKES:
         losses = [arm.test_loss for arm in passed if arm.test_loss is not None]
         shown = f", with a test loss of {min(losses):.4g} to {max(losses):.4g}" if losses else ""

@@ -319,14 +319,14 @@ def _parse_variable(backend: Backend, name: str, value: str, text: str) -> str:
     Raises:
         UsageError: the variable is refused, or its value is empty or not printable.
     """
-    reason = refusal_of(name)
+    reason, subject = refusal_of(name), "an arm"
     if not backend.synchronises:
-        reason = "all arms are compared with the same control"
+        reason, subject = "all arms are compared with the same control", "the control"
     if reason:
         raise UsageError(
-            f"{text}: an arm cannot set {name or 'a variable without a name'}.",
+            f"{text}: {subject} cannot set {name or 'a variable without a name'}.",
             found=f"{reason[0].upper()}{reason[1:]}.",
-            remedy="Leave it out. Settings of libraries are allowed, for example ddp:env.NCCL_ALGO=Ring.",
+            remedy="Leave it out. Other arms may set a library up, for example ddp:env.NCCL_ALGO=Ring.",
         )
     if not value or not value.isprintable():
         raise UsageError(

@@ -23,6 +23,10 @@ THIS_MACHINE = "this machine"
 _SHOWN_CHARACTERS = 160
 # Names become arguments of ssh and mpirun, so none begins with '-' or has a character that a shell reads.
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_NO_NAME = (
+    "is not a host name, which has at most 253 letters, digits, '.', '-' and '_', and begins and ends with a "
+    "letter or digit"
+)
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 LOOPBACK = "lo"
@@ -109,9 +113,9 @@ def rehearsal_headline(network: Network, hosts: Sequence[Host]) -> str:
 
 
 class HostFaultError(ValueError):
-    """An error in the way in which a host is written; its catcher adds the line of the hostfile.
+    """An error in the text of a host; its catcher adds where that text was read.
 
-    ``found`` is the wrong text, and ``problem`` continues the sentence that begins with this text.
+    The message is the faulty text ``found`` in quotes, followed by ``problem``.
     """
 
     def __init__(self, found: str, problem: str, remedy: str = "") -> None:
@@ -247,8 +251,10 @@ def host_with_slots(host: Host, joint: str = ":") -> str:
 
 
 def _check_name(name: str) -> None:
+    if not name:
+        raise HostFaultError(name, "is an empty host name")
     if not NAME.fullmatch(name):
-        raise HostFaultError(name, "is not a host name, which has only letters, digits, '.', '-' and '_'")
+        raise HostFaultError(name, _NO_NAME)
     if name in KEYS:
         raise HostFaultError(name, "is a key, not a host name")
     if name.replace(".", "").isdigit():

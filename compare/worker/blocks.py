@@ -70,8 +70,8 @@ def plan_blocks(
     count = len(sizes)
     middle = count // 2 if phased and count > 1 else None
     most = most_references - (middle is not None)
-    spread = range(count) if count <= most else (i * (count - 1) // (most - 1) for i in range(most))
-    paired = {middle, *spread} if reference else set()
+    evenly_spaced = [i * (count - 1) // (most - 1) for i in range(most)] if count > most else range(count)
+    paired = {middle, *evenly_spaced} if reference else set()
     plans = []
     for index, size in enumerate(sizes):
         pair = [BlockPlan("training", size, phased=index == middle)]

@@ -133,7 +133,7 @@ class _EndStep:
         self._timer.wait_for_ranks()
         self._timer.begin_passes()
         given = self._step()
-        if given.optimizer_steps and self._stands_still(given, start):
+        if given.optimizer_steps and self._update_is_missing(given, start):
             given = given._replace(optimizer_steps=0)
         if not self._compares:
             return self._not_compared("rank 0 compares it")
@@ -225,7 +225,7 @@ class _EndStep:
         side._replace(before_step=keep).train(1)
         return given
 
-    def _stands_still(self, given: _OptimizerInput, start: list[torch.Tensor]) -> bool:
+    def _update_is_missing(self, given: _OptimizerInput, start: list[torch.Tensor]) -> bool:
         """Return whether no parameter moved, although one should have; all ranks must call this together."""
         whole, must_move = self._replica.whole(), False
         for (name, parameter), before in zip(whole.named_parameters(), start, strict=True):

@@ -289,9 +289,9 @@ def _require_plain_step(optimizer: torch.optim.Optimizer) -> None:
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise WorkloadError(
-            f"{type(optimizer).__name__}.step() requires a closure, so it computes the loss by itself. Arms "
-            "average the gradients of one computation.\nChoose an optimizer whose step() works without a "
-            "closure, such as SGD or Adam."
+            f"{type(optimizer).__name__}.step() requires a closure, because it may compute the loss and its "
+            "gradients several times in one step. Arms average the gradients only once a step.\nChoose an "
+            "optimizer whose step() works without a closure, such as SGD or Adam."
         )
 
 

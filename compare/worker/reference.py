@@ -198,7 +198,7 @@ class Reference:
 
     @property
     def shared_samples(self) -> float:
-        """Return the largest part of a shard's samples that an earlier shard has too, from 0 to 1."""
+        """Return the largest overlap of two shards: the fraction of the later one's samples in the other."""
         pairs = combinations([shard.samples for shard in self._shards], 2)
         return max((len(one & other) / len(other) for one, other in pairs if other), default=0.0)
 

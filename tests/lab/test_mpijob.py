@@ -112,7 +112,7 @@ def require_one_model(run, hosts):
     for launch in run.launches:
         assert [rank.host for rank in launch.ranks] == hosts
         assert len({rank.final_hash for rank in launch.ranks}) == 1
-    found = [str(condition) for condition in analyse(run).different]
+    found = [str(condition) for condition in analyse(run).unexplained_differences]
     assert [text for text in found if "OMPI" in text or "NVIDIA" in text] == []
 
 

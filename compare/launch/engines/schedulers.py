@@ -325,8 +325,10 @@ def _require_no_launch_node(hosts: tuple[Host, ...], variable: str, job: str) ->
     if others and (only_name or (first.slots == 1 and all(host.slots > 1 for host in others))):
         raise UsageError(
             f"The first host of {job}, {first.name}, may be its launch node, which takes no ranks.",
-            found=f"{variable} gives it {counted(first.slots, 'slot')}, and {others[0].name} "
+            found="Only its name begins as that of a launch node does."
+            if only_name
+            else f"{variable} gives it {counted(first.slots, 'slot')}, and {others[0].name} "
             f"{counted(others[0].slots, 'slot')}.",
-            remedy=f"Without it: -H {format_hosts(others)}; with it: -H {format_hosts(hosts)}; "
-            f"or {LOCAL_REMEDY}",
+            remedy=f"Name the hosts: -H {format_hosts(others)} without the launch node, or -H "
+            f"{format_hosts(hosts)} if it takes ranks; or {LOCAL_REMEDY}",
         )

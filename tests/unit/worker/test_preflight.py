@@ -273,7 +273,7 @@ def test_preflight_refuses_by_name_what_an_arm_cannot_average(try_out, code, bac
     [
         ("model=nn.LazyLinear(1)", "lazy parameters have no shape"),
         ("model=nn.Linear(6, 1, device='meta')", "have no values: weight, bias"),
-        ("optimizer=torch.optim.LBFGS", "LBFGS.step() requires a closure, so it computes the loss by itself"),
+        ("optimizer=torch.optim.LBFGS", "LBFGS.step() requires a closure, because it may compute the loss"),
         ("data=Stream()", "the workload's data is a stream (Stream)"),
         ("loss=lambda m, b: m(b[0])", "the loss returned a tensor of shape (4, 1)"),
         ("loss=lambda m, b: 1.0", "the loss returned float"),
