@@ -18,7 +18,7 @@ def a_run(tmp_path, mnist_dir, *flags):
     )
     assert done.returncode == 0, done.stderr
     run = read_run(tmp_path / "run")
-    assert analyse(run).different == []
+    assert analyse(run).unexplained_differences == []
     return done.stdout, [rank.attestation for launch in run.launches for rank in launch.ranks]
 
 
