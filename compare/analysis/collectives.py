@@ -8,7 +8,7 @@ message, whose size is counted as nccl-tests does.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -103,6 +103,22 @@ def summarise_sweeps(run: CollectivesRun) -> list[GroupAtSize]:
         for index, (measured, nbytes) in measurements
         if measured == exchange
     ]
+
+
+def quickest(rows: Iterable[GroupAtSize]) -> str:
+    """Return the group with the shortest median at one size, if its quartiles lie below those of all others.
+
+    The result is empty if they do not. Groups without times, or with wrong results, do not count.
+    """
+    timed = sorted(
+        (row.seconds.median, row.seconds.low, row.seconds.high, row.group)
+        for row in rows
+        if row.seconds and not row.wrong
+    )
+    if not timed:
+        return ""
+    (_, _, high, group), *others = timed
+    return group if all(high < low for _, low, _, _ in others) else ""
 
 
 def bus_factor(collective: str, ranks: int) -> float:

@@ -14,7 +14,7 @@ from itertools import accumulate, groupby
 from typing import Literal, NamedTuple, TypeAlias
 
 from compare.analysis.collectives import Form
-from compare.analysis.figures import LaunchFigures
+from compare.analysis.figures import Estimate, LaunchFigures
 from compare.schema.results import Launch, RankResult
 
 Schedule: TypeAlias = Literal["after", "overlap", "fused"]
@@ -67,11 +67,11 @@ def split_collectives(launch: LaunchFigures) -> Call | None:
     return Call(latency, seconds - latency)
 
 
-def seconds_by_size(launches: Sequence[Launch]) -> list[tuple[int, float]]:
-    """Return the sweep's message sizes in bytes, rising, each with its mean seconds over all launches."""
+def seconds_by_size(launches: Sequence[Launch]) -> list[tuple[int, Estimate]]:
+    """Return the sweep's message sizes in bytes, rising, each with the seconds that launches took for it."""
     points = sorted(point for launch in launches for point in sweep_points(launch.ranks))
     by_size = groupby(points, key=lambda point: point[0])
-    return [(int(size), statistics.geometric_mean(seconds for _, seconds in same)) for size, same in by_size]
+    return [(int(size), Estimate.geometric(seconds for _, seconds in same)) for size, same in by_size]
 
 
 def sweep_points(

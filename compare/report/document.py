@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
-from compare.report.pictures import Picture
+from compare.report.pictures import Chart, Picture
 
 T = TypeVar("T")
 Style: TypeAlias = Literal["", "best", "aside", "bad", "doubtful"]
@@ -50,6 +50,8 @@ class Table:
     """Whether neighbouring rows with the same first cell form a group, which a gap sets apart."""
     is_prose: bool = False
     """Whether the text cells hold sentences, which may be wrapped."""
+    chart: Chart | None = None
+    """Figures of the rows as lines, which a terminal draws below them; None if there is none."""
     listings: Sequence[tuple[str, str]] = ()
     """Quotations of code to show below the rows, each after its place: the file, line and function."""
 
@@ -63,10 +65,13 @@ class Table:
         style: Callable[[T], Style] = lambda _: "",
         is_grouped: bool = False,
         is_prose: bool = False,
+        chart: Chart | None = None,
     ) -> Table:
         """Make a table with one row for each item, in the style that ``style`` returns for it."""
         rows = [Row(tuple(column.cell(item) for column in columns), style(item)) for item in items]
-        return cls(columns=columns, rows=rows, title=title, is_grouped=is_grouped, is_prose=is_prose)
+        return cls(
+            columns=columns, rows=rows, title=title, is_grouped=is_grouped, is_prose=is_prose, chart=chart
+        )
 
 
 class Attested(NamedTuple):
@@ -97,6 +102,11 @@ class Document:
     """All that a command shows of a result; each format renders the parts that it can show."""
 
     title: str
+    """The settings in one line."""
+    name: str = ""
+    """What was compared, in a few words; a page has it as its title."""
+    source: Sequence[str] = ()
+    """Lines with the settings, the machine and the date, which every picture has that stands alone."""
     alerts: Sequence[str] = ()
     """Warnings that stand before the title, because every figure must be read with them."""
     glance: Table | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -10,11 +11,11 @@ from typing import TypeAlias
 import msgspec
 
 from compare.analysis.budget import fullest_host
-from compare.analysis.collectives import GroupAtSize, bus_factor, summarise_sweeps, why_no_forms
-from compare.report.cells import format_figure
+from compare.analysis.collectives import GroupAtSize, bus_factor, quickest, summarise_sweeps, why_no_forms
+from compare.report.cells import format_figure, in_units
 from compare.report.document import Attested, Column, Document, Table
-from compare.report.origin import facts_of, refused_copies
-from compare.report.pictures import BYTES, RATE, SECONDS, Picture, Point, draw_lines
+from compare.report.origin import facts_of, refused_copies, source_of
+from compare.report.pictures import BYTE_UNITS, BYTES, RATE, SECONDS, Chart, Picture, Point, draw_lines
 from compare.schema.collectives import CollectivesRun, Exchange
 from compare.schema.hosts import rehearsal_headline
 from compare.text import counted, listed
@@ -23,6 +24,8 @@ _Rows: TypeAlias = Sequence[GroupAtSize]
 """Figures of groups at some sizes: those of a table's row, of an exchange, or of the whole sweep."""
 _WIDE_SHARE = 0.10
 """Spread of a time, as a share of its median, above which the time is marked with ``!``."""
+_MOST_RANGES = 3
+"""Most ranges of sizes that the conclusion names one by one; beyond, it counts sizes."""
 _WHOLE_MICROSECONDS = 1000
 """Time from which microseconds are shown without a decimal."""
 
@@ -37,9 +40,12 @@ def document_of(run: CollectivesRun, *, detail: bool = False) -> Document:
     last_launches = {launch.group: launch for launch in run.launches}
     return Document(
         title=_headline(run),
+        name=f"{listed(dict.fromkeys(run.config.collectives))} of {listed(run.config.groups)}",
+        source=source_of(run, run, _headline(run)),
         tables=list(_tables(run, rows, detail=detail)),
         warnings=list(_warnings(run, rows)),
         notes=list(_notes(run, rows)),
+        conclusion=_conclusion(run, rows),
         draw=lambda: _draw(rows),
         facts=[
             *facts_of(run),
@@ -71,6 +77,7 @@ def _tables(run: CollectivesRun, rows: _Rows, *, detail: bool) -> Iterator[Table
                 by_size,
                 title=f"{exchange}, {shown[0][0].group}" if detail else str(exchange),
                 style=lambda same: "bad" if any(row.wrong for row in same) else "",
+                chart=None if detail else _time_chart(1, exchange, exchange_rows),
             )
 
 
@@ -120,15 +127,20 @@ def _warnings(run: CollectivesRun, rows: _Rows) -> Iterator[str]:
             yield from _group_warnings(f"{group}, {exchange}", list(group_rows))
     yield from (f"FAILED: {failure.message}" for failure in run.failures)
     yield from refused_copies({la.group: [rank.attestation for rank in la.ranks] for la in run.launches})
-    ranks, cores = fullest_host(run)
-    threads = run.config.threads_per_rank
-    if ranks * threads > cores:
+    if _waits_for_cores(run):
+        ranks, cores = fullest_host(run)
+        threads = run.config.threads_per_rank
         each = f"{counted(ranks, 'rank')} × {counted(threads, 'thread')}"
         of_one = " of a host" if len(run.hosts) > 1 and not run.network.rehearsed else ""
         shared = f"{counted(cores, 'core')}{of_one}"
         yield f"{each} share {shared}: ranks wait for cores, so times say little."
     for group, reason in run.left_out.items():
         yield f"{group} did not run: {reason}"
+
+
+def _waits_for_cores(run: CollectivesRun) -> bool:
+    ranks, cores = fullest_host(run)
+    return ranks * run.config.threads_per_rank > cores
 
 
 def _group_warnings(name: str, rows: _Rows) -> Iterator[str]:
@@ -178,6 +190,35 @@ def _notes(run: CollectivesRun, rows: _Rows) -> Iterator[str]:
         )
 
 
+def _conclusion(run: CollectivesRun, rows: _Rows) -> str:
+    """Return which group is quickest at which sizes; empty for one group, or if ranks wait for cores."""
+    if _waits_for_cores(run) or len({row.group for row in rows if row.seconds}) < 2:  # noqa: PLR2004 -- one group has no rival
+        return ""
+    return " ".join(_quickest_groups(exchange, list(same)) for exchange, same in _by_exchange(rows))
+
+
+def _quickest_groups(exchange: Exchange, rows: _Rows) -> str:
+    """Return a sentence that names the quickest group of each range of sizes."""
+    sizes = sorted({row.message_bytes for row in rows})
+    winners = {size: quickest([row for row in rows if row.message_bytes == size]) for size in sizes}
+    ranges = [(name, list(same)) for name, same in groupby(sizes, key=lambda size: winners[size])]
+    named = [(name, same) for name, same in ranges if name]
+    if not named:
+        return f"{exchange}: no group is clearly the quickest."
+    if len(ranges) == 1:
+        return f"{exchange}: {named[0][0]} is the quickest at every size."
+    if len(named) > _MOST_RANGES:
+        counts = Counter(name for name, same in named for _ in same)
+        each = (f"{name} at {count} of {len(sizes)} sizes" for name, count in counts.most_common())
+        return f"{exchange}: quickest is {listed(each)}."
+    return f"{exchange}: quickest is {listed(f'{name} {_size_range(same)}' for name, same in named)}."
+
+
+def _size_range(sizes: Sequence[int]) -> str:
+    first, last = (in_units(size, BYTE_UNITS) for size in (sizes[0], sizes[-1]))
+    return f"at {first}" if first == last else f"from {first} to {last}"
+
+
 # ---- cells ----
 
 
@@ -198,7 +239,13 @@ def _microseconds(seconds: float) -> str:
 
 
 def _bus(row: GroupAtSize) -> str:
-    return format_figure(row.bus_bandwidth, ".2f", 1e-9) + ("*" if row.other_form else "")
+    return _gigabytes(row.bus_bandwidth) + ("*" if row.other_form else "")
+
+
+def _gigabytes(rate: float | None) -> str:
+    """Return a bandwidth in GB/s; one that two decimals would show as 0.00 is ``<.01``."""
+    shown = format_figure(rate, ".2f", 1e-9)
+    return "<.01" if rate and shown == "0.00" else shown
 
 
 def _wire(row: GroupAtSize) -> str:
@@ -224,7 +271,7 @@ _FULL_COLUMNS: tuple[Column[_Rows], ...] = (
     Column("root", lambda rows: str(rows[0].root)),
     Column("time\n(us)", lambda rows: _time(rows[0])),
     Column("min\n(us)", lambda rows: _microseconds(rows[0].seconds.minimum) if rows[0].seconds else "–"),
-    Column("algbw\n(GB/s)", lambda rows: format_figure(rows[0].algorithm_bandwidth, ".2f", 1e-9)),
+    Column("algbw\n(GB/s)", lambda rows: _gigabytes(rows[0].algorithm_bandwidth)),
     Column("busbw\n(GB/s)", lambda rows: _bus(rows[0])),
     Column("#wrong", _wrong),
     Column("wire", lambda rows: _wire(rows[0])),
@@ -242,30 +289,49 @@ def _record(row: GroupAtSize) -> dict[str, object]:
     return fields | {f"seconds_{name}": getattr(spread, name, None) for name in of_spread}
 
 
-# ---- pictures ----
+# ---- charts ----
 
 
 def _draw(rows: _Rows) -> Iterator[Picture]:
     """Yield two pictures of each exchange: every group's time and bus bandwidth over the message size."""
     for number, (exchange, exchange_rows) in enumerate(_by_exchange(rows), 1):
-        sized = [row for row in exchange_rows if row.message_bytes]
-        picture = Picture(
-            f"time-{number}",
-            f"{exchange}: time of a call",
-            "Median of all iterations on the slowest rank, with quartiles. Both axes are logarithmic.",
-        )
-        times = [
+        yield from draw_lines(_time_chart(number, exchange, exchange_rows))
+        yield from draw_lines(_rate_chart(number, exchange, exchange_rows))
+
+
+def _time_chart(number: int, exchange: Exchange, rows: _Rows) -> Chart:
+    return Chart.of(
+        (
             (row.group, Point(row.message_bytes, seconds.median, seconds.low, seconds.high))
-            for row in sized
-            if (seconds := row.seconds)
-        ]
-        yield from draw_lines(picture, times, BYTES, SECONDS)
-        picture = Picture(
-            f"bandwidth-{number}",
-            f"{exchange}: bus bandwidth",
-            "Size over time, times the factor of nccl-tests. Both axes are logarithmic.",
-        )
-        rates = [
-            (row.group, Point(row.message_bytes, row.bus_bandwidth)) for row in sized if row.bus_bandwidth
-        ]
-        yield from draw_lines(picture, rates, BYTES, RATE)
+            for row in rows
+            if row.message_bytes and (seconds := row.seconds)
+        ),
+        key=f"time-{number}",
+        heading=f"{exchange}: time of a call",
+        caption="Median of all iterations on the slowest rank, with quartiles.",
+        x_axis=BYTES,
+        y_axis=SECONDS,
+    )
+
+
+def _rate_chart(number: int, exchange: Exchange, rows: _Rows) -> Chart:
+    return Chart.of(
+        (
+            (
+                row.group,
+                Point(
+                    row.message_bytes,
+                    rate,
+                    rate * seconds.median / seconds.high,
+                    rate * seconds.median / seconds.low,
+                ),
+            )
+            for row in rows
+            if (rate := row.bus_bandwidth) and (seconds := row.seconds)
+        ),
+        key=f"bandwidth-{number}",
+        heading=f"{exchange}: bus bandwidth",
+        caption="Size over time, times the factor of nccl-tests, with quartiles.",
+        x_axis=BYTES,
+        y_axis=RATE,
+    )

@@ -16,7 +16,7 @@ from compare.analysis.predict import (
 )
 from compare.report.cells import as_record, format_estimate
 from compare.report.document import Column, Document, Table
-from compare.report.pictures import SECONDS_FROM_ZERO, Picture, Point, count_axis, draw_lines
+from compare.report.pictures import SECONDS_FROM_ZERO, Chart, Picture, Point, count_axis, draw_lines
 from compare.text import counted
 
 _NOT_MODELLED = (
@@ -112,16 +112,15 @@ def _is_beyond(row: Prediction) -> bool:
 
 
 def _draw(predictions: Sequence[Prediction]) -> Iterator[Picture]:
-    picture = Picture(
-        "predicted",
-        "Predicted step time over the number of hosts",
-        "With the error that validation found. Hollow dots lie beyond what was validated.",
+    chart = Chart.of(
+        ((row.arm, Point.of(row.hosts, row.step_seconds, is_open=_is_beyond(row))) for row in predictions),
+        key="predicted",
+        heading="Predicted step time over the number of hosts",
+        caption="With the error that validation found. Hollow dots lie beyond what was validated.",
+        x_axis=count_axis((row.hosts for row in predictions), "host"),
+        y_axis=SECONDS_FROM_ZERO,
     )
-    points = [
-        (row.arm, Point.of(row.hosts, row.step_seconds, is_open=_is_beyond(row))) for row in predictions
-    ]
-    counts = count_axis((row.hosts for row in predictions), "host")
-    return draw_lines(picture, points, counts, SECONDS_FROM_ZERO)
+    return draw_lines(chart)
 
 
 _milliseconds = partial(format_estimate, form=".1f", factor=1e3, shows_narrow=False)

@@ -15,7 +15,16 @@ from compare.report.causes import conditions_table, explain, main_cause
 from compare.report.cells import as_record, format_difference
 from compare.report.columns import BELOW_NOISE, COST_TITLE, against_baseline, cost_columns, speed_columns
 from compare.report.document import Column, Document, Row, Style, Table, View
-from compare.report.origin import attested_by, facts_of, headline, noise_warnings, shared_options, warnings
+from compare.report.origin import (
+    attested_by,
+    facts_of,
+    headline,
+    model_and_data,
+    noise_warnings,
+    shared_options,
+    source_of,
+    warnings,
+)
 from compare.report.run_pictures import draw
 from compare.report.sentences import (
     MARK,
@@ -29,6 +38,7 @@ from compare.report.sentences import (
 )
 from compare.schema.arms import Arm
 from compare.schema.results import Run
+from compare.text import listed
 
 _LONGEST_BASELINE = 12
 _HASH_DIGITS = 12
@@ -93,10 +103,13 @@ def document_of(run: Run, analysis: Analysis, view: View) -> Document:
 def page(run: Run, analysis: Analysis, view: View) -> Document:
     """Return the page of a run: the detailed view, with pictures and with facts about how it was made."""
     shown = arrange(analysis, view.sort)
+    backends = dict.fromkeys(arm.backend for arm in run.config.synchronising or run.config.arms)
     same = [condition.item for condition in analysis.conditions if condition.kind == "same"]
     return replace(
         document_of(run, analysis, replace(view, detail=True)),
         title=headline(run, shown.summary),
+        name=f"{listed(backends)}: {model_and_data(run)}",
+        source=source_of(run, run, headline(run, shown.summary)),
         glance=_short_table(run, shown),
         lead=[*_cause_and_proof(run, shown), *mark_notes(run, shown.summary)],
         draw=lambda: draw(run, shown),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 from compare.analysis.runs import THRESHOLD, Bend, Growth, ScaleFigures, ScalePoint, summarise_scale
 from compare.report.causes import explain
 from compare.report.cells import as_record, format_estimate
 from compare.report.document import Column, Document, Table
-from compare.report.origin import attested_by, facts_of, model_and_data, noisy_rounds_warning
-from compare.report.pictures import SECONDS_FROM_ZERO, SHARE, Picture, Point, count_axis, draw_lines
+from compare.report.origin import attested_by, facts_of, model_and_data, noisy_rounds_warning, source_of
+from compare.report.pictures import SECONDS_FROM_ZERO, SHARE, Chart, Point, count_axis, draw_lines
+from compare.schema.arms import CONTROL
 from compare.schema.hosts import rehearsal_headline
 from compare.schema.scale import Scale
 from compare.text import counted, listed
@@ -24,14 +26,19 @@ _FULL_DOT, _HOLLOW_DOT, _SMALL_DOT = "●", "○", "·"
 def document_of(scale: Scale) -> Document:
     """Return the document of a scaling series: each arm's figures by number of ranks, and where it bends."""
     figures = summarise_scale(scale)
-    run = scale.runs[scale.series.counts[-1]]
+    counts, charts = scale.series.counts, _charts(scale, figures)
+    run = scale.runs[counts[-1]]
+    arms = dict.fromkeys(point.arm for point in figures.points if point.arm != CONTROL)
     return Document(
         title=_headline(scale),
-        tables=[Table.of(_columns(scale), figures.points, is_grouped=True)],
+        name=f"{listed(arms)} from {counts[0]} to {counted(counts[-1], 'rank')}",
+        source=source_of(scale.series, run, _headline(scale)),
+        tables=[Table.of(_columns(scale), figures.points, is_grouped=True, chart=charts[0])],
         warnings=list(_warnings(scale, figures)),
         lead=list(statements(figures)),
+        conclusion=_conclusion(figures),
         notes=list(_notes(scale, figures)),
-        draw=lambda: _draw(scale, figures),
+        draw=lambda: chain.from_iterable(map(draw_lines, charts)),
         facts=[*facts_of(scale.series), ("cores per host", str(run.cores))],
         attested=attested_by(run),
         records=lambda: [{"mode": scale.series.mode} | as_record(point) for point in figures.points],
@@ -96,6 +103,15 @@ def _warnings(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
             f"{_HOLLOW_DOT} {listed(map(str, counts))} ranks with {threads} each outnumber the cores of a "
             "host. They wait for cores, so no statement uses these rows."
         )
+
+
+def _conclusion(figures: ScaleFigures) -> str:
+    """Return one line on how far each arm scales; empty if there is nothing to conclude."""
+    limit = f"{THRESHOLD * 100:g} % of the ideal"
+    parts = [f"{arm} keeps {limit} up to {counted(ranks, 'rank')}" for arm, ranks in figures.holds.items()]
+    parts += [f"{bend.arm} falls below {limit} at {counted(bend.ranks, 'rank')}" for bend in figures.bends]
+    parts += [f"{arm} is open from {counted(ranks, 'rank')} on" for arm, ranks in figures.unsettled.items()]
+    return f"{'; '.join(parts)}." if parts else ""
 
 
 def statements(figures: ScaleFigures) -> Iterator[str]:
@@ -167,22 +183,31 @@ def _notes(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
     )
 
 
-# ---- pictures ----
+# ---- charts ----
 
 
-def _draw(scale: Scale, figures: ScaleFigures) -> Iterator[Picture]:
+def _charts(scale: Scale, figures: ScaleFigures) -> list[Chart]:
     counts = count_axis(scale.series.counts, "rank")
     hollow = " Hollow dots: ranks wait for cores." if any(p.beyond_cores for p in figures.points) else ""
-    picture = Picture(
-        "efficiency",
-        "Efficiency over the number of ranks",
-        f"The ideal step time over this one. Below {THRESHOLD * 100:g} % an arm bends.{hollow}",
-    )
-    yield from draw_lines(picture, _points(figures, "efficiency"), counts, SHARE)
-    picture = Picture(
-        "step", "Step time over the number of ranks", f"Means with their 95 % intervals.{hollow}"
-    )
-    yield from draw_lines(picture, _points(figures, "step_seconds"), counts, SECONDS_FROM_ZERO)
+    return [
+        Chart.of(
+            _points(figures, "efficiency"),
+            key="efficiency",
+            heading="Efficiency over the number of ranks",
+            caption="The ideal step time over this one, with its interval. "
+            f"Below {THRESHOLD * 100:g} % an arm bends.{hollow}",
+            x_axis=counts,
+            y_axis=SHARE,
+        ),
+        Chart.of(
+            _points(figures, "step_seconds"),
+            key="step",
+            heading="Step time over the number of ranks",
+            caption=f"Means with their intervals.{hollow}",
+            x_axis=counts,
+            y_axis=SECONDS_FROM_ZERO,
+        ),
+    ]
 
 
 def _points(

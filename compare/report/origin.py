@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from compare.analysis import Analysis
-from compare.analysis.budget import FIRST_LOOK, fullest_host
+from compare.analysis.budget import FIRST_LOOK, cores_of, fullest_host
 from compare.analysis.causes import Condition
 from compare.analysis.figures import OTHER_LOAD_LIMIT
 from compare.analysis.noise import budget_to_rank, narrowest_half_width
@@ -21,6 +21,7 @@ from compare.schema.scale import Series
 from compare.text import counted, listed, numbered
 
 _DATASETS = {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}
+_DATE_CHARACTERS = len("2026-11-28")
 _LONGEST_CONDITION = 300
 _MOST_WARNINGS = 3
 _STALL_SHARE = 0.05
@@ -81,6 +82,21 @@ def facts_of(result: Run | CollectivesRun | Series) -> list[tuple[str, str]]:
         ("started", result.started_at),
         ("Ringside", result.ringside_version),
     ]
+
+
+def source_of(result: Run | CollectivesRun | Series, run: Run | CollectivesRun, title: str) -> list[str]:
+    """Return the lines below a picture that stands alone: the settings, and where and when they ran."""
+    ranks = [rank for launch in run.launches for rank in launch.ranks]
+    attested = ranks[0].attestation if ranks else {}
+    device = attested.get("device", "cpu")
+    parts = [
+        f"{attested.get('processor') or run.hosts[0].name}, {counted(min(cores_of(run)), 'core')}",
+        counted(len(run.hosts), "host") if len(run.hosts) > 1 else "",
+        device if device != "cpu" else "",
+        result.started_at[:_DATE_CHARACTERS],
+        f"Ringside {result.ringside_version}",
+    ]
+    return [title, " · ".join(filter(None, parts))]
 
 
 def attested_by(run: Run) -> list[Attested]:

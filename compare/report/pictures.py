@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from textwrap import wrap
+from typing import Any, NamedTuple
 
 from compare.analysis.figures import Estimate
 from compare.report.cells import cut_in_the_middle, in_units
 
-WIDTH = 480
-"""Width of every picture in its own units."""
+WIDTH = 440
+"""Width of every picture in its own units; no text is below 10 pixels on a phone of 390 points."""
 LEFT, RIGHT = 8, WIDTH - 12
 SERIES = 8
 """Number of styles for lines, each with its own colour and dashes, in the stylesheet."""
-_CHARACTER_WIDTH = 7.0
+_CHARACTER_WIDTH = 7.5
 """Estimated width of a character; it is rather too large, so that labels never touch."""
 _TICK_HEIGHT = 22
+_LINE_HEIGHT = 18
 _LONGEST_TITLE = 200
-_LONGEST_LEGEND = 60
 _SWATCH_WIDTH = 18
-_LINES_HEIGHT, _LINES_LEFT = 230.0, 62
+_LINES_HEIGHT, _LINES_LEFT = 210.0, 68
+_HEADING_CHARACTERS, _TEXT_CHARACTERS = 46, 60
+"""Characters in a line of the heading, and of the text around it, in a picture that stands alone."""
+_FIXED_SPACE = "\N{NO-BREAK SPACE}"
+WIDEST = 4.0
+"""An interval widens an axis by this factor at most; if it reaches further, it is cut at the edge."""
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _MOST_TICKS = 6
 _SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
-_BYTES = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
+BYTE_UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 _RATES = {"GB/s": 1e9, "MB/s": 1e6, "kB/s": 1e3, "B/s": 1.0}
 
 
@@ -47,6 +54,10 @@ class AxisScale(NamedTuple):
         if self.is_log:
             low, high, value = math.log(low), math.log(high), math.log(value)
         return round(self.start + (self.end - self.start) * (value - low) / (high - low), 1)
+
+    def pixel_within(self, value: float) -> float:
+        """Return the position of a value, or that of the nearer end if it lies beyond the scale."""
+        return self.pixel(min(max(value, self.low), self.high))
 
     def ticks(self) -> list[float]:
         """Return a few round values between ``low`` and ``high``, in ascending order."""
@@ -91,12 +102,6 @@ def log_ticks(low: float, high: float) -> list[float]:
     return values[:: math.ceil(len(values) / _MOST_TICKS)]
 
 
-def byte_ticks(scale: AxisScale) -> list[float]:
-    """Return at most six powers of two between the ends of a scale, with equal ratios between neighbours."""
-    powers = range(math.ceil(math.log2(scale.low)), math.floor(math.log2(scale.high)) + 1)
-    return [float(2**power) for power in powers[:: max(1, math.ceil(len(powers) / _MOST_TICKS))]]
-
-
 def _round(value: float) -> float:
     """Return a value rounded to twelve digits, which removes errors of floating-point arithmetic."""
     return float(f"{value:.12g}")
@@ -105,29 +110,31 @@ def _round(value: float) -> float:
 class Axis(NamedTuple):
     """How one kind of value is shown on an axis."""
 
+    name: str
+    """What the axis shows; it has the unit, unless each label has one."""
     make_scale: Callable[[Iterable[float], float, float], AxisScale]
     """Returns a scale for all values between a start and an end."""
     label: Callable[[float], str]
-    """Returns a value as text, with its unit."""
+    """Returns a value as text."""
     ticks: Callable[[AxisScale], Sequence[float]] = AxisScale.ticks
     """Returns the values that get a label."""
 
 
 def count_axis(counts: Iterable[float], noun: str) -> Axis:
-    """Return a logarithmic axis with a label at each count, such as ``2 hosts`` for the noun ``host``."""
+    """Return a logarithmic axis with a label at each count of things that are called ``noun``."""
     ticks = sorted(set(counts))
-    return Axis(log_axis, lambda count: f"{count:g} {noun}{'' if count == 1 else 's'}", lambda _: ticks)
+    return Axis(f"number of {noun}s (logarithmic)", log_axis, lambda count: f"{count:g}", lambda _: ticks)
 
 
 def _time_label(seconds: float) -> str:
     return in_units(seconds, _SECONDS) if seconds else "0"
 
 
-BYTES = Axis(log_axis, lambda size: in_units(size, _BYTES), byte_ticks)
-SECONDS = Axis(log_axis, _time_label)
-RATE = Axis(log_axis, lambda rate: in_units(rate, _RATES))
-SHARE = Axis(axis_from_zero, lambda share: f"{share * 100:g} %")
-SECONDS_FROM_ZERO = Axis(axis_from_zero, _time_label)
+BYTES = Axis("message size (logarithmic)", log_axis, lambda size: in_units(size, BYTE_UNITS))
+SECONDS = Axis("time of one call (logarithmic)", log_axis, _time_label)
+RATE = Axis("bus bandwidth (logarithmic)", log_axis, lambda rate: in_units(rate, _RATES))
+SHARE = Axis("share of the ideal speed", axis_from_zero, lambda share: f"{share * 100:g} %")
+SECONDS_FROM_ZERO = Axis("time of one training step", axis_from_zero, _time_label)
 
 
 # ---- marks ----
@@ -157,13 +164,25 @@ class Picture:
     description: str = ""
     """The figures in words, for readers who cannot see the picture."""
     marks: list[Mark] = field(default_factory=list)
+    top: float = 0.0
+    """Where the picture begins; above zero stands what is written above the first mark."""
     height: float = 4.0
     """Height of what is drawn so far, so that the next mark starts there."""
     width: int = WIDTH
 
-    def rect(self, style: str, left: float, right: float, height: float, *, title: str = "") -> None:
-        """Draw a rectangle with its top at ``self.height``, which stays as it is."""
-        self.marks.append(_rect(style, left, right, self.height, height, title))
+    def rect(
+        self,
+        style: str,
+        left: float,
+        right: float,
+        height: float,
+        *,
+        top: float | None = None,
+        title: str = "",
+    ) -> None:
+        """Draw a rectangle with its top at ``top``, or at ``self.height``, which stays as it is."""
+        top = self.height if top is None else top
+        self.marks.append(_rect(style, left, right, top, height, title))
 
     def line(self, style: str, x1: float, y1: float, x2: float, y2: float) -> None:
         """Draw a straight line between two points."""
@@ -188,7 +207,8 @@ class Picture:
         """
         x, self.height = float(LEFT), self.height + 14
         for kind, style, text in entries:
-            shown = cut_in_the_middle(text, _LONGEST_LEGEND)
+            characters = int((WIDTH - LEFT - _SWATCH_WIDTH - 6) / _CHARACTER_WIDTH)
+            shown = cut_in_the_middle(text, characters)
             width = _SWATCH_WIDTH + 6 + len(shown) * _CHARACTER_WIDTH + 10
             if x > LEFT and x + width > WIDTH:
                 x, self.height = float(LEFT), self.height + 18
@@ -232,7 +252,31 @@ class Picture:
                 grid.append(Mark("text", "tick", {"x": round(middle, 1), "y": bottom + 15}, label))
                 last = middle + half + 4
         self.marks[:0] = grid
-        self.height = bottom + _TICK_HEIGHT
+        self.write("tick", (scale.start + scale.end) / 2, bottom + 15 + _LINE_HEIGHT, axis.name)
+        self.height = bottom + _TICK_HEIGHT + _LINE_HEIGHT
+
+    def alone(self, source: Sequence[str]) -> Picture:
+        """Return the picture with its heading and caption above it, and the lines of ``source`` below it.
+
+        So it can be understood without the page, for example on a slide.
+        """
+        heading = [("heading", line) for line in wrap(self.heading, _HEADING_CHARACTERS)]
+        caption = [("small", line) for line in _wrapped(self.caption)]
+        below = [("small", part) for line in source for part in _wrapped(line)]
+        above = [*heading, *caption]
+        framed = replace(self, marks=[*self.marks], top=-_LINE_HEIGHT * len(above) - 8.0)
+        for number, (style, line) in enumerate(above, 1):
+            framed.write(style, LEFT, framed.top + number * _LINE_HEIGHT, line)
+        for number, (style, line) in enumerate(below, 1):
+            framed.write(style, LEFT, self.height + number * _LINE_HEIGHT, line)
+        framed.height += _LINE_HEIGHT * len(below) + 8
+        return framed
+
+
+def _wrapped(text: str) -> list[str]:
+    """Return text in lines; none begins with a dot between two parts, or with a sign of per cent."""
+    tied = re.sub(" (?=[·%])", _FIXED_SPACE, text)
+    return [line.replace(_FIXED_SPACE, " ") for line in wrap(tied, _TEXT_CHARACTERS)]
 
 
 def _rect(style: str, left: float, right: float, top: float, height: float, title: str = "") -> Mark:  # noqa: PLR0917 -- a box
@@ -255,54 +299,94 @@ class Point(NamedTuple):
     """Whether the dot is drawn hollow; the caption of the picture explains why."""
 
     @classmethod
-    def of(cls, x: float, y: Estimate, *, is_open: bool) -> Point:
+    def of(cls, x: float, y: Estimate, *, is_open: bool = False) -> Point:
         """Make a point whose ``y`` and interval are those of an estimate."""
         return cls(x, y.mean, y.low, y.high, is_open)
 
+    def interval(self, widest: float = math.inf) -> tuple[float, ...]:
+        """Return both ends of the interval, at most a factor of ``widest`` from ``y``; () if not known."""
+        if self.low is None or self.high is None:
+            return ()
+        return max(self.low, self.y / widest), min(self.high, self.y * widest)
 
-def draw_lines(
-    picture: Picture, points: Iterable[tuple[str, Point]], x_axis: Axis, y_axis: Axis
-) -> Iterator[Picture]:
-    """Draw points into a picture as one line for each label, with axes and a legend, and yield the picture.
 
-    Each point comes with the label of its line. If there are no points, nothing is yielded.
-    """
-    lines: dict[str, list[Point]] = {}
-    for label, point in points:
-        lines.setdefault(label, []).append(point)
-    if not lines:
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Lines over two axes, which a page shows as a picture and a terminal as text."""
+
+    key: str
+    heading: str
+    caption: str
+    lines: Mapping[str, Sequence[Point]]
+    """The points of each line, by its label."""
+    x_axis: Axis
+    y_axis: Axis
+
+    @classmethod
+    def of(cls, points: Iterable[tuple[str, Point]], **fields: Any) -> Chart:
+        """Make a chart from points that come with the labels of their lines."""
+        lines: dict[str, list[Point]] = {}
+        for label, point in points:
+            lines.setdefault(label, []).append(point)
+        return cls(lines=lines, **fields)
+
+    def scales(self, left: float, right: float, bottom: float, top: float) -> tuple[AxisScale, AxisScale]:
+        """Return the scales of both axes for all points and intervals, drawn between these positions."""
+        points = [point for line in self.lines.values() for point in line]
+        ends = (end for point in points for end in (point.y, *point.interval(WIDEST)))
+        x_scale = self.x_axis.make_scale((point.x for point in points), left, right)
+        return x_scale, self.y_axis.make_scale(ends, bottom, top)
+
+
+def draw_lines(chart: Chart) -> Iterator[Picture]:
+    """Yield a chart as a picture with axes and a legend; nothing is yielded if there are no points."""
+    if not chart.lines:
         return
-    entries = [
-        ("line" if n < SERIES else "hollow line", f"series s{n % SERIES}", label)
-        for n, label in enumerate(lines)
-    ]
-    picture.legend(entries)
-    top = picture.height + 6
-    placed = [point for line in lines.values() for point in line]
-    x_scale = x_axis.make_scale((point.x for point in placed), _LINES_LEFT, RIGHT)
-    ends = (end for point in placed for end in point[1:4] if end is not None)
-    y_scale = y_axis.make_scale(ends, top + _LINES_HEIGHT, top)
-    for tick in y_axis.ticks(y_scale):
+    picture = Picture(chart.key, chart.heading, chart.caption)
+    picture.legend(
+        [
+            ("line" if n < SERIES else "hollow line", f"series s{n % SERIES}", label)
+            for n, label in enumerate(chart.lines)
+        ]
+    )
+    picture.height += _LINE_HEIGHT
+    picture.write("small", LEFT, picture.height, chart.y_axis.name)
+    top = picture.height + 12
+    x_scale, y_scale = chart.scales(_LINES_LEFT, RIGHT, top + _LINES_HEIGHT, top)
+    for tick in chart.y_axis.ticks(y_scale):
         y = y_scale.pixel(tick)
         picture.path("grid", f"M{_LINES_LEFT} {y:g}H{RIGHT}")
-        picture.write("tick end", _LINES_LEFT - 6, y + 4, y_axis.label(tick))
-    for number, (label, line) in enumerate(lines.items()):
-        style = f"series s{number % SERIES}"
-        pixels = [(x_scale.pixel(point.x), y_scale.pixel(point.y)) for point in line]
-        for point, (x, _) in zip(line, pixels, strict=True):
-            if point.low is not None and point.high is not None:
-                picture.line(f"{style} whisker", x, y_scale.pixel(point.low), x, y_scale.pixel(point.high))
-        picture.path(f"{style} line", "M" + "L".join(f"{x:g} {y:g}" for x, y in pixels), label)
-        picture.dots(style, pixels, label)
-        # Styles repeat from the ninth line on, and hollow dots tell them apart.
-        hollow = [xy for xy, point in zip(pixels, line, strict=True) if point.is_open or number >= SERIES]
-        if hollow:
-            picture.dots("hole", hollow)
+        picture.write("tick end", _LINES_LEFT - 6, y + 4, chart.y_axis.label(tick))
+    for number, (label, line) in enumerate(chart.lines.items()):
+        _draw_line(picture, number, label, line, x_scale, y_scale)
     picture.height = top + _LINES_HEIGHT
-    picture.axis(x_axis, x_scale, top=top)
+    picture.axis(chart.x_axis, x_scale, top=top)
     picture.description = "; ".join(
-        f"{label}: {x_axis.label(line[0].x)} {y_axis.label(line[0].y)}, "
-        f"{x_axis.label(line[-1].x)} {y_axis.label(line[-1].y)}"
-        for label, line in lines.items()
+        f"{label}: "
+        + ", ".join(
+            f"{chart.y_axis.label(point.y)} at {chart.x_axis.label(point.x)}" for point in (line[0], line[-1])
+        )
+        for label, line in chart.lines.items()
     )
     yield picture
+
+
+def _draw_line(  # noqa: PLR0917 -- a line and its two scales
+    picture: Picture, number: int, label: str, line: Sequence[Point], x_scale: AxisScale, y_scale: AxisScale
+) -> None:
+    """Draw one line with its dots and intervals; ``number`` chooses its style."""
+    style = f"series s{number % SERIES}"
+    pixels = [(x_scale.pixel(point.x), y_scale.pixel(point.y)) for point in line]
+    for point, (x, _) in zip(line, pixels, strict=True):
+        if ends := point.interval():
+            low, high = map(y_scale.pixel_within, ends)
+            caps = (
+                f"M{x - 3:g} {y_scale.pixel(end):g}h6" for end in ends if y_scale.low < end < y_scale.high
+            )
+            picture.path(f"{style} whisker", f"M{x:g} {low:g}V{high:g}{''.join(caps)}")
+    picture.path(f"{style} line", "M" + "L".join(f"{x:g} {y:g}" for x, y in pixels), label)
+    picture.dots(style, pixels, label)
+    # Styles repeat from the ninth line on, and hollow dots tell them apart.
+    hollow = [xy for xy, point in zip(pixels, line, strict=True) if point.is_open or number >= SERIES]
+    if hollow:
+        picture.dots("hole", hollow)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -13,13 +14,14 @@ from markupsafe import Markup, escape
 from compare.report.document import Document
 from compare.text import printable
 
+_COLOUR = re.compile(r"--(\w+): (#\w+);")
 _FLAG = re.compile(r"(?<![\w-])(--?[a-z][\w-]{0,40})")
 _LONGEST_FACT = 400
 
 
 def page_of(documents: Sequence[Document]) -> str:
     """Return one HTML page that shows all documents, without a newline at the end."""
-    first, *others = (document.title for document in documents)
+    first, *others = (document.name or document.title for document in documents)
     title = f"{first} and {len(others)} more" if others else first
     page: str = _templates().get_template("page.html").render(documents=documents, title=title)
     return page.rstrip()
@@ -30,13 +32,33 @@ def pictures_of(documents: Sequence[Document]) -> dict[str, str]:
 
     If there are several documents, a name begins with the number of its document, counted from 1.
     """
-    template = _templates().get_template("picture.svg")
+    template, css = _templates().get_template("picture.svg"), Markup(_picture_css())  # noqa: S704 -- our own
     prefixes = [f"{number}-" for number in range(1, len(documents) + 1)] if len(documents) > 1 else [""]
     return {
-        f"{prefix}{picture.key}": template.render(picture=picture).strip()
+        f"{prefix}{picture.key}": template.render(
+            picture=picture.alone(document.source or [document.title]), css=css
+        ).strip()
         for prefix, document in zip(prefixes, documents, strict=True)
         for picture in document.draw()
     }
+
+
+@cache
+def _picture_css() -> str:
+    """Return the styles of a picture that stands alone, light or dark as its reader prefers.
+
+    Programs for slides know neither variables nor media, so every rule states its own light colour.
+    """
+    colours, style = (
+        (files("compare.report.formats") / "templates" / name).read_text()
+        for name in ("colours.css", "picture.css")
+    )
+    light, dark = (dict(_COLOUR.findall(part)) for part in colours.split("@media")[:2])
+
+    def coloured(values: Mapping[str, str]) -> str:
+        return re.sub(r"var\(--(\w+)\)", lambda name: values[name[1]], style)
+
+    return f"{coloured(light)}@media (prefers-color-scheme: dark) {{\n{coloured(light | dark)}}}\n"
 
 
 @cache

@@ -90,3 +90,58 @@ def test_json_holds_figures_and_measurements():
     content = json.loads(write(document_of(run), "json"))
     assert len(content["figures"]) == len(GROUPS) * len(run.config.measurements)
     assert content["run"]["left_out"] == {"nccl": "No GPU."}
+
+
+def conclusion(run):
+    return document_of(run).conclusion
+
+
+def timed(microseconds, **changes):
+    """Return a run with the time of each group in each size, and quartiles that are 1 % apart."""
+    config = a_sweep_config(*microseconds, end_bytes=32)
+
+    def of_size(group):
+        def at(exchange, size, rank):
+            time = microseconds[group][config.sizes_of(exchange).index(size)] * 1000
+            return {"ns": [time, time + time // 200, time + time // 100]}
+
+        return at
+
+    launches = [a_sweep_launch(config, group, of_size=of_size(group)) for group in microseconds]
+    return a_collectives_run(config, launches, **changes)
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        ({"gloo": (50, 60, 70), "mpi": (10, 20, 30)}, "mpi is the quickest at every size."),
+        ({"gloo": (50, 60, 70), "mpi": (10, 90, 99)}, "quickest is mpi at 8 B, gloo from 16 B to 32 B."),
+        ({"gloo": (50, 60, 70), "mpi": (50, 60, 70)}, "no group is clearly the quickest."),
+    ],
+)
+def test_conclusion_names_the_quickest_group_of_each_size(times, words):
+    assert conclusion(timed(times)) == f"all_reduce float32 sum: {words}"
+
+
+def test_conclusion_is_empty_for_one_group_or_if_ranks_wait_for_cores():
+    assert conclusion(timed({"gloo": (50, 60, 70)})) == ""
+    assert conclusion(timed({"gloo": (50, 60, 70), "mpi": (10, 20, 30)}, cores_by_host=[1])) == ""
+
+
+def test_conclusion_counts_sizes_where_the_quickest_group_changes_often():
+    config = a_sweep_config(end_bytes=128)
+    launches = [
+        a_sweep_launch(
+            config,
+            group,
+            of_size=lambda _, size, __, odd=odd: {"ns": [1000 + 9000 * (size.bit_length() % 2 == odd)]},
+        )
+        for odd, group in enumerate(config.groups)
+    ]
+    words = "quickest is mpi at 3 of 5 sizes, gloo at 2 of 5 sizes."
+    assert conclusion(a_collectives_run(config, launches)).endswith(words)
+
+
+def test_bandwidth_of_a_small_message_is_not_zero():
+    assert "0.00" not in shown(timed({"gloo": (50, 60, 70), "mpi": (10, 20, 30)}))
+    assert "<.01" in shown(timed({"gloo": (50, 60, 70), "mpi": (10, 20, 30)}))

@@ -1,7 +1,6 @@
 """Test the page of any results: self-contained, harmless, legible, quick."""
 
 import html
-import math
 import re
 import time
 from xml.etree import ElementTree as ET
@@ -15,7 +14,7 @@ from compare.analysis.predict import forecast
 from compare.report import document_of, of_prediction
 from compare.report.cells import in_units
 from compare.report.formats.html import page_of, pictures_of
-from compare.report.pictures import AxisScale, byte_ticks, linear_ticks, log_ticks
+from compare.report.pictures import linear_ticks, log_ticks
 from compare.schema.hosts import Host
 from tests.comparing import ROOT
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
@@ -86,15 +85,15 @@ def test_every_picture_has_a_title_a_description_and_known_sizes(item):
 def test_labels_of_a_picture_stay_inside_and_apart(item):
     for svg in pictures_of([item]).values():
         root = ET.fromstring(svg)
-        width, height = map(float, root.get("viewBox").split()[2:])
+        top, width, height = map(float, root.get("viewBox").split()[1:])
         taken = []
         for text in root.iter(f"{SVG}text"):
-            x, y, wide = float(text.get("x")), float(text.get("y")), 6.2 * len(text.text or "")
+            x, y, wide = float(text.get("x")), float(text.get("y")), 6.5 * len(text.text or "")
             style = text.get("class").split()
             left = x - wide if {"figure", "end"} & set(style) else x - wide / 2 if "tick" in style else x
             assert left >= -1
             assert left + wide <= width + 1
-            assert 0 < y <= height
+            assert top < y <= top + height
             for other_y, start, end in taken:
                 assert abs(other_y - y) > 8 or left >= end or left + wide <= start, text.text
             taken.append((y, left, left + wide))
@@ -105,7 +104,7 @@ def test_pages_show_what_their_tables_show():
     for name, words in {
         "collectives": ("all_reduce float32 sum: bus bandwidth", "#wrong", "524288", "no GPU"),
         "scale": ("ddp bends at 2 ranks", "Efficiency over the number of ranks", "ringside scale"),
-        "prediction": ("8 hosts", "limited by", "Not modelled"),
+        "prediction": ("number of hosts", "limited by", "Not modelled"),
     }.items():
         assert all(word in found[name] for word in words), name
     assert list(pictures_of([ITEMS["collectives"]])) == ["time-1", "bandwidth-1"]
@@ -126,30 +125,52 @@ def test_one_page_of_several_has_a_list_and_unique_names():
 def test_page_draws_what_was_measured():
     assert list(drawn(RUNS["quiet"])) == ["time", "speed", "turns", "sizes", "memory"]
     text = text_of(page(RUNS["quiet"]))
-    for words in ("1.4", "Fastest here: localsgd", "round 3", "1 MiB", "200 MiB", "±3 %", "TCP over lo"):
+    for words in ("1.4", "Fastest here: localsgd", "round\n", "1 MB", "210 MB", "within 3 %", "TCP over lo"):
         assert words in text
     (dots,) = re.findall(r'class="dot series s0" d="([^"]*)"><title>mpi', drawn(RUNS["quiet"])["turns"])
     assert dots.count("M") == 5 * 4, "every turn of every round"
 
 
-def test_page_states_a_negative_part_and_does_not_draw_it():
+def test_page_draws_a_negative_part_as_taken_off():
+    """A bar has the lengths that its line of text states, and it ends at the step's time."""
     run = measured({"none": 4.0, "ddp": 6.0, "mpi": 3.5}, reference=3.6)
-    time_picture = drawn(run)["time"]
-    assert "slowed −0.40 (not drawn)" in time_picture
-    root = ET.fromstring(time_picture)
-    parts = [rect for rect in root.iter(f"{SVG}rect") if "part" in rect.get("class")]
-    titles = [rect.find(f"{SVG}title").text for rect in parts if rect.find(f"{SVG}title") is not None]
-    assert not [title for title in titles if "background" in title]
-    length = sum(
-        float(rect.get("width")) for rect in parts if (rect.findtext(f"{SVG}title") or "").startswith("ddp")
-    )
-    whole = max(float(rect.get("x")) + float(rect.get("width")) for rect in parts)
-    assert length == pytest.approx(whole - 8, abs=0.3), "all bars together are the whole step"
+    picture = drawn(run)["time"]
+    assert "below zero, so it is taken off" in picture
+    boxes = {
+        title: (float(rect.get("x")), float(rect.get("width")), rect.get("class"))
+        for rect in ET.fromstring(picture).iter(f"{SVG}rect")
+        if (title := rect.findtext(f"{SVG}title"))
+    }
+    scale = boxes["none: computing 4.00 ms"][1] / 4.00
+    ends = {}
+    for title, (left, width, style) in boxes.items():
+        arm, stated = title.split(": ")[0], float(title.split()[-2].replace("−", "-"))
+        assert width == pytest.approx(abs(stated) * scale, abs=0.7)
+        assert ("taken" in style) is (stated < 0)
+        ends[arm] = left if stated < 0 else left + width
+    assert ends["ddp"] == pytest.approx(8 + 6.0 * scale, abs=0.7)
+    assert re.search(r"computing [\d.]+ \+ slowed −0.40", picture)
+
+
+def test_picture_that_stands_alone_names_run_machine_and_date():
+    svg = drawn(RUNS["quiet"])["sizes"]
+    texts = " ".join(text.text for text in ET.fromstring(svg).iter(f"{SVG}text"))
+    for words in (
+        "Time of one all-reduce, by message size",
+        "message size (logarithmic)",
+        "time of one call (logarithmic)",
+        "mlp on MNIST · 2 ranks",
+        "2 cores · 2026-",
+        "Ringside",
+    ):
+        assert words in texts
+    assert "whisker" in svg
+    assert "var(" not in svg
 
 
 def test_page_marks_parts_below_the_noise():
     run = measured({"none": 4.0, "ddp": 6.0}, reference=4.01)
-    assert re.search(r"slowed [−\d.]+ \(below noise", drawn(run)["time"])
+    assert re.search(r"slowed [−\d.]+ \(below noise\)", drawn(run)["time"])
 
 
 def test_long_names_are_cut_in_the_titles_of_marks():
@@ -189,13 +210,6 @@ def test_ticks_lie_between_the_ends_and_are_few(low, factor):
     assert all(low * (1 - 1e-9) <= tick <= high * (1 + 1e-9) for tick in log_ticks(low, high))
 
 
-@given(st.integers(0, 30), st.integers(1, 20))
-def test_byte_ticks_are_powers_of_two(power, more):
-    ticks = byte_ticks(AxisScale(2.0**power, 2.0 ** (power + more), 0.0, 1.0, is_log=True))
-    assert 2 <= len(ticks) <= 7
-    assert all(math.log2(tick).is_integer() for tick in ticks)
-
-
 def test_pictures_leave_out_ratios_in_noise_and_explain_shaded_rounds():
     assert "speed" not in drawn(RUNS["all noise"])
     assert "noisy round" in drawn(RUNS["noisy"])["turns"]
@@ -211,6 +225,20 @@ def test_figures_have_a_unit_that_suits_them_and_no_exponent(size, words):
 
 # ---- a browser ----
 
+SCROLLED = """<script>
+const box = [...document.querySelectorAll(".wide")].find(box => box.scrollWidth > box.clientWidth);
+const name = box.querySelector("td"), hint = box.previousElementSibling;
+const before = name.getBoundingClientRect().left;
+box.scrollLeft = 200;
+const texts = [...document.querySelectorAll("svg")].flatMap(svg => {
+  const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+  return [...svg.querySelectorAll("text")].map(text => parseFloat(getComputedStyle(text).fontSize) * scale);
+});
+parent.document.title = [
+  "scrolled " + box.scrollLeft, "moved " + (name.getBoundingClientRect().left - before),
+  "hint " + getComputedStyle(hint).display, "legible " + (Math.min(...texts) >= 10),
+].join(", ");
+</script>"""
 NAMES_IN_LINES = """<script>
 const lines = [...document.querySelectorAll(".glance td:first-child")].map(cell => {
   const range = document.createRange();
@@ -222,13 +250,23 @@ parent.document.title = lines.join(", ") + ", sideways " + (document.body.scroll
 </script>"""
 
 
+def on_a_phone(text, script, folder):
+    """Return the title that a script gives to a page that is 390 pixels wide."""
+    inner = html.escape(text.replace("</body>", f"{script}</body>"))
+    # A window of Chromium has 500 pixels or more; a frame may have fewer.
+    seen = opened(f'<title></title><iframe style="width: 390px" srcdoc="{inner}"></iframe>', folder)
+    return re.findall("<title>(.*?)</title>", seen)[0]
+
+
+def test_on_a_phone_wide_tables_scroll_beside_names_and_texts_are_legible(tmp_path):
+    title = on_a_phone(page(RUNS["quiet"]), SCROLLED, tmp_path)
+    assert title == "scrolled 200, moved 0, hint block, legible true"
+
+
 @pytest.mark.parametrize("other", ["manual", f"ddp:env.NCCL_{'X' * 40}=1"])
 def test_names_of_backends_stay_whole_on_a_phone(tmp_path, other):
     text = page(measured({"none": 0.65, "mpi": 0.79, other: 2.89, "ddp": 3.11, "horovod": 3.19}))
-    inner = html.escape(text.replace("</body>", f"{NAMES_IN_LINES}</body>"))
-    # A window of Chromium has 500 pixels or more; a frame may have fewer.
-    seen = opened(f'<title></title><iframe style="width: 390px" srcdoc="{inner}"></iframe>', tmp_path)
-    (title,) = re.findall("<title>(.*?)</title>", seen)[:1]
+    title = on_a_phone(text, NAMES_IN_LINES, tmp_path)
     assert title.endswith("sideways false")
     for name in ("mpi", "ddp", "horovod", *(["manual"] if other == "manual" else [])):
         assert f"{name} 1" in title, title

@@ -29,6 +29,11 @@ def test_scale_says_where_an_arm_bends_and_why(form):
     assert "mpi keeps at least 90 % of the ideal up to 2 ranks." in text
 
 
+def test_scale_concludes_how_far_each_arm_scales():
+    ends = "mpi keeps 90 % of the ideal up to 2 ranks; ddp falls below 90 % of the ideal at 2 ranks."
+    assert document_of(a_scale(BENDING, cores=2)).conclusion == ends
+
+
 @pytest.mark.parametrize(
     ("share", "shown_as"),
     [
