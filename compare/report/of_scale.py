@@ -18,9 +18,7 @@ from compare.schema.hosts import rehearsal_headline
 from compare.schema.scale import Scale
 from compare.text import counted, listed
 
-_DOTS = 10
-"""Number of dots for an efficiency of 100 %."""
-_FULL_DOT, _HOLLOW_DOT, _SMALL_DOT = "●", "○", "·"
+_FULL_DOT, _HOLLOW_DOT = "●", "○"
 
 
 def document_of(scale: Scale) -> Document:
@@ -58,14 +56,7 @@ def _columns(scale: Scale) -> list[Column[ScalePoint]]:
         Column("step ms", lambda point: spread(point.step_seconds, ".2f", 1e3)),
         Column("ideal ms", lambda point: f"{point.ideal_seconds * 1e3:.2f}"),
         Column(f"efficiency\nto {first}", lambda point: f"{spread(point.efficiency, '.0f', 100)} %"),
-        Column("of the ideal line", _efficiency_dots, is_text=True),
     ]
-
-
-def _efficiency_dots(point: ScalePoint) -> str:
-    """Return an efficiency as ten dots: a large one for each 10 % that is reached, and small ones."""
-    full = max(0, min(_DOTS, round(point.efficiency.mean * _DOTS)))
-    return (_HOLLOW_DOT if point.beyond_cores else _FULL_DOT) * full + _SMALL_DOT * (_DOTS - full)
 
 
 def _headline(scale: Scale) -> str:
@@ -108,14 +99,16 @@ def _warnings(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
 def _conclusion(figures: ScaleFigures) -> str:
     """Return one line on how far each arm scales; empty if there is nothing to conclude."""
     limit = f"{THRESHOLD * 100:g} % of the ideal"
-    parts = [f"{arm} keeps {limit} up to {counted(ranks, 'rank')}" for arm, ranks in figures.holds.items()]
+    parts = [
+        f"{arm} keeps at least {limit} up to {counted(ranks, 'rank')}" for arm, ranks in figures.holds.items()
+    ]
     parts += [f"{bend.arm} falls below {limit} at {counted(bend.ranks, 'rank')}" for bend in figures.bends]
     parts += [f"{arm} is open from {counted(ranks, 'rank')} on" for arm, ranks in figures.unsettled.items()]
     return f"{'; '.join(parts)}." if parts else ""
 
 
 def statements(figures: ScaleFigures) -> Iterator[str]:
-    """Yield lines on arms that bend, with causes, on arms that keep their efficiency, and on open ones.
+    """Yield lines on arms that bend, with causes, and on arms that are open.
 
     An arm bends at the first number of ranks where its efficiency is clearly below ``THRESHOLD``.
     """
@@ -124,8 +117,6 @@ def statements(figures: ScaleFigures) -> Iterator[str]:
         if bend.growth:
             yield f"  {_growth_sentence(bend.growth, bend.ranks)}"
         yield from (f"  {line}" for line in explain(bend.causes, noisy=bend.ranks in figures.noisy))
-    for arm, ranks in figures.holds.items():
-        yield f"{arm} keeps at least {THRESHOLD * 100:g} % of the ideal up to {counted(ranks, 'rank')}."
     for arm, ranks in figures.unsettled.items():
         reached = f"its interval reaches {THRESHOLD * 100:g} %. More --repeats may settle it."
         yield f"{arm} may bend at {counted(ranks, 'rank')}: {reached}"

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from compare.report.cells import printable_line
 from compare.report.document import Document, Row, Style, Table
+from compare.report.formats.plot import plot
 from compare.text import printable
 
 PLAIN_WIDTH = 200
@@ -97,6 +98,8 @@ def lay_out(table: Table, width: int) -> Iterator[Text]:
         yield from _Part(table, indexes, natural, width).lines()
         if blocks:
             yield Text()
+    if table.chart and (lines := list(plot(table.chart, width))):
+        yield from [Text(), *lines]
     for place, code in table.listings:
         yield from [Text(), printable_line(f"  {place}"), *map(Text, _folded(code, width))]
 

@@ -26,11 +26,11 @@ def test_scale_says_where_an_arm_bends_and_why(form):
     assert "batch 64 per rank" in text
     assert "ddp bends at 2 ranks: 50 % [50, 50] of the ideal" in text
     assert "+0.40 ms also without communication" in text
-    assert "mpi keeps at least 90 % of the ideal up to 2 ranks." in text
+    assert "mpi keeps at least 90 % of the ideal up to 2 ranks;" in text
 
 
 def test_scale_concludes_how_far_each_arm_scales():
-    ends = "mpi keeps 90 % of the ideal up to 2 ranks; ddp falls below 90 % of the ideal at 2 ranks."
+    ends = "mpi keeps at least 90 % of the ideal up to 2 ranks; ddp falls below 90 % of the ideal at 2 ranks."
     assert document_of(a_scale(BENDING, cores=2)).conclusion == ends
 
 
@@ -65,8 +65,6 @@ def test_scale_beyond_the_cores_is_hollow(form):
     lines = shown(a_scale(BENDING, cores=2), form).splitlines()
     rows = [line for line in lines if line.lstrip("| ").startswith("ddp ") and "bends" not in line]
     assert ["○" in row for row in rows] == [False, False, True]
-    assert "●●●●●●●●●●" in rows[0]
-    assert "●●●●●·····" in rows[1]
     assert any("○ 4 ranks with 1 thread each outnumber the cores" in line for line in lines)
 
 
