@@ -16,6 +16,7 @@ from compare import PACKAGE_ROOT, __version__
 from compare.schema.environment import library_settings
 from compare.schema.job import Job, LaunchJob
 from compare.system.limits import core_quota
+from compare.system.processor import processor_name
 from compare.worker.messages import noted_warnings
 from compare.worker.task import Batches
 from compare.worker.user_file import default_dtype_of_user
@@ -37,6 +38,7 @@ def attest_group(group: Group, job: LaunchJob) -> Facts:
     device = group.device
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "processor": processor_name(),
         "gpu": _attest_gpu(device) if device.type == "cuda" else None,
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
