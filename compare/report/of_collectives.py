@@ -12,10 +12,11 @@ import msgspec
 
 from compare.analysis.budget import fullest_host
 from compare.analysis.collectives import GroupAtSize, bus_factor, quickest, summarise_sweeps, why_no_forms
+from compare.report.axes import BYTE_UNITS, BYTES, RATE, SECONDS
 from compare.report.cells import format_figure, in_units
 from compare.report.document import Attested, Column, Document, Table
 from compare.report.origin import facts_of, refused_copies, source_of
-from compare.report.pictures import BYTE_UNITS, BYTES, RATE, SECONDS, Chart, Picture, Point, draw_lines
+from compare.report.pictures import Chart, Picture, Point, draw_lines
 from compare.schema.collectives import CollectivesRun, Exchange
 from compare.schema.hosts import rehearsal_headline
 from compare.text import counted, listed

@@ -14,9 +14,10 @@ from compare.analysis.predict import (
     Forecast,
     Prediction,
 )
+from compare.report.axes import SECONDS_FROM_ZERO, count_axis
 from compare.report.cells import as_record, format_estimate
 from compare.report.document import Column, Document, Table
-from compare.report.pictures import SECONDS_FROM_ZERO, Chart, Picture, Point, count_axis, draw_lines
+from compare.report.pictures import Chart, Picture, Point, draw_lines
 from compare.text import counted
 
 _NOT_MODELLED = (

@@ -8,11 +8,12 @@ from itertools import chain
 from typing import Literal
 
 from compare.analysis.runs import THRESHOLD, Bend, Growth, ScaleFigures, ScalePoint, summarise_scale
+from compare.report.axes import SECONDS_FROM_ZERO, SHARE, count_axis
 from compare.report.causes import explain
 from compare.report.cells import as_record, format_estimate
 from compare.report.document import Column, Document, Table
 from compare.report.origin import attested_by, facts_of, model_and_data, noisy_rounds_warning, source_of
-from compare.report.pictures import SECONDS_FROM_ZERO, SHARE, Chart, Point, count_axis, draw_lines
+from compare.report.pictures import Chart, Point, draw_lines
 from compare.schema.arms import CONTROL
 from compare.schema.hosts import rehearsal_headline
 from compare.schema.scale import Scale

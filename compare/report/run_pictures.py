@@ -10,24 +10,10 @@ from compare.analysis.cost_model import seconds_by_size
 from compare.analysis.figures import Estimate, Figures
 from compare.analysis.summary import ArmSummary
 from compare.analysis.verdict import MARGIN
+from compare.report.axes import BYTES, SECONDS, Axis, AxisScale, axis_from_zero, linear_ticks, log_axis
 from compare.report.cells import format_estimate
 from compare.report.columns import against_baseline
-from compare.report.pictures import (
-    BYTES,
-    LEFT,
-    RIGHT,
-    SECONDS,
-    WIDEST,
-    Axis,
-    AxisScale,
-    Chart,
-    Picture,
-    Point,
-    axis_from_zero,
-    draw_lines,
-    linear_ticks,
-    log_axis,
-)
+from compare.report.pictures import LEFT, RIGHT, WIDEST, Chart, Mark, Picture, Point, draw_lines
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
 
@@ -190,7 +176,7 @@ def _draw_speeds(run: Run, analysis: Analysis) -> Iterator[Picture]:
         if style == "open":
             picture.dots("hole", [(middle, y)])
         picture.height += 16
-    picture.line("one", scale.pixel(1), top, scale.pixel(1), picture.height + 4)
+    picture.marks.insert(0, Mark("path", "one", {"d": f"M{scale.pixel(1):g} {top:g}V{picture.height + 4:g}"}))
     picture.band("band", scale.pixel(low), scale.pixel(high), top=top)
     picture.axis(axis, scale, top=top)
     picture.description = "; ".join(f"{arm}: {text}" for arm, text in words.items())

@@ -9,8 +9,9 @@ from string import ascii_letters
 from rich.cells import cell_len
 from rich.text import Text
 
+from compare.report.axes import Axis, AxisScale
 from compare.report.cells import cut_in_the_middle
-from compare.report.pictures import Axis, AxisScale, Chart
+from compare.report.pictures import Chart
 from compare.text import printable
 
 _NARROWEST, _WIDEST = 60, 120

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from compare.analysis import analyse
 from compare.analysis.predict import forecast
 from compare.report import document_of, of_prediction
+from compare.report.axes import linear_ticks, log_ticks
 from compare.report.cells import in_units
 from compare.report.formats.html import page_of, pictures_of
-from compare.report.pictures import linear_ticks, log_ticks
 from compare.schema.hosts import Host
 from tests.comparing import ROOT
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch

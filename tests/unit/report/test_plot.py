@@ -3,8 +3,9 @@
 import pytest
 from rich.cells import cell_len
 
+from compare.report.axes import SHARE, count_axis
 from compare.report.formats.plot import plot
-from compare.report.pictures import SHARE, Chart, Point, count_axis
+from compare.report.pictures import Chart, Point
 
 
 def a_chart(*lines):
