@@ -127,7 +127,7 @@ def _bend_sentence(bend: Bend) -> str:
     low, high = bend.efficiency.low * 100, bend.efficiency.high * 100
     text = (
         f"{bend.arm} bends at {counted(bend.ranks, 'rank')}: {bend.efficiency.mean * 100:.0f} % "
-        f"[{low:.0f}, {high:.0f}] of the ideal. A step takes {bend.lost_seconds * 1e3:.2f} ms more than the "
+        f"({low:.0f}–{high:.0f}) of the ideal. A step takes {bend.lost_seconds * 1e3:.2f} ms more than the "
         "ideal"
     )
     if bend.computing_seconds is None:

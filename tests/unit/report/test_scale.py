@@ -24,7 +24,7 @@ def test_scale_says_where_an_arm_bends_and_why(form):
     text = shown(a_scale(BENDING, cores=2), form)
     assert "weak scaling · mlp on MNIST · 1, 2, 4 ranks × 1 thread" in text
     assert "batch 64 per rank" in text
-    assert "ddp bends at 2 ranks: 50 % [50, 50] of the ideal" in text
+    assert "ddp bends at 2 ranks: 50 % (50–50) of the ideal" in text
     assert "+0.40 ms also without communication" in text
     assert "mpi keeps at least 90 % of the ideal up to 2 ranks;" in text
 
