@@ -3,7 +3,7 @@
 ``gate`` compares two interpreters within one run, and has a limit. Every arm is compared with its twin, the
 same arm under the other interpreter, round by round. So a gate shows a slower computation as well as slower
 synchronising. An arm passes if a one-sided test shows that it is not slower by the limit. It fails if its
-estimate exceeds the limit and its two-sided interval excludes 1. Otherwise it is unresolved.
+estimate exceeds the limit and its two-sided interval excludes 1. Otherwise it is open.
 
 ``diff`` compares two runs. Machines change between them, so milliseconds say little. The cost of an arm is
 its step time over that of the control in the same round: T_S / T_0. Without a control in both runs, the
@@ -41,12 +41,12 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """How one arm changed, in ratios of the new figure over the old: above 1 is slower."""
 
     arm: str
-    kind: Literal["slower", "faster", "not slower", "unresolved"]
+    kind: Literal["slower", "faster", "not slower", "open"]
     """Kind of the change, by the look that settled it.
 
     - *slower* or *faster*: the interval excludes 1, and in a gate the estimate exceeds the limit
     - *not slower*: ``at_most`` is within the limit of a gate
-    - *unresolved*: anything else
+    - *open*: anything else
     """
     ratio: float | None
     """Geometric mean over the rounds; None without rounds, or if JSON cannot hold it."""
@@ -159,7 +159,7 @@ def judge_between(
     """Judge how each arm changed between two independent runs, and return the changes by label of the arm.
 
     ``old`` and ``new`` have the same labels, each with ln(step time / the reference arm's) of every round. An
-    arm with fewer rounds than `FIRST_LOOK` in either run is unresolved.
+    arm with fewer rounds than `FIRST_LOOK` in either run is open.
     """
     arms = list(old)
     if not arms:
@@ -170,7 +170,7 @@ def judge_between(
     for index, arm in enumerate(arms):
         mean, half_width = float(-sample.mean[index]), float(decision.half_width[index])
         rounds = (len(old[arm]), len(new[arm]))
-        kind: Literal["slower", "faster", "unresolved"] = "unresolved"
+        kind: Literal["slower", "faster", "open"] = "open"
         if min(rounds) >= FIRST_LOOK and decision.settled.different[index]:
             kind = "slower" if mean > 0 else "faster"
         low, high = ratios_of(mean, half_width)
@@ -191,7 +191,7 @@ def from_verdict(arm: str, verdict: Verdict) -> Change:
     low, high = verdict.low, verdict.high
     return Change(
         arm=arm,
-        kind="not slower" if verdict.kind == "equivalent" else verdict.kind,
+        kind="not slower" if verdict.kind == "same" else verdict.kind,
         ratio=1 / verdict.speed_ratio,
         low=1 / high if high else None,
         high=1 / low if low else None,
@@ -214,7 +214,7 @@ def judge_gate(figures: Figures) -> Changes | None:
 
     Each ratio is the step time in this environment over that in the other one. An arm that shares no round
     with its twin is left out, so the gate does not pass. If threads outnumber the cores, every change is
-    unresolved.
+    open.
     """
     run, limit = figures.run, figures.run.config.slower_limit
     other = next((arm.against for arm in run.config.arms if arm.against), None)
@@ -233,7 +233,7 @@ def judge_gate(figures: Figures) -> Changes | None:
     changes = [
         msgspec.structs.replace(
             change,
-            kind="unresolved" if is_oversubscribed(run) else change.kind,
+            kind="open" if is_oversubscribed(run) else change.kind,
             old=Estimate.geometric(figures.step_seconds(twin[change.arm]).values()),
             new=Estimate.geometric(figures.step_seconds(change.arm).values()),
         )
@@ -284,7 +284,7 @@ def diff(old: Run, new: Run, names: tuple[str, str], *, force: bool = False) -> 
     """Compare what synchronising costs in two runs, whose ``names`` appear in the result and in messages.
 
     With ``force``, runs whose settings or hosts differ are compared too, and the result lists the
-    differences. Every change is unresolved if threads outnumber the cores in either run.
+    differences. Every change is open if threads outnumber the cores in either run.
 
     Raises:
         ConditionsError: settings or hosts of the runs differ, and ``force`` is not set.
@@ -308,7 +308,7 @@ def diff(old: Run, new: Run, names: tuple[str, str], *, force: bool = False) -> 
     changes = [
         msgspec.structs.replace(
             change,
-            kind=change.kind if ranked else "unresolved",
+            kind=change.kind if ranked else "open",
             old=Estimate.of(costs[0][arm]).exponential(),
             new=Estimate.of(costs[1][arm]).exponential(),
         )

@@ -146,13 +146,13 @@ def _load_dependence(
 
 
 def withhold(figures: Figures, baseline: str, name: str, verdict: Verdict) -> Verdict:
-    """Return the verdict on the arm ``name``, made *unresolved* if uneven load may explain it.
+    """Return the verdict on the arm ``name``, made *open* if uneven load may explain it.
 
     The load of other processes beside the arm and beside the baseline is compared over the verdict's rounds.
     A difference stands if the slower arm had less load, or if its whole interval exceeds what the load
     explains.
     """
-    if verdict.kind == "unresolved":
+    if verdict.kind == "open":
         return verdict
     pairs = figures.pairs(name, baseline)[: verdict.n]
     loads = [(arm.other_cores, other.other_cores) for arm, other in pairs]
@@ -161,7 +161,7 @@ def withhold(figures: Figures, baseline: str, name: str, verdict: Verdict) -> Ve
     beside, beside_baseline = map(statistics.fmean, zip(*loads, strict=True))
     return msgspec.structs.replace(
         verdict,
-        kind="unresolved",
+        kind="open",
         settled_after=None,
         rounds_to_settle=None,
         uneven_load=(beside, beside_baseline),
@@ -184,7 +184,7 @@ def may_explain(differences: Sequence[float], verdict: Verdict) -> bool:
     more = math.copysign(1, low)
     ends = filter(None, (verdict.low, verdict.speed_ratio, verdict.high))
     slower_by = min(-math.log(end) * more for end in ends)
-    return verdict.kind == "equivalent" or 0 < slower_by <= math.log1p(SLOWDOWN_PER_CORE * largest)
+    return verdict.kind == "same" or 0 < slower_by <= math.log1p(SLOWDOWN_PER_CORE * largest)
 
 
 # ---- noise that hides all ----
@@ -193,7 +193,7 @@ def may_explain(differences: Sequence[float], verdict: Verdict) -> bool:
 def hides_all(figures: Figures, verdicts: Sequence[Verdict]) -> bool:
     """Return whether noise hides every difference between the arms.
 
-    It does if every verdict is unresolved after `FIRST_LOOK` rounds or more, with an interval that contains 1
+    It does if every verdict is open after `FIRST_LOOK` rounds or more, with an interval that contains 1
     and has a half-width above `NOISE_LIMIT`. A ratio that is shown to depend on the load is a difference too,
     so noise does not hide it. In a run of one or two rounds, noise hides all if every round is noisy.
 
@@ -206,7 +206,7 @@ def hides_all(figures: Figures, verdicts: Sequence[Verdict]) -> bool:
     rounds = len({launch.round for launch in run.launches})
     if rounds < _FEWEST_ROUNDS:
         return len(figures.noisy_rounds) == rounds > 0
-    are_open = all(verdict.kind == "unresolved" and verdict.n >= FIRST_LOOK for verdict in verdicts)
+    are_open = all(verdict.kind == "open" and verdict.n >= FIRST_LOOK for verdict in verdicts)
     are_wide = all(
         low is None or high is None or (low <= 1 <= high and half_width(low, high) > 1 + NOISE_LIMIT)
         for low, high in ((verdict.low, verdict.high) for verdict in verdicts)

@@ -40,7 +40,7 @@ def verdicts(figures: Figures, baseline: str) -> dict[str, Verdict]:
     """Judge every arm that synchronises against the baseline, and return the verdicts by arm.
 
     The rounds are those that all of these arms have; without any, the result is empty. A verdict that uneven
-    load may explain becomes *unresolved*.
+    load may explain becomes *open*.
     """
     ratios = paired_log_ratios(figures, baseline)
     if not ratios:
@@ -55,10 +55,10 @@ class Lead(msgspec.Struct, frozen=True, kw_only=True):
     """Label of the arm with the shortest step time."""
     rivals: list[str]
     """Labels of the other arms that are not shown to be slower than the first."""
-    equivalent: bool
-    """Whether all rivals are equivalent to the first; False without rivals."""
+    same: bool
+    """Whether all rivals are as fast as the first, within the margin; False without rivals."""
     rounds_to_settle: int | None
-    """About how many more rounds settle all unresolved rivals; None without one, or if one needs too many."""
+    """About how many more rounds settle all open rivals; None without one, or if one needs too many."""
 
     @property
     def fastest(self) -> str | None:
@@ -79,12 +79,12 @@ def find_lead(figures: Figures) -> Lead | None:
     if not judged:
         return None
     rivals = {arm: verdict for arm, verdict in judged.items() if verdict.kind != "slower"}
-    unresolved = [verdict for verdict in rivals.values() if verdict.kind == "unresolved"]
-    more = [verdict.rounds_to_settle for verdict in unresolved]
+    still_open = [verdict for verdict in rivals.values() if verdict.kind == "open"]
+    more = [verdict.rounds_to_settle for verdict in still_open]
     return Lead(
         first=first,
         rivals=list(rivals),
-        equivalent=bool(rivals) and not unresolved,
+        same=bool(rivals) and not still_open,
         rounds_to_settle=max(filter(None, more), default=None) if None not in more else None,
     )
 

@@ -11,7 +11,7 @@ A look judges all arms after some number of rounds. A run with a fixed number of
 * **Several looks.** Alpha is shared out among the looks: see ``budget.py``.
 * **All rounds.** A look decides what kind of verdict an arm has. Ratio and interval are those of all rounds,
   so that they agree with the step times of a table. If that ratio contradicts the verdict, the arm becomes
-  *unresolved*. That only takes verdicts away, so the level holds.
+  *open*. That only takes verdicts away, so the level holds.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ LARGEST_LOG = 700.0
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Verdict on one arm against the baseline."""
 
-    kind: Literal["faster", "slower", "equivalent", "unresolved"]
+    kind: Literal["faster", "slower", "same", "open"]
     """Whether there is a difference, by the look that settled the arm.
 
     - *faster* or *slower*: the interval excludes 1, and the estimate exceeds the margin
-    - *equivalent*: the whole interval lies within the margin; in a gate, ``least`` does
-    - *unresolved*: no look settled the arm, the ratio of all rounds lies on the other side, or uneven load
+    - *same*: the whole interval lies within the margin; in a gate, ``least`` does
+    - *open*: no look settled the arm, the ratio of all rounds lies on the other side, or uneven load
       may explain the difference
     """
     speed_ratio: float
@@ -67,18 +67,18 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     """Number of paired rounds."""
     settled_after: int | None = None
-    """Number of rounds after which a look settled the arm; None while it is unresolved."""
+    """Number of rounds after which a look settled the arm; None while it is open."""
     margin: float
     """A relative difference up to this fraction does not matter."""
     rounds_to_settle: int | None
-    """About how many more rounds with the same spread settle an *unresolved* arm.
+    """About how many more rounds with the same spread settle an *open* arm.
 
     None if the arm is settled, has one round or uneven load, or needs more than 10,000 rounds.
     """
     uneven_load: tuple[float, float] | None = None
     """Cores that other processes used beside the arm and the baseline, if they may explain the verdict.
 
-    If they may at the look that would settle the arm, the verdict is *unresolved*. If they may only over all
+    If they may at the look that would settle the arm, the verdict is *open*. If they may only over all
     rounds, the verdict keeps its kind. None if they explain nothing.
     """
     least: float | None = None
@@ -112,8 +112,8 @@ def judge(
         margin: a relative difference up to this one does not matter. It is symmetric in the logarithm: 0.03
             allows a speed ratio between 1 / 1.03 and 1.03.
         fewest: number of rounds below which no arm is settled, see `FIRST_LOOK`.
-        one_sided: whether *equivalent* means not slower by the margin, as in `decide`.
-        accept: is called with an arm and its verdict at a look. It returns that verdict, or an unresolved
+        one_sided: whether *same* means not slower by the margin, as in `decide`.
+        accept: is called with an arm and its verdict at a look. It returns that verdict, or an open
             one, which the next look judges again.
     """
     import numpy as np
@@ -147,11 +147,11 @@ def judge(
 
 def _verdict(index: int, sample: Sample, decision: Decision, margin: float, fewest: int) -> Verdict:
     mean, n = float(sample.mean[index]), int(sample.n[index])
-    kind: Literal["faster", "slower", "equivalent", "unresolved"] = "unresolved"
+    kind: Literal["faster", "slower", "same", "open"] = "open"
     if decision.settled.different[index]:
         kind = "faster" if mean > 0 else "slower"
     elif decision.settled.equivalent[index]:
-        kind = "equivalent"
+        kind = "same"
     without_interval = Verdict(
         kind=kind,
         speed_ratio=math.exp(mean),
@@ -161,7 +161,7 @@ def _verdict(index: int, sample: Sample, decision: Decision, margin: float, fewe
         p=float(decision.p[index]),
         p_adjusted=float(decision.p_adjusted[index]),
         n=n,
-        settled_after=None if kind == "unresolved" else n,
+        settled_after=None if kind == "open" else n,
         margin=margin,
         rounds_to_settle=None,
         least=None if decision.least is None else ratio_of(float(decision.least[index])),
@@ -172,25 +172,25 @@ def _verdict(index: int, sample: Sample, decision: Decision, margin: float, fewe
 def _over_all_rounds(verdict: Verdict, values: Sequence[float], fewest: int) -> Verdict:
     """Return the verdict with the ratio and the interval of all rounds.
 
-    It becomes *unresolved* if that ratio contradicts it.
+    It becomes *open* if that ratio contradicts it.
     """
     if verdict.n == len(values):
         return verdict
     sample = Sample.of([values])
     mean, error = float(sample.mean[0]), float(sample.error[0])
     if not _agrees(verdict, mean):
-        verdict = msgspec.structs.replace(verdict, kind="unresolved", settled_after=None)
+        verdict = msgspec.structs.replace(verdict, kind="open", settled_after=None)
     return _with_interval(verdict, mean, error, len(values), fewest)
 
 
 def _agrees(verdict: Verdict, mean: float) -> bool:
-    """Return whether the mean log ratio agrees with the kind of the verdict; False for *unresolved*."""
+    """Return whether the mean log ratio agrees with the kind of the verdict; False for *open*."""
     is_one_sided, margin = verdict.least is not None, math.log1p(verdict.margin)
     return {
         "faster": mean > 0,
         "slower": mean < 0,
-        "equivalent": mean >= -margin if is_one_sided else abs(mean) <= margin,
-        "unresolved": False,
+        "same": mean >= -margin if is_one_sided else abs(mean) <= margin,
+        "open": False,
     }[verdict.kind]
 
 
@@ -205,7 +205,7 @@ def _with_interval(verdict: Verdict, mean: float, error: float, n: int, fewest: 
     half_width = -float(stdtrit(max(n - 1, 1), alpha / 2)) * error
     low, high = ratios_of(mean, half_width)
     more = None
-    if verdict.kind == "unresolved" and n >= _FEWEST_FOR_SPREAD and verdict.uneven_load is None:
+    if verdict.kind == "open" and n >= _FEWEST_FOR_SPREAD and verdict.uneven_load is None:
         more = _rounds_to_settle(mean, error, n, alpha, verdict.margin)
     return msgspec.structs.replace(
         verdict,

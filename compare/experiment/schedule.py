@@ -122,7 +122,7 @@ def is_settled(run: Run) -> bool:
     if gate := judge_gate(figures):
         return gate.outcome != "too noisy"
     by_arm = verdicts(figures, run.config.baseline)
-    return all(verdict.kind != "unresolved" for verdict in by_arm.values())
+    return all(verdict.kind != "open" for verdict in by_arm.values())
 
 
 def discard_unfinished(run: Run) -> Run:
@@ -204,7 +204,7 @@ def open_comparisons(run: Run) -> list[Comparison]:
             kinds = {change.arm: change.kind for change in gate.changes}
         else:
             kinds = {arm: verdict.kind for arm, verdict in verdicts(figures, config.baseline).items()}
-    return [pair for pair in pairs if kinds.get(pair[0], "unresolved") == "unresolved"]
+    return [pair for pair in pairs if kinds.get(pair[0], "open") == "open"]
 
 
 def turn_seconds(

@@ -13,6 +13,8 @@ from compare.text import printable
 
 _EXPONENT_FROM = 999.5
 """Smallest number that the format ``.3g`` would write with an exponent."""
+_TWO_DECIMALS_FROM, _TWO_DECIMALS_BELOW = 0.095, 9.995
+"""Ratios between these have two decimals, which are two or three digits."""
 
 
 def printable_line(text: str, style: str = "") -> Text:
@@ -51,6 +53,22 @@ def format_estimate(
     dash = " to " if estimate.low < 0 else "–"  # no dash before a minus
     is_alone = estimate.n == 1 if shows_narrow else low == high
     return mean if is_alone else f"{mean} ({low}{dash}{high})"
+
+
+def format_ratio(ratio: float, low: float | None = None, high: float | None = None, state: str = "") -> str:
+    """Return a ratio of speeds as every output writes it: ``3.90× (3.70–4.10)``, above 1 is faster.
+
+    ``state`` is a word that follows, such as *open* or *same*. Without both ends there is no interval.
+    """
+    interval = "" if low is None or high is None else f"({_in_digits(low)}–{_in_digits(high)})"
+    return " ".join(filter(None, [f"{_in_digits(ratio)}×", interval, state]))
+
+
+def _in_digits(ratio: float) -> str:
+    """Return a ratio with two decimals, or with three digits from 10 on and two below 0.1."""
+    if _TWO_DECIMALS_FROM <= ratio < _TWO_DECIMALS_BELOW:
+        return f"{ratio:.2f}"
+    return f"{ratio:.2g}" if ratio < 1 else f"{ratio:.3g}" if ratio < _EXPONENT_FROM else f"{ratio:.0f}"
 
 
 def format_difference(relative: float | None) -> str:

@@ -11,6 +11,7 @@ import msgspec
 
 from compare.analysis.change import Change, Changes, Difference
 from compare.analysis.figures import Estimate
+from compare.report.cells import format_ratio
 from compare.report.document import Column, Document, Table
 from compare.schema.results import Failure
 from compare.system.files import json_text
@@ -20,8 +21,8 @@ _NO_DECISION = (
     "This describes two runs and decides nothing. `ringside gate` decides, and it sees a slower computation "
     "as well."
 )
-_VERDICTS = {"not slower": "passed", "unresolved": "open"}
-_JUNIT_ELEMENT = {"slower": "failure", "unresolved": "error"}
+_VERDICTS = {"not slower": "passed"}
+_JUNIT_ELEMENT = {"slower": "failure", "open": "error"}
 """XML element for an arm that did not pass, by the kind of its change.
 
 An arm without a decision is an error, because a skipped test would be shown as green.
@@ -35,8 +36,7 @@ def document_of(changes: Changes) -> Document:
         title=(
             "Time of a step in ms, in two environments"
             if changes.command == "gate"
-            else f"Cost of synchronising in two runs: step time over that of {changes.reference} in the same "
-            "round"
+            else f"Cost of synchronising in two runs: speed over {changes.reference}'s in the same round"
         ),
         alerts=_forced_warning(changes),
         tables=[Table.of(_columns(changes), changes.changes)],
@@ -53,11 +53,11 @@ def benchmark(changes: Changes) -> str:
     It has one entry for each arm, with the new figure alone: the step time in ms for a gate, and for
     ``ringside diff`` the ratio to the reference arm. The action itself keeps figures of earlier runs.
     """
-    factor, unit = _unit(changes)
+    factor, unit = (1e3, "ms") if changes.command == "gate" else (1.0, "×")
     entries = [
         {
             "name": printable(f"{changes.command}: {change.arm}"),
-            "unit": unit or "ms",
+            "unit": unit,
             "value": change.new.mean * factor,
             "range": f"± {(change.new.high - change.new.low) / 2 * factor:.2f}",
             "extra": printable(". ".join([_in_one_line(changes, change), *_forced_warning(changes)])),
@@ -109,8 +109,8 @@ def _conclusion(changes: Changes) -> str:
         slower = [change.arm for change in changes.changes if change.kind == "slower"]
         return f"SLOWER, by an estimate of more than {limit}: {', '.join(slower)}."
     if changes.outcome == "too noisy":
-        unsettled = [change.arm for change in changes.changes if change.kind == "unresolved"]
-        names = ", ".join(unsettled) or "no arm was compared"
+        still_open = [change.arm for change in changes.changes if change.kind == "open"]
+        names = ", ".join(still_open) or "no arm was compared"
         return f"TOO NOISY to tell whether an arm is slower by {limit}: {names}."
     return f"Passed: no arm is slower by {limit}."
 
@@ -129,28 +129,14 @@ def _forced_warning(changes: Changes) -> list[str]:
 # ---- cells ----
 
 
-def _unit(changes: Changes) -> tuple[float, str]:
-    """Return the factor by which figures are multiplied to be shown, and the unit to append to them.
-
-    The unit of a gate is empty, because the title of its table says that the figures are in ms.
-    """
-    return (1e3, "") if changes.command == "gate" else (1.0, "×")
-
-
 def _columns(changes: Changes) -> list[Column[Change]]:
-    factor, unit = _unit(changes)
-
-    def figure(estimate: Estimate | None) -> str:
-        return "–" if estimate is None else f"{estimate.mean * factor:.2f}{unit}"
-
-    at_most = Column[Change]("at most", lambda change: _percent(change.at_most))
+    at_least = Column[Change]("at least", lambda change: _speed(change.at_most))
     return [
         Column("arm", lambda change: change.arm, is_text=True),
-        Column("old", lambda change: figure(change.old)),
-        Column("new", lambda change: figure(change.new)),
-        Column("change", lambda change: _percent(change.ratio)),
-        Column("interval", _interval),
-        *([at_most] if changes.command == "gate" else []),
+        Column("old", lambda change: _figure(changes, change.old)),
+        Column("new", lambda change: _figure(changes, change.new)),
+        Column("new against old", _speed_with_interval),
+        *([at_least] if changes.command == "gate" else []),
         Column("verdict", lambda change: _VERDICTS.get(change.kind, change.kind), is_text=True),
     ]
 
@@ -160,16 +146,19 @@ def _in_one_line(changes: Changes, change: Change) -> str:
     return ", ".join(f"{column.heading} {column.cell(change)}" for column in _columns(changes)[1:])
 
 
-def _interval(change: Change) -> str:
-    if change.low is None or change.high is None:
+def _figure(changes: Changes, estimate: Estimate | None) -> str:
+    """Return a step time in ms for a gate, and for two runs the speed over the reference arm's."""
+    if estimate is None:
         return "–"
-    return f"[{_signed(change.low)}, {_signed(change.high)}] %"
+    return f"{estimate.mean * 1e3:.2f}" if changes.command == "gate" else format_ratio(1 / estimate.mean)
 
 
-def _percent(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{_signed(ratio)} %"
+def _speed_with_interval(change: Change) -> str:
+    """Return the new speed over the old: the inverse of the step times' ratio, which the change has."""
+    if change.low is None or change.high is None:
+        return _speed(change.ratio)
+    return "–" if change.ratio is None else format_ratio(1 / change.ratio, 1 / change.high, 1 / change.low)
 
 
-def _signed(ratio: float) -> str:
-    percent = (ratio - 1) * 100
-    return f"{percent:+.1f}" if abs(percent) < 100 else f"{percent:+.0f}"  # noqa: PLR2004 -- digits enough
+def _speed(ratio: float | None) -> str:
+    return "–" if ratio is None else format_ratio(1 / ratio)

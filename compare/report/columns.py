@@ -6,10 +6,9 @@ from functools import partial
 
 from compare.analysis.budget import FIRST_LOOK
 from compare.analysis.figures import Estimate
-from compare.analysis.noise import half_width
 from compare.analysis.summary import ArmSummary, Summary
 from compare.analysis.verdict import Verdict
-from compare.report.cells import format_estimate, format_figure
+from compare.report.cells import format_estimate, format_figure, format_ratio
 from compare.report.document import Column
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
@@ -18,15 +17,13 @@ from compare.text import counted
 COST_TITLE = "Where the sync cost goes, in ms per step (docs/method.md defines the terms)"
 BELOW_NOISE = "below noise"
 """Text of the cell for a cost or an overlap whose interval reaches zero."""
-_MIB = 1 << 20
 _LONGEST_LABEL = 16
 
 
 def speed_columns(run: Run, summary: Summary) -> list[Column[ArmSummary]]:
     """Return the columns of the full table: speed, sync cost, verdict, test results, memory and transport.
 
-    If noise hides every difference, ``noise`` stands in place of each efficiency and ratio that it may
-    explain. If threads outnumber the cores, no arm has a ratio to the baseline.
+    If noise hides every difference, ``open`` stands in place of each efficiency that it may explain.
     """
     noisy = summary.noise_hides_all
     baseline = run.config.baseline if len(run.config.baseline) <= _LONGEST_LABEL else "baseline"
@@ -38,15 +35,14 @@ def speed_columns(run: Run, summary: Summary) -> list[Column[ArmSummary]]:
         Column("share", lambda arm: BELOW_NOISE if arm.below_noise else format_figure(arm.sync_share, ".0%")),
         Column(
             "efficiency",
-            lambda arm: "noise" if noisy and arm.below_noise else format_figure(arm.efficiency, ".0%"),
+            lambda arm: "open" if noisy and arm.below_noise else format_figure(arm.efficiency, ".0%"),
         ),
-        Column(f"vs {baseline}", lambda arm: _ratio_cell(summary, arm)),
-        Column("verdict", _verdict_cell, is_text=True),
+        Column(f"against {baseline}", partial(against_baseline, run, summary), is_text=True),
         *_test_columns(run),
         *([Column[ArmSummary]("graphs (breaks)", partial(_graphs, run))] if run.config.compile else []),
-        Column("peak MiB", lambda arm: _mebibytes(arm.peak_memory_bytes)),
+        Column("peak MB", lambda arm: _megabytes(arm.peak_memory_bytes)),
         *(
-            [Column[ArmSummary]("GPU MiB", lambda arm: _mebibytes(arm.peak_device_memory_bytes))]
+            [Column[ArmSummary]("GPU MB", lambda arm: _megabytes(arm.peak_device_memory_bytes))]
             if on_gpu
             else []
         ),
@@ -94,7 +90,7 @@ def cost_columns() -> list[Column[ArmSummary]]:
         Column("busbw GB/s", lambda arm: format_figure(arm.detail.bus_bandwidth, ".2f", 1e-9)),
         Column("overlap", _overlap_cell),
         Column("cores/rank", lambda arm: f"{arm.detail.cores_per_rank.mean:.2f}"),
-        Column("whole peak MiB", lambda arm: _mebibytes(arm.detail.whole_peak_memory_bytes)),
+        Column("whole peak MB", lambda arm: _megabytes(arm.detail.whole_peak_memory_bytes)),
         Column("other load", lambda arm: format_figure(arm.other_cpu_load, ".0%")),
     ]
 
@@ -107,86 +103,54 @@ def _milliseconds(estimate: Estimate | None) -> str:
     return format_estimate(estimate, ".2f", 1e3)
 
 
-def _mebibytes(size: int | None) -> str:
-    return format_figure(size, ",.0f", 1 / _MIB)
+def _megabytes(size: int | None) -> str:
+    return format_figure(size, ",.0f", 1e-6)
 
 
 # ---- verdicts ----
 
 
 def describe_verdict(verdict: Verdict) -> str:
-    """Return a verdict in a few words, such as ``12 % slower [11, 13]`` or ``unresolved`` with the reason.
+    """Return a verdict as a ratio with its interval: ``0.72× (0.68–0.76)``, or ``1.02× (0.94–1.11) open``.
 
-    *x % slower* means that the arm's step takes x % longer, and *x % faster* that the baseline's step does.
-    So the figure stays the same if arm and baseline change places.
+    If rounds after the look that settled the arm widened its interval beyond 1, that look is named.
     """
-    ratio, low, high = verdict.speed_ratio, verdict.low, verdict.high
-    if verdict.uneven_load and verdict.kind == "unresolved":
-        return "unresolved: uneven load"
-    if verdict.kind == "equivalent":
-        return f"equivalent within {verdict.margin * 100:g} %"
-    if low is None or high is None:
-        reason = "one round has no spread" if verdict.n == 1 else _more_rounds(verdict.rounds_to_settle)
-        return f"unresolved: {reason}"
-    if verdict.kind == "unresolved":
-        width = describe_factor(half_width(low, high))
-        either_way = f"±{width}" if width.endswith("%") else f"{width} either way"
-        return f"unresolved: {either_way}, {_more_rounds(verdict.rounds_to_settle)}"
-    if verdict.kind == "slower":
-        ratio, low, high = 1 / ratio, 1 / high, 1 / low
-    # Rounds after the look that settled the arm may have widened the interval.
-    since = f" (by round {verdict.settled_after})" if low <= 1 and verdict.settled_after else ""
-    if ratio >= 2:  # noqa: PLR2004 -- "3.1×" reads better than "212 % faster"
-        return f"{ratio:.1f}× {verdict.kind} [{low:.1f}, {high:.1f}]{since}"
-    return f"{in_percent(ratio)} % {verdict.kind} [{in_percent(low)}, {in_percent(high)}]{since}"
+    low, high = verdict.low, verdict.high
+    state = verdict.kind if verdict.kind in {"open", "same"} else ""
+    if not state and low is not None and high is not None and low <= 1 <= high and verdict.settled_after:
+        state = f"by round {verdict.settled_after}"
+    return format_ratio(verdict.speed_ratio, low, high, state)
 
 
-def _verdict_cell(arm: ArmSummary) -> str:
-    if arm.verdict is None:
-        return "–"
-    text = describe_verdict(arm.verdict)
-    if arm.verdict.kind != "unresolved":
-        return text
-    text = text.partition(", ")[0]  # the rounds to settle it are in the notes
-    if arm.verdict.n >= FIRST_LOOK:
-        return text
-    so_far = f"{arm.verdict.n} of {counted(FIRST_LOOK, 'round')}"
-    # The interval of two or three rounds is often a factor of several: that helps no reader.
-    return f"{text} ({so_far})" if "±" in text else f"unresolved: {so_far}"
-
-
-def describe_factor(factor: float) -> str:
-    """Return how far a factor of 1 or more exceeds 1: ``12 %``, or from 2 on ``a factor of 3``."""
-    return f"{in_percent(factor)} %" if factor < 2 else f"a factor of {factor:.3g}"  # noqa: PLR2004 -- as above
-
-
-def _more_rounds(rounds: int | None) -> str:
-    if rounds is None:
-        return "and more rounds would hardly settle it"
-    return f"about {rounds} more round{'s' if rounds > 1 else ''} would settle it"
-
-
-def in_percent(ratio: float) -> str:
-    """Return by how many per cent a ratio exceeds 1, as text without the sign ``%``: 1.12 gives ``12``."""
-    percent = (ratio - 1) * 100
-    return f"{percent:.1f}" if abs(percent) < 10 else f"{percent:.0f}"  # noqa: PLR2004 -- two digits are enough
+def why_open(verdict: Verdict) -> str:
+    """Return a clause on why a verdict is open, and on what would settle it."""
+    if verdict.uneven_load:
+        return "the load was uneven"
+    if verdict.n == 1:
+        return "one round has no spread"
+    if verdict.rounds_to_settle is None:
+        return "more rounds would hardly settle it"
+    return f"about {counted(verdict.rounds_to_settle, 'more round')} would settle it"
 
 
 def against_baseline(run: Run, summary: Summary, arm: ArmSummary) -> str:
-    """Return the cell of the short table that compares an arm with the baseline.
+    """Return the cell that compares an arm with the baseline, in the tables of a run.
 
-    It is the arm's verdict, or – if there is none. For the baseline it is ``baseline``, and for the control
-    it is empty. Where nothing can be ranked, it is ``not ranked`` or ``noise``.
+    It is the arm's verdict. An arm without one has its ratio, and the control an empty cell. Where nothing
+    can be ranked, and before the first look, there is no ratio.
     """
-    if arm.arm == run.config.baseline:
-        return "baseline"
-    if arm.arm == CONTROL:
-        return ""
+    if arm.arm in {run.config.baseline, CONTROL}:
+        return "" if arm.arm == CONTROL else "baseline"
     if summary.oversubscribed:
         return "not ranked"
     if summary.noise_hides_all:
-        return "noise"
-    return "–" if arm.verdict is None else _verdict_cell(arm).replace("unresolved", "open")
+        return "open"
+    if arm.verdict is None:
+        ratio = arm.speed_against_baseline
+        return format_ratio(ratio.mean, ratio.low, ratio.high) if ratio else "–"
+    if arm.verdict.n < FIRST_LOOK:
+        return f"open ({arm.verdict.n} of {counted(FIRST_LOOK, 'round')})"
+    return describe_verdict(arm.verdict)
 
 
 # ---- cells ----
@@ -194,17 +158,6 @@ def against_baseline(run: Run, summary: Summary, arm: ArmSummary) -> str:
 
 def _sync_milliseconds(arm: ArmSummary) -> str:
     return BELOW_NOISE if arm.below_noise else _milliseconds(arm.sync_seconds)
-
-
-def _ratio_cell(summary: Summary, arm: ArmSummary) -> str:
-    """Return the cell with an arm's speed over the baseline's, or ``noise`` if noise may explain it."""
-    ratio = arm.speed_against_baseline
-    if summary.oversubscribed:
-        return "not ranked"
-    if ratio is None:
-        return "–"
-    in_noise = arm.verdict is not None or ratio.method == "range" or ratio.low < 1 < ratio.high
-    return "noise" if summary.noise_hides_all and in_noise else f"{ratio.mean:.2f}×"
 
 
 def _overlap_cell(arm: ArmSummary) -> str:

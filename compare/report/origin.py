@@ -11,7 +11,7 @@ from compare.analysis.causes import Condition
 from compare.analysis.figures import OTHER_LOAD_LIMIT
 from compare.analysis.noise import budget_to_rank, narrowest_half_width
 from compare.analysis.summary import Summary
-from compare.report.columns import describe_factor, in_percent
+from compare.report.cells import format_ratio
 from compare.report.document import Attested
 from compare.schema.arms import Arm
 from compare.schema.collectives import CollectivesRun
@@ -267,7 +267,7 @@ def _nothing_ranked(run: Run, summary: Summary) -> str:
     remedy = "Stop other programs" if summary.noisy_rounds else "Measure on a quieter machine"
     return (
         "NOTHING CAN BE RANKED: every verdict is open, and the narrowest interval reaches "
-        f"{describe_factor(width)} either way. {remedy}, or measure longer: "
+        f"{format_ratio(width)} either way. {remedy}, or measure longer: "
         f"--budget {budget_to_rank(run, width)}."
     )
 
@@ -278,15 +278,15 @@ def _load_warnings(run: Run, analysis: Analysis) -> Iterator[str]:
     for ratio in analysis.load_dependence:
         yield (
             f"The ratio of {ratio.arm} to {baseline} depends on the load. On a quiet machine {ratio.arm} has "
-            f"{ratio.quiet_ratio:.2f}× the speed (a rank of none gets {ratio.quiet_cores:.2f} cores). "
-            f"On a busy one it has {ratio.busy_ratio:.2f}× ({ratio.busy_cores:.2f} cores). "
+            f"{format_ratio(ratio.quiet_ratio)} the speed (a rank of none gets {ratio.quiet_cores:.2f} "
+            f"cores). On a busy one it has {format_ratio(ratio.busy_ratio)} ({ratio.busy_cores:.2f} cores). "
             "The mean ratio describes neither."
         )
     above = {arm.arm: arm.mean_over_median.mean for arm in summary.arms if arm.mean_over_median}
-    each = listed(f"{in_percent(mean)} % for {arm}" for arm, mean in above.items() if mean > 1 + _STALL_SHARE)
+    each = listed(f"{format_ratio(mean)} for {arm}" for arm, mean in above.items() if mean > 1 + _STALL_SHARE)
     if each and not summary.noise_hides_all:
         yield (
-            f"Stalls: some blocks took so long that their mean exceeds the median, by {each}. "
+            f"Stalls: some blocks took so long that their mean is above the median: {each}. "
             "The step times contain them."
         )
 

@@ -298,7 +298,7 @@ def _settled_verdicts(figures: Figures, rounds: int) -> str:
     if rounds < FIRST_LOOK or judges_otherwise or is_before_its_look or is_oversubscribed(figures.run):
         return ""
     kinds = [verdict.kind for verdict in verdicts(figures, config.baseline).values()]
-    settled = sum(kind != "unresolved" for kind in kinds)
+    settled = sum(kind != "open" for kind in kinds)
     goes_on = config.limit_seconds is not None and settled < len(kinds)
     look = f", next look after round {next_look(rounds)} or at the end" if goes_on else ""
     return f"; {settled} of {counted(len(kinds), 'verdict')} settled{look}" if kinds else ""

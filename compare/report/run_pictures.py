@@ -167,7 +167,7 @@ def _draw_speeds(run: Run, analysis: Analysis) -> Iterator[Picture]:
     words = {arm.arm: against_baseline(run, analysis.summary, arm) for arm, _ in rows}
     for arm, verdict in rows:
         picture.row_heading(arm.arm, words[arm.arm])
-        y, style = picture.height + 6, "open" if verdict.kind == "unresolved" else "settled"
+        y, style = picture.height + 6, "open" if verdict.kind == "open" else "settled"
         if verdict.low and verdict.high:
             left, right = map(scale.pixel_within, (verdict.low, verdict.high))
             picture.line(f"interval {style}", left, y, right, y)

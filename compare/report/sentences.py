@@ -13,7 +13,8 @@ from compare.analysis.parity import AT_THE_END, ROUNDING_MAKES, distance_of_ends
 from compare.analysis.ranking import Lead
 from compare.analysis.summary import WAITING_CORES_LIMIT, ArmSummary, Summary, TurnsSummary
 from compare.analysis.verdict import MARGIN
-from compare.report.columns import describe_factor, describe_verdict
+from compare.report.cells import format_ratio
+from compare.report.columns import describe_verdict, why_open
 from compare.schema.arms import Arm
 from compare.schema.results import Launch, Run
 from compare.text import counted, duration, listed
@@ -195,10 +196,10 @@ def _single_arm_conclusion(run: Run, summary: Summary) -> str:
 
 
 def _settled_conclusion(run: Run, summary: Summary, lead: Lead) -> str:
-    """Return the fastest arm, or the arms that are equivalently fast; empty while that is open."""
-    if lead.equivalent:
+    """Return the fastest arm, or the arms that are equally fast; empty while that is open."""
+    if lead.same:
         equal = listed(marked_labels(run, [lead.first, *lead.rivals]))
-        return f"Fastest here: {equal}, equivalent within {MARGIN * 100:g} %."
+        return f"Fastest here: {equal}, the same within {MARGIN * 100:g} %."
     if lead.fastest is None:
         return ""
     fastest = next(arm for arm in summary.arms if arm.arm == lead.first)
@@ -210,8 +211,7 @@ def _against_baseline(run: Run, fastest: ArmSummary) -> Iterator[str]:
     if fastest.arm == run.config.baseline:
         yield "the baseline"
     elif fastest.verdict and fastest.verdict.kind == "faster":
-        ratio, _, interval = describe_verdict(fastest.verdict).partition(" [")
-        yield f"{ratio} than {run.config.baseline} [{interval}"
+        yield f"{describe_verdict(fastest.verdict)} the speed of {run.config.baseline}"
     if why := why_marked(next(arm for arm in run.config.arms if arm.label == fastest.arm)):
         yield f"{MARK} {why}"
 
@@ -235,9 +235,7 @@ def _open_conclusion(run: Run, summary: Summary, lead: Lead) -> str:
     names = marked_labels(run, [lead.first, *lead.rivals])
     candidates = " or ".join(names) if len(names) <= _FEW_NAMES else f"{names[0]} or {len(names) - 1} others"
     further_rounds = lead.rounds_to_settle
-    if any(
-        arm.verdict and arm.verdict.uneven_load and arm.verdict.kind == "unresolved" for arm in summary.arms
-    ):
+    if any(arm.verdict and arm.verdict.uneven_load and arm.verdict.kind == "open" for arm in summary.arms):
         return f"Fastest here: {candidates}. The load was uneven, so that is open."
     if further_rounds is None or further_rounds > _MOST_ADVISED_ROUNDS:
         return f"Fastest here: {candidates}. More rounds would hardly tell them apart."
@@ -275,9 +273,9 @@ def notes(run: Run, analysis: Analysis) -> Iterator[str]:
         if any(arm.fastest for arm in summary.arms):
             yield _FASTEST_NOTE
     yield from (
-        f"{arm.arm} is {describe_verdict(arm.verdict)}."
+        f"{arm.arm} is open, {describe_verdict(arm.verdict).removesuffix(' open')}: {why_open(arm.verdict)}."
         for arm in summary.arms
-        if arm.verdict and arm.verdict.kind == "unresolved" and arm.verdict.n >= FIRST_LOOK
+        if arm.verdict and arm.verdict.kind == "open" and arm.verdict.n >= FIRST_LOOK
     )
     yield from detectable_differences(summary)
     yield from _buffers(run)
@@ -340,9 +338,7 @@ def _why_ended(run: Run, analysis: Analysis) -> Iterator[str]:
     rounds = max(arm.step_seconds.n for arm in summary.arms)
     verdicts = [arm.verdict for arm in summary.arms if arm.verdict]
     settled = (
-        not analysis.gate
-        and rounds >= FIRST_LOOK
-        and all(verdict.kind != "unresolved" for verdict in verdicts)
+        not analysis.gate and rounds >= FIRST_LOOK and all(verdict.kind != "open" for verdict in verdicts)
     )
     if analysis.gate and analysis.gate.outcome in {"passed", "slower"}:
         why = {"passed": "every arm passed", "slower": "an arm is slower"}[analysis.gate.outcome]
@@ -360,14 +356,14 @@ def _why_ended(run: Run, analysis: Analysis) -> Iterator[str]:
 
 
 def detectable_differences(summary: Summary) -> Iterator[str]:
-    """Yield a line with the difference in each unresolved arm that 80 of 100 such runs would find."""
+    """Yield a line with the ratio of each open arm that 80 of 100 such runs would find."""
     each = listed(
-        f"{describe_factor(1 + arm.would_have_seen)} in {arm.arm}"
+        f"{format_ratio(1 + arm.would_have_seen)} in {arm.arm}"
         for arm in summary.arms
-        if arm.verdict and arm.verdict.kind == "unresolved" and arm.would_have_seen is not None
+        if arm.verdict and arm.verdict.kind == "open" and arm.would_have_seen is not None
     )
     if each and not summary.noise_hides_all:
-        yield f"Open: {POWER * 100:g} of 100 such runs would have seen a difference of {each}."
+        yield f"Open: {POWER * 100:g} of 100 such runs would have seen a ratio of {each}."
 
 
 def _buffers(run: Run) -> Iterator[str]:

@@ -50,8 +50,8 @@ def with_mean(shift, spread):
         (0.03, 0.005, "not slower"),  # shown to be slower, but less than the limit
         (-0.03, 0.04, "not slower"),  # its lower end is far away, which does not matter
         (0.0, 0.055, "not slower"),  # its two-sided interval ends above the limit
-        (0.0, 0.10, "unresolved"),
-        (0.06, 0.10, "unresolved"),
+        (0.0, 0.10, "open"),
+        (0.06, 0.10, "open"),
     ],
 )
 def test_gate_passes_by_the_upper_end_alone(shift, spread, kind):
@@ -78,21 +78,21 @@ def test_gate_of_many_arms_passes_each_as_if_it_were_alone():
 
 
 @pytest.mark.parametrize(
-    ("shift", "kind"), [(0.03, "slower"), (-0.03, "faster"), (0.0, "unresolved"), (0.002, "unresolved")]
+    ("shift", "kind"), [(0.03, "slower"), (-0.03, "faster"), (0.0, "open"), (0.002, "open")]
 )
 def test_difference_of_runs_is_named_by_its_interval_alone(shift, kind):
     old, new = with_mean(0.0, 0.005), with_mean(shift, 0.005)
     (change,) = judge_between({"a": old}, {"a": new}).values()
     assert (change.kind, change.at_most) == (kind, None)
-    assert (change.low > 1 or change.high < 1) == (kind != "unresolved")
-    assert judge_between({"a": old[:4]}, {"a": new})["a"].kind == "unresolved", "four rounds name nothing"
+    assert (change.low > 1 or change.high < 1) == (kind != "open")
+    assert judge_between({"a": old[:4]}, {"a": new})["a"].kind == "open", "four rounds name nothing"
 
 
 def test_one_slow_arm_decides_and_an_open_one_is_not_green():
     def a_change(kind):
         return Change(arm=kind, kind=kind, ratio=1.0, low=1.0, high=1.0, level=0.95, rounds=(5, 5))
 
-    slower, unsettled, fine = map(a_change, ("slower", "unresolved", "not slower"))
+    slower, unsettled, fine = map(a_change, ("slower", "open", "not slower"))
     assert outcome_of([slower, unsettled, fine]) == "slower"
     assert outcome_of([unsettled, fine]) == "too noisy"
     assert outcome_of([fine, a_change("faster")]) == "passed"
@@ -107,7 +107,7 @@ def test_diff_compares_costs_and_not_milliseconds_and_decides_nothing():
     old, new = costs(5.0, 5.1, 5.2, 5.0, 5.1), costs(10.0, 10.2, 10.4, 10.0, 10.2, none=8.0)
     changes = diff(old, new, NAMES)
     (change,) = changes.changes
-    assert (change.kind, changes.reference) == ("unresolved", "none")
+    assert (change.kind, changes.reference) == ("open", "none")
     assert change.old.mean == pytest.approx(change.new.mean)
     changes = diff(old, costs(6.0, 6.1, 6.2, 6.0, 6.1), NAMES)
     assert [change.kind for change in changes.changes] == ["slower"]
@@ -162,7 +162,7 @@ def test_diff_without_a_control_divides_by_the_baseline():
 
 def test_diff_names_no_change_where_ranks_outnumber_cores():
     changes = diff(costs(*[5.0] * 5, cores=1), costs(*[6.0] * 5, cores=1), NAMES)
-    assert [change.kind for change in changes.changes] == ["unresolved"]
+    assert [change.kind for change in changes.changes] == ["open"]
     assert any("outnumber" in note for note in changes.notes)
 
 

@@ -17,7 +17,7 @@ from compare.analysis.budget import ALPHA, FIRST_LOOK, Look, levels
 from compare.analysis.figures import Figures
 from compare.analysis.ranking import find_lead, log_ratios
 from compare.analysis.verdict import MARGIN, Verdict, judge
-from compare.report.columns import describe_verdict
+from compare.report.columns import why_open
 from tests.unit.factories import a_run
 
 untimed = settings(deadline=None, max_examples=40)
@@ -62,19 +62,19 @@ def test_judge_p_and_interval_match_scipy(times):
     [
         (0.10, 0.01, "faster"),
         (-0.10, 0.01, "slower"),
-        (0.00, 0.01, "equivalent"),
-        (0.01, 0.01, "equivalent"),  # a certain difference within the margin
-        (-0.01, 0.01, "equivalent"),
-        (0.02, 0.02, "unresolved"),  # the interval excludes 1, the estimate does not exceed the margin
-        (-0.02, 0.02, "unresolved"),
-        (0.10, 0.20, "unresolved"),
-        (-0.10, 0.20, "unresolved"),
+        (0.00, 0.01, "same"),
+        (0.01, 0.01, "same"),  # a certain difference within the margin
+        (-0.01, 0.01, "same"),
+        (0.02, 0.02, "open"),  # the interval excludes 1, the estimate does not exceed the margin
+        (-0.02, 0.02, "open"),
+        (0.10, 0.20, "open"),
+        (-0.10, 0.20, "open"),
     ],
 )
 def test_judge_needs_certainty_and_size(mean, spread, kind):
     found = only(rounds_with(mean, spread, 10))
     assert (found.kind, found.n, found.margin) == (kind, 10, MARGIN)
-    assert (found.rounds_to_settle is None) == (kind != "unresolved")
+    assert (found.rounds_to_settle is None) == (kind != "open")
 
 
 @untimed
@@ -93,7 +93,7 @@ def test_judge_kind_agrees_with_the_interval_and_with_holm(run):
             assert low > 1
         elif found.kind == "slower":
             assert high < 1
-        elif found.kind == "equivalent":
+        elif found.kind == "same":
             assert low >= 1 / (1 + MARGIN) - 1e-12
             assert high <= 1 + MARGIN + 1e-12
         else:
@@ -103,7 +103,7 @@ def test_judge_kind_agrees_with_the_interval_and_with_holm(run):
 
 def test_judge_one_round_is_unresolved_without_an_interval():
     found = only([2.0])
-    assert (found.kind, found.n, found.p) == ("unresolved", 1, 1.0)
+    assert (found.kind, found.n, found.p) == ("open", 1, 1.0)
     assert (found.low, found.high, found.rounds_to_settle) == (None, None, None)
     assert found.speed_ratio == pytest.approx(math.exp(2))
     assert msgspec.json.decode(msgspec.json.encode(found), type=Verdict) == found
@@ -113,11 +113,11 @@ def test_judge_arm_without_rounds_counts_as_compared():
     assert judge({}) == judge({"mpi": []}) == {}
     alone, among_two = only(rounds_with_p(0.04)), judge({"mpi": rounds_with_p(0.04), "ddp": []})
     assert set(among_two) == {"mpi"}
-    assert (alone.kind, among_two["mpi"].kind) == ("faster", "unresolved")
+    assert (alone.kind, among_two["mpi"].kind) == ("faster", "open")
     assert among_two["mpi"].p_adjusted == pytest.approx(0.08)
 
 
-@pytest.mark.parametrize(("value", "kind"), [(0.0, "equivalent"), (0.25, "faster"), (-0.25, "slower")])
+@pytest.mark.parametrize(("value", "kind"), [(0.0, "same"), (0.25, "faster"), (-0.25, "slower")])
 def test_judge_rounds_without_spread(value, kind):
     found = only([value] * 4)
     assert found.kind == kind
@@ -133,16 +133,16 @@ def test_judge_rounds_without_spread(value, kind):
 )
 def test_rounds_to_settle_are_just_enough(mean, spread, n):
     found = only(rounds_with(mean, spread, n))
-    assert found.kind == "unresolved"
+    assert found.kind == "open"
     needed = n + found.rounds_to_settle
-    assert only(rounds_with(mean, spread, needed)).kind != "unresolved"
-    assert only(rounds_with(mean, spread, needed - 1)).kind == "unresolved"
+    assert only(rounds_with(mean, spread, needed)).kind != "open"
+    assert only(rounds_with(mean, spread, needed - 1)).kind == "open"
 
 
 def test_rounds_to_settle_on_the_margin_are_unknown():
     found = only(rounds_with(math.log1p(MARGIN), 0.1, 5))
-    assert (found.kind, found.rounds_to_settle) == ("unresolved", None)
-    assert describe_verdict(found).endswith("and more rounds would hardly settle it")
+    assert (found.kind, found.rounds_to_settle) == ("open", None)
+    assert why_open(found).endswith("more rounds would hardly settle it")
 
 
 # ---- several arms ----
@@ -152,7 +152,7 @@ def test_holm_matches_a_hand_computation():
     # 4 · 0.005 = 0.02, 3 · 0.01 = 0.03, 2 · 0.03 = 0.06; then 0.04, but never less than the one before.
     p = {"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}
     adjusted = {"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02}
-    kinds = {"a": "faster", "b": "unresolved", "c": "unresolved", "d": "faster"}
+    kinds = {"a": "faster", "b": "open", "c": "open", "d": "faster"}
     # d at the first step, a at the second; two arms are left for the others.
     alphas = {"a": 0.05 / 3, "b": 0.05 / 2, "c": 0.05 / 2, "d": 0.05 / 4}
     found = judge({arm: rounds_with_p(value) for arm, value in p.items()})
@@ -195,7 +195,7 @@ def test_looks_keep_what_is_settled():
     }
     looks = [Look(5, 20), Look(20, 20)]
     first, second = judge(run, looks[:1]), judge(run, looks)
-    assert [first[arm].kind for arm in run] == ["faster", "unresolved", "unresolved"]
+    assert [first[arm].kind for arm in run] == ["faster", "open", "open"]
     assert second["mpi"] == first["mpi"], "no further round of it"
     assert (second["ddp"].kind, second["ddp"].n) == ("faster", 20)
     spent = levels(looks)[1]
@@ -210,11 +210,11 @@ def test_verdict_that_is_not_accepted_is_judged_again():
 
     def accept(arm, verdict):
         refused = arm == "mpi" and verdict.n < 20
-        return msgspec.structs.replace(verdict, kind="unresolved") if refused else verdict
+        return msgspec.structs.replace(verdict, kind="open") if refused else verdict
 
     looks = [Look(5, 20), Look(10, 20), Look(20, 20)]
     kinds = [judge(run, looks[:n], accept=accept)["mpi"].kind for n in (1, 2, 3)]
-    assert kinds == ["unresolved", "unresolved", "faster"]
+    assert kinds == ["open", "open", "faster"]
     found = judge(run, looks, accept=accept)
     assert (found["mpi"].settled_after, found["ddp"].settled_after) == (20, 5)
 
@@ -230,14 +230,14 @@ def test_settled_verdict_shows_the_ratio_of_all_rounds():
 
 
 @pytest.mark.parametrize(
-    ("early", "later", "kind"), [(0.5, -0.6, "faster"), (-0.5, 0.6, "slower"), (0.0, 0.08, "equivalent")]
+    ("early", "later", "kind"), [(0.5, -0.6, "faster"), (-0.5, 0.6, "slower"), (0.0, 0.08, "same")]
 )
 def test_verdict_that_all_rounds_contradict_is_open_again(early, later, kind):
     looks = [Look(5, 20)]
     values = rounds_with(early, 0.001, 5)
     assert judge({"mpi": values}, looks)["mpi"].kind == kind
     found = judge({"mpi": values + rounds_with(later, 0.1, 5)}, looks)["mpi"]
-    assert (found.kind, found.settled_after) == ("unresolved", None)
+    assert (found.kind, found.settled_after) == ("open", None)
     assert found.rounds_to_settle is not None
 
 
@@ -253,9 +253,9 @@ def test_gate_that_passed_stays_passed_while_all_rounds_are_not_slower():
     looks = [Look(5, 20)]
     values = [*rounds_with(0.0, 0.001, 5), *rounds_with(0.2, 0.3, 5)]
     found = judge({"mpi": values}, looks, one_sided=True)["mpi"]
-    assert (found.kind, found.settled_after) == ("equivalent", 5), "faster is not slower"
+    assert (found.kind, found.settled_after) == ("same", 5), "faster is not slower"
     slower = [*rounds_with(0.0, 0.001, 5), *rounds_with(-0.2, 0.3, 5)]
-    assert judge({"mpi": slower}, looks, one_sided=True)["mpi"].kind == "unresolved"
+    assert judge({"mpi": slower}, looks, one_sided=True)["mpi"].kind == "open"
 
 
 # ---- the fastest arm ----

@@ -64,7 +64,7 @@ def test_diff_as_a_benchmark_has_the_new_state_of_each_arm(old, tmp_path):
 def test_gate_has_an_exit_code_for_slower_and_one_for_open():
     require_passed(a_gate(a_change("ddp", "not slower")))
     require_passed(a_gate(a_change("ddp", "faster")))
-    for kind, error in (("slower", SlowerError), ("unresolved", TooNoisyError)):
+    for kind, error in (("slower", SlowerError), ("open", TooNoisyError)):
         assert error.exit_code in EXIT_CODES
         with pytest.raises(error, match=f"exit code {error.exit_code}"):
             require_passed(a_gate(a_change("ddp", kind)))

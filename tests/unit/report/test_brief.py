@@ -179,7 +179,7 @@ def words_of(run, **shown):
         (measured({"ddp": 5.0}, noise=0.0), "A step of ddp takes 5.00 ms."),
         (measured(RISING), "Fastest here: ddp, the baseline."),
         (measured(RISING, complete=False), "So far: Fastest here: ddp, the baseline."),
-        (measured({"none": 4.0, "ddp": 5.0, "mpi": 5.0}), "Fastest here: mpi, ddp, equivalent within 3 %."),
+        (measured({"none": 4.0, "ddp": 5.0, "mpi": 5.0}), "Fastest here: mpi, ddp, the same within 3 %."),
         (
             a_run({"ddp": [5.0, 5.2, 5.1, 5.0, 5.1], "mpi": [4.9, 5.3, 4.7, 5.3, 5.0]}),
             "Fastest here: mpi or ddp. About 22 more rounds would tell: --budget 120.",

@@ -220,7 +220,7 @@ LINES = {
     ),
     "too few rounds": (
         a_run({"none": [4.0, 4.0], "ddp": [5.0, 5.1], "mpi": [9.0, 2.0]}),
-        ["unresolved: 2 of 5 rounds"],
+        ["open (2 of 5 rounds)"],
         "either way",
     ),
     "too few rounds of the default length": (
@@ -231,11 +231,11 @@ LINES = {
     **{
         line: (a_run({"ddp": [5.0, 5.1, 5.0, 5.1, 5.0][: len(mpi)], "mpi": mpi}), [line], "either way")
         for line, mpi in {
-            "unresolved: 1 of 5 rounds": [6.0],
-            "80 of 100 such runs would have seen a difference of 6.0 % in mpi.": [5.1, 5.5, 4.9, 5.3, 5.2],
-            "unresolved: ±3.1 % (4 of 5 rounds)": [6.0, 6.3, 5.9, 6.2],
+            "open (1 of 5 rounds)": [6.0],
+            "80 of 100 such runs would have seen a ratio of 1.06× in mpi.": [5.1, 5.5, 4.9, 5.3, 5.2],
+            "open (4 of 5 rounds)": [6.0, 6.3, 5.9, 6.2],
             "Fastest is judged apart, with the quickest arm as the baseline": [6.0, 6.3, 5.9, 6.2, 6.2],
-            "21 % slower [18, 24]": [6.0, 6.3, 5.9, 6.2, 6.1],
+            "0.83× (0.81–0.84)": [6.0, 6.3, 5.9, 6.2, 6.1],
         }.items()
     },
     **{f"ended after {line}": (run, [f"Ended after {line}."]) for line, run in ENDINGS.items()},
@@ -276,14 +276,14 @@ def test_figures_have_the_units_of_their_headings():
         "share": "37%",
         "efficiency": "63%",
         "accuracy": "98.00%",
-        "peak MiB": "200",
+        "peak MB": "210",
         "start-up s": "2.5",
         "transport": "TCP over lo",
     }
     assert {name: found[name] for name in expected} == expected
-    assert "GPU MiB" not in found
+    assert "GPU MB" not in found
     on_gpu = [a_rank(peak_device_memory_bytes=287 << 20)]
-    assert cells_of(a_run({"ddp": []}, launches=[a_launch(ranks=on_gpu)]))["ddp"]["GPU MiB"] == "287"
+    assert cells_of(a_run({"ddp": []}, launches=[a_launch(ranks=on_gpu)]))["ddp"]["GPU MB"] == "301"
 
 
 def test_cost_below_noise_has_no_negative_figure():
@@ -312,14 +312,14 @@ def test_render_run_that_can_rank_nothing_states_it(form):
 
 
 def test_run_that_can_rank_nothing_has_no_ratio():
-    ratios = {arm: cells["vs ddp"] for arm, cells in cells_of(ALL_NOISE).items()}
-    assert ratios == {"none": "noise", "ddp": "1.00×", "mpi": "noise"}
+    ratios = {arm: cells["against ddp"] for arm, cells in cells_of(ALL_NOISE).items()}
+    assert ratios == {"none": "", "ddp": "baseline", "mpi": "open"}
 
 
 def test_one_launch_has_no_range_and_dashes_for_unknown_figures():
     found = cells_of(a_run({"ddp": [5.0]}))["ddp"]
-    unknown = ("sync ms", "share", "efficiency", "verdict")
-    assert [found[name] for name in ("step ms", *unknown)] == ["5.00", *"––––"]
+    unknown = ("sync ms", "share", "efficiency")
+    assert [found[name] for name in ("step ms", *unknown)] == ["5.00", *"–––"]
 
 
 TRAINED = {
@@ -401,7 +401,7 @@ def test_detail_is_in_milliseconds_and_gigabytes():
         "busbw GB/s": "0.09",
         "overlap": "50%",
         "cores/rank": "1.00",
-        "whole peak MiB": "300",
+        "whole peak MB": "315",
         "other load": "0%",
     }
     assert {name: found["ddp"][name] for name in expected} == expected
