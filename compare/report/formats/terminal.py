@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import groupby
 from textwrap import wrap
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
@@ -29,7 +29,8 @@ _STYLES: dict[Style, str] = {
 }
 _GAP = "  "
 _FIXED_SPACE = "\N{NO-BREAK SPACE}"
-_UNIT = re.compile(r"(?<=\d) (?=(?:ms|µs|[kMG]?B|[MG]B/s|bytes|ranks?|samples?|tensors?|calls?)\b)")
+_UNIT = re.compile(r"(?<=\d) (?=(?:ms|µs|[kMG]?B|[MG]B/s|bytes|ranks?|samples?|tensors?|calls?)\b|%)")
+_UP_TO_A_SEPARATOR = re.compile(r"[^:/=,|_.]*[:/=,|_.]+|[^:/=,|_.]+")
 _BAR_CELLS = 8
 _NARROWEST_WITH_BARS = 72
 _SHORTEST_NAME = 12
@@ -44,7 +45,7 @@ class ConsoleDocument:
         self.document = document
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        document, width = self.document, options.max_width
+        document, width = self.document, max(options.max_width, 1)
         lines = [
             *(printable_line(line, "bold yellow") for line in document.alerts),
             printable_line(document.title, "bold"),
@@ -59,9 +60,10 @@ class ConsoleDocument:
         lines += [printable_line(line, "dim") for line in document.notes]
         lines += [printable_line(line, "bold") for line in filter(None, [document.conclusion])]
         for line in lines:
-            for part in line.wrap(console, width):
-                part.rstrip()
-                yield part
+            is_short = all(cell_len(part) <= width for part in line.plain.split("\n"))
+            yield from (
+                [line] if is_short else (Text(part, line.style) for part in _wrapped(line.plain, width))
+            )
 
 
 def plain_text(document: Document, width: int = PLAIN_WIDTH) -> str:
@@ -198,7 +200,8 @@ class _Part:
 
     def _headings(self) -> Iterator[Text]:
         """Yield the lines of the headings; those with fewer lines than others begin lower."""
-        lines = {index: self.table.columns[index].heading.split("\n") for index in [0, *self.indexes]}
+        widths = {0: self.name_width} | self.widths
+        lines = {index: _wrapped(self.table.columns[index].heading, widths[index]) for index in widths}
         height = max(map(len, lines.values()))
         filled = {index: [""] * (height - len(texts)) + texts for index, texts in lines.items()}
         for number in range(height):
@@ -231,10 +234,33 @@ def _style_of(row: Row, index: int) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Return the lines of a cell, wrapped between words, but never between a figure and its unit."""
-    lines = map(_tied, printable(text).splitlines())
-    parts = [part for line in lines for part in wrap(line, width, break_on_hyphens=False) or [""]]
-    return [part.replace(_FIXED_SPACE, " ") for part in parts]
+    """Return text as lines of at most ``width`` cells, each with the indentation of the line it continues.
+
+    A figure stays beside its unit. A word that is wider than a line, such as the name of an arm with many
+    options, is broken behind its separators.
+    """
+    lines = []
+    for whole in printable(text).splitlines():
+        if cell_len(whole) <= width:
+            lines.append(whole)
+            continue
+        indent = whole[: len(whole) - len(whole.lstrip(" "))]
+        line = indent
+        for word in _tied(whole.strip(" ")).split(" "):
+            gap = " " if line.strip() else ""
+            for part in _parts(word, max(width - len(indent), 1)):
+                if line.strip() and cell_len(line + gap + part) > width:
+                    lines.append(line)
+                    line, gap = indent, ""
+                line, gap = line + gap + part, ""
+        lines.append(line)
+    return [line.replace(_FIXED_SPACE, " ").rstrip() for line in lines]
+
+
+def _parts(word: str, width: int) -> Iterator[str]:
+    """Yield a word, or its parts up to each separator if it is wider than ``width`` cells."""
+    for part in [word] if cell_len(word) <= width else _UP_TO_A_SEPARATOR.findall(word):
+        yield from chop_cells(part, width)
 
 
 def _tied(text: str) -> str:
