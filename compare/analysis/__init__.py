@@ -47,7 +47,7 @@ def analyse(run: Run) -> Analysis:
         conditions=compare_conditions(run),
         causes=find_causes(figures, summary),
         turns=summarise_turns(run),
-        load_dependence=find_load_dependence(figures),
+        load_dependence=[] if summary.ranks_nothing else find_load_dependence(figures),
         aa=assess_aa_test(figures),
         gate=judge_gate(figures),
     )

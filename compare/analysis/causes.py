@@ -21,6 +21,7 @@ from compare.analysis.attested import ABSENT, WHAT_IS_COMPARED, Item, Role, item
 from compare.analysis.budget import fullest_host
 from compare.analysis.cost_model import split_collectives
 from compare.analysis.figures import Estimate, Figures, LaunchFigures, t_interval
+from compare.analysis.measured import schedule_of
 from compare.analysis.summary import ArmSummary, Summary
 from compare.errors import ConditionsError
 from compare.schema.arms import Arm
@@ -69,13 +70,15 @@ def find_causes(figures: Figures, summary: Summary) -> list[Cause]:
     """Return the causes of every arm's sync cost, arm by arm; those that lie in the transport come last.
 
     If threads outnumber the cores, that is the only cause, because ranks that wait for a core would look like
-    any other cause.
+    any other cause. If noise hides every difference, no cause is named, because noise may explain all.
     """
     run = figures.run
     if summary.oversubscribed:
         ranks, cores = fullest_host(run)
         evidence = {"ranks": ranks, "threads_per_rank": run.config.threads_per_rank, "cores": cores}
         return [Cause(key="oversubscription", arm="", evidence=evidence)]
+    if summary.noise_hides_all:
+        return []
     labels = {arm.label for arm in run.config.synchronising}
     arms = [arm for arm in summary.arms if arm.arm in labels]
     causes = [
@@ -83,9 +86,7 @@ def find_causes(figures: Figures, summary: Summary) -> list[Cause]:
         for arm in arms
         for key, evidence in _causes_of_arm(figures.common, arm)
     ]
-    # A run whose noise hides every difference shows no shorter step.
-    explains_transports = len(run.hosts) == 1 and not summary.noise_hides_all
-    return [*causes, *(_transport_causes(arms) if explains_transports else ())]
+    return [*causes, *(_transport_causes(arms) if len(run.hosts) == 1 else ())]
 
 
 def _causes_of_arm(figures: Figures, arm: ArmSummary) -> Iterator[_KeyWithEvidence]:
@@ -130,7 +131,11 @@ def _little_compute(launches: Sequence[LaunchFigures]) -> Iterator[_KeyWithEvide
         return
     if Estimate.geometric(collective / compute for collective, compute in pairs).low > 1:
         collective, compute = (statistics.geometric_mean(seconds) for seconds in zip(*pairs, strict=True))
-        yield "little_compute", {"compute_seconds": compute, "collective_seconds": collective}
+        overlaps = schedule_of(launches[0].ranks[0]) != "after"
+        yield (
+            "little_compute",
+            {"compute_seconds": compute, "collective_seconds": collective, "overlaps": overlaps},
+        )
 
 
 def _latency_or_bandwidth(launches: Sequence[LaunchFigures], arm: ArmSummary) -> Iterator[_KeyWithEvidence]:
@@ -152,6 +157,7 @@ def _latency_or_bandwidth(launches: Sequence[LaunchFigures], arm: ArmSummary) ->
     evidence = {
         "calls": len(arm.detail.message_bytes),
         "message_bytes": sum(arm.detail.message_bytes),
+        "transport": arm.transport,
         "collective_seconds": seconds,
         "fixed_seconds": fixed,
         "growing_seconds": seconds - fixed,

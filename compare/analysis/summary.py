@@ -163,6 +163,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     noise_hides_all: bool
     """Whether noise hides every difference between arms, so that the run can rank nothing."""
 
+    @property
+    def ranks_nothing(self) -> bool:
+        """Return whether no arm may be called faster than another: not in a table, a cause or a sentence."""
+        return self.oversubscribed or self.noise_hides_all
+
 
 class TurnsSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The CPU time and memory that arms took from each other while they waited for their turns."""
@@ -185,7 +190,8 @@ def summarise(figures: Figures) -> Summary:
     run, common = figures.run, figures.common
     oversubscribed = is_oversubscribed(run)
     by_arm = {} if oversubscribed else verdicts(common, run.config.baseline)
-    lead = None if oversubscribed else find_lead(common)
+    noise_hides_all = hides_all(common, list(by_arm.values()))
+    lead = None if oversubscribed or noise_hides_all else find_lead(common)
     fastest = lead.fastest if lead else None
     arms = [
         _summarise_arm(figures, arm, by_arm.get(arm.label), fastest=arm.label == fastest)
@@ -198,7 +204,7 @@ def summarise(figures: Figures) -> Summary:
         oversubscribed=oversubscribed,
         rounds_repeated=len(run.discarded) // len(run.config.arms),
         noisy_rounds=figures.noisy_rounds,
-        noise_hides_all=hides_all(common, list(by_arm.values())),
+        noise_hides_all=noise_hides_all,
     )
 
 

@@ -2,77 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from compare.analysis import Analysis
 from compare.analysis.causes import Cause
 from compare.analysis.summary import ArmSummary
 from compare.report.document import Column, Row, Table
-from compare.text import counted
+from compare.text import counted, listed
 
 _CALLS_TAKE = "{arm}'s {calls} of {size} {take} {collective_seconds}"
-_CAUSES = {
-    "oversubscription": (
+
+
+class Advice(NamedTuple):
+    """What a user may do about a cause, or what the cause means."""
+
+    text: str
+    holds: Callable[[Mapping[str, Any]], bool] = lambda _: True
+    """Returns whether it can be followed, given the evidence of a cause; it is printed only then."""
+
+
+class _Words(NamedTuple):
+    """How one kind of cause is written."""
+
+    name: str
+    evidence: str
+    """Template of the evidence."""
+    advice: tuple[Advice, ...]
+    short: str = ""
+    """Template of what follows "Why ARM costs X ms a step:"; without one it is never the main cause."""
+
+
+CAUSES: Mapping[str, _Words] = {
+    "oversubscription": _Words(
         "oversubscription",
         "{ranks} × {threads_per_rank} wait for {cores}",
-        "Use fewer ranks or threads than cores.",
-        "",
+        (Advice("Use fewer ranks or threads than cores."),),
     ),
-    "lone_rank": (
+    "lone_rank": _Words(
         "one rank sends nothing",
         "{arm} costs {exposed_seconds}",
-        "So this is the library's own work. More ranks add what they send.",
+        (Advice("So this is the library's own work. More ranks add what they send."),),
         "one rank sends nothing, so {exposed_seconds} of it are the library's own work",
     ),
-    "little_compute": (
+    "little_compute": _Words(
         "too little computation per step",
-        "{arm} computes for {compute_seconds}; its collectives alone take {collective_seconds}",
-        "A larger --batch-size gives communication more to overlap with.",
-        "{compute_seconds} of computing cannot hide {collective_seconds} of communication ({transport})",
+        "{arm}'s own computing takes {compute_seconds}; its collectives alone take {collective_seconds}",
+        (
+            Advice(
+                "A larger --batch-size gives communication more to overlap with.",
+                lambda evidence: evidence["overlaps"],
+            ),
+            Advice(
+                "A larger --batch-size computes longer for the same communication.",
+                lambda evidence: not evidence["overlaps"],
+            ),
+        ),
+        "its own computing of {compute_seconds} cannot hide {collective_seconds} of communication "
+        "({transport})",
     ),
-    "latency": (
+    "latency": _Words(
         "latency of each call",
         _CALLS_TAKE + ", {fixed_seconds} of it independent of size",
-        "Fewer, larger messages would help.",
+        (Advice("Fewer, larger messages would help.", lambda evidence: evidence["calls"] > 1),),
         "{fixed_seconds} of its communication ({transport}) does not depend on the size",
     ),
-    "bandwidth": (
+    "bandwidth": _Words(
         "bandwidth",
         _CALLS_TAKE + ", {growing_seconds} of it proportional to size",
-        "Fewer bytes or a faster transport would help.",
+        (
+            Advice("Fewer bytes would help."),
+            Advice("A faster transport would help.", lambda evidence: "memory" not in evidence["transport"]),
+        ),
         "moving {megabytes} takes {collective_seconds} ({transport})",
     ),
-    "background": (
+    "background": _Words(
         "background tax",
-        "computation alone takes {reference_seconds} with {arm} loaded, {control_seconds} without",
-        "The library's threads use the cores, or its memory fills the caches.",
+        "{arm}'s own computing takes {reference_seconds}, and a bare step of none {control_seconds}",
+        (Advice("The library's threads use the cores, or its memory fills the caches."),),
         "{background_seconds} of it are slower computing, {reference_seconds} in place of {control_seconds}",
     ),
-    "straggler": (
+    "straggler": _Words(
         "straggler",
-        (
-            "rank {rank} on {host} computes for {compute_seconds}, "
-            "{excess_seconds} longer than the mean of all ranks ({arm})"
-        ),
-        "With any library, the other ranks wait for it.",
+        "rank {rank} on {host} computes for {compute_seconds}, "
+        "{excess_seconds} longer than the mean of all ranks ({arm})",
+        (Advice("With any library, the other ranks wait for it."),),
         "{excess_seconds} of it are the wait for rank {rank} on {host}",
     ),
-    "transport": (
+    "transport": _Words(
         "transport",
-        (
-            "{arm} moves {algorithm_bandwidth} by {transport}, "
-            "{other_arm} {other_algorithm_bandwidth} by {other_transport} (algbw)"
-        ),
-        "It explains part of the difference, and the library does not.",
-        "",
+        "{arm} moves {algorithm_bandwidth} by {transport}, "
+        "{other_arm} {other_algorithm_bandwidth} by {other_transport} (algbw)",
+        (Advice("It explains part of the difference, and the library does not."),),
     ),
 }
-"""For each kind of cause: its name, a template for its evidence, advice, and a short template.
-
-The order is that of printing. The short form follows "Why ARM costs X ms a step:". A kind without a short
-form is never the main cause.
-"""
+"""The words of each kind of cause, in the order of printing."""
 _EXPLAINED_TIMES = ("background_seconds", "excess_seconds", "collective_seconds", "exposed_seconds")
 """Names of evidence that tells how much time a cause explains; the first that a cause has is used."""
 _NOUNS = {"ranks": "rank", "threads_per_rank": "thread", "cores": "core", "calls": "call"}
@@ -84,11 +108,20 @@ def explain(causes: Sequence[Cause], *, noisy: bool = False) -> Iterator[str]:
     With ``noisy``, each line says that it was measured in noisy rounds. Only oversubscription is counted and
     not measured, so its line does not.
     """
-    for key, (name, evidence, advice, _) in _CAUSES.items():
-        evidences = [evidence.format_map(_figures(cause)) for cause in causes if cause.key == key]
+    for key, words in CAUSES.items():
+        alike = [cause for cause in causes if cause.key == key]
         caveat = " (measured in noisy rounds)" if noisy and key != "oversubscription" else ""
-        if evidences:
-            yield f"Why: {name}{caveat}: {'; '.join(evidences)}. {advice}"
+        if alike:
+            evidences = "; ".join(words.evidence.format_map(_figures(cause)) for cause in alike)
+            yield " ".join([f"Why: {words.name}{caveat}: {evidences}.", *_advice(words.advice, alike)])
+
+
+def _advice(every: Sequence[Advice], causes: Sequence[Cause]) -> Iterator[str]:
+    """Yield each advice that holds for any of these causes, with their arms if it does not for the others."""
+    for advice in every:
+        arms = [cause.arm for cause in causes if advice.holds(cause.evidence)]
+        if arms:
+            yield advice.text if len(arms) == len(causes) else f"For {listed(arms)}: {advice.text}"
 
 
 def main_cause(analysis: Analysis, baseline: str) -> str:
@@ -101,7 +134,7 @@ def main_cause(analysis: Analysis, baseline: str) -> str:
     costly = {arm.arm: arm for arm in analysis.summary.arms if arm.sync_seconds and not arm.below_noise}
     half = max(map(_sync_seconds, costly.values()), default=0.0) / 2
     arms = {label: arm for label, arm in costly.items() if _sync_seconds(arm) >= half}
-    causes = [cause for cause in analysis.causes if cause.arm in arms and _CAUSES[cause.key][-1]]
+    causes = [cause for cause in analysis.causes if cause.arm in arms and CAUSES[cause.key].short]
     if not causes:
         return ""
 
@@ -113,7 +146,7 @@ def main_cause(analysis: Analysis, baseline: str) -> str:
     arm = arms[cause.arm]
     figures = _figures(cause) | {"transport": arm.transport}
     figures["megabytes"] = f"{sum(arm.detail.message_bytes) / 1e6:.2g} MB"
-    reason = _CAUSES[cause.key][-1].format_map(figures)
+    reason = CAUSES[cause.key].short.format_map(figures)
     noisy = " (in noisy rounds)" if analysis.summary.noisy_rounds else ""
     return f"Why {arm.arm} costs {_sync_seconds(arm) * 1e3:.2f} ms a step{noisy}: {reason}."
 
@@ -123,7 +156,7 @@ def _sync_seconds(arm: ArmSummary) -> float:
 
 
 def _figures(cause: Cause) -> dict[str, str]:
-    """Return the evidence of a cause as text with units, by the names in the templates of ``_CAUSES``."""
+    """Return the evidence of a cause as text with units, by the names in the templates of ``CAUSES``."""
     evidence = {"arm": cause.arm, **cause.evidence}
     if "calls" in evidence:
         is_single = evidence["calls"] == 1

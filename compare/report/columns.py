@@ -79,7 +79,7 @@ def cost_columns() -> list[Column[ArmSummary]]:
         Column("sync ms", _sync_milliseconds),
         Column("= exposed", lambda arm: _milliseconds(arm.detail.exposed_seconds)),
         Column("+ background", lambda arm: _milliseconds(arm.detail.background_seconds)),
-        Column("T_R ms", lambda arm: _milliseconds(arm.detail.reference_seconds)),
+        Column("own computing", lambda arm: _milliseconds(arm.detail.reference_seconds)),
         *(_part_column(part) for part in ("blocked", "forward", "backward", "optimizer")),
         *(_part_column(part) for part in ("communication", "imbalance", "skew")),
         Column("slowest rank", lambda arm: str(arm.detail.slowest_rank)),

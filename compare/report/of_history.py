@@ -41,7 +41,7 @@ def _dated_name(entry: RunEntry) -> str:
 def _rounds(entry: RunEntry) -> str:
     """Return the cell with a run's number of rounds, its state if it is not complete, and its noise."""
     state = "" if entry.state == "complete" else entry.state
-    noise = "all noise" if entry.noise_hides_all else ""
+    noise = "open" if entry.noise_hides_all else ""
     noisy = f"{entry.noisy_rounds} noisy" if entry.noisy_rounds else noise
     return ", ".join(filter(None, [counted(entry.rounds, "round"), state, noisy]))
 

@@ -84,10 +84,10 @@ def _statements(forecast: Forecast) -> Iterator[str]:
 def _notes(forecast: Forecast) -> Iterator[str]:
     slow, fast = VALIDATED_RATES
     yield (
-        "error: the factor, in either direction, by which predictions like this one missed in the tests "
+        "Off by: the factor, in either direction, by which predictions like this one missed in the tests "
         "of docs/predictions.md. It is the larger of Student's interval for one more test and the largest "
         "error. No interval is narrower. "
-        "NOT VALIDATED: no test was like this, so the error is the largest of all, and may be exceeded. "
+        "NOT VALIDATED: no test was like this, so the factor is the largest of all, and may be exceeded. "
         "Reasons are another library or timeline, latency, a step that bytes do not dominate, more than "
         f"{VALIDATED_HOSTS} hosts, and a rate below {slow:g} or above {fast:g} times the measured one. "
         "Others are a run of one host or one round and, with --link, a run of an unknown rate."
@@ -132,7 +132,7 @@ _PREDICTION_COLUMNS: tuple[Column[Prediction], ...] = (
     Column("sync share", lambda row: f"{row.sync_share:.0%}"),
     Column("efficiency", lambda row: f"{row.efficiency:.0%}"),
     Column("limited by", lambda row: row.limit, is_text=True),
-    Column("error", lambda row: f"×÷ {1 + row.error:.2f}"),
+    Column("off by", lambda row: f"×÷ {1 + row.error:.2f}"),
     Column("beyond", _beyond, is_text=True),
 )
 _COMPARISON_COLUMNS: tuple[Column[Comparison], ...] = (

@@ -136,7 +136,7 @@ def _sorted(analysis: Analysis, by: str | None) -> Analysis:
     None sorts by step time, or keeps the order of the run if nothing is ranked.
     """
     summary = analysis.summary
-    if by is None and (summary.noise_hides_all or summary.oversubscribed):
+    if by is None and (summary.ranks_nothing):
         return analysis
     arms = sorted(summary.arms, key=_SORT_KEYS[by or "step"])
     return msgspec.structs.replace(analysis, summary=msgspec.structs.replace(summary, arms=arms))

@@ -289,6 +289,12 @@ def _meaning_of_figures(run: Run, summary: Summary) -> str:
     sync = (
         "Sync cost: step time minus that of none, which does not communicate. Its interval is that of its "
         "share, at the mean step time."
+        + (
+            " A bare step is one of none (T_0). An arm's own computing is its step without "
+            "synchronising, beside its library (T_R)."
+            if any(arm.detail.reference_seconds for arm in summary.arms)
+            else ""
+        )
         if run.config.control
         else "No sync cost: the control none did not run."
     )

@@ -40,7 +40,7 @@ def slots(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
             found = f"nvidia-smi lists {counted(gpus, 'GPU')}, and torch is {torch.get('version')}."
             fix = "Install a CUDA build of torch, and a driver that is new enough for it."
             yield each.warning("torch", "torch finds no GPU.", found, fix)
-        if not facts.quick and facts.load > _BUSY * facts.cores:
+        if facts.load > _BUSY * facts.cores:
             found = f"It has a load of {facts.load:.1f} on {counted(facts.cores, 'core')}."
             fix = "Wait until other programs end, because they would distort the measurement."
             yield each.finding("note", "slots", "The host is busy.", found, fix)

@@ -8,12 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compare.analysis import analyse
+from compare.analysis.causes import Cause
 from compare.analysis.cost_model import Curve, split_collectives
 from compare.analysis.figures import LaunchFigures
+from compare.report.causes import CAUSES as WORDS
+from compare.report.causes import explain
 from compare.schema.hosts import Host
 from compare.schema.results import Sweep
 from tests.unit.factories import a_block, a_launch, a_rank, a_run, noisy
 from tests.unit.pages import render
+from tests.unit.runs import RUNS
 
 JITTER = (0.99, 1.0, 1.02)
 ROUNDS = (1, 2, 3)
@@ -100,7 +104,8 @@ NAMED = {
         {"ddp": CAUSES["little_compute"], "manual": {}},
         {},
         [("little_compute", "ddp"), ("bandwidth", "ddp")],
-        "too little computation per step: ddp computes for 1.00 ms; its collectives alone take 4.01 ms.",
+        "too little computation per step: ddp's own computing takes 1.00 ms; "
+        "its collectives alone take 4.01 ms.",
     ),
     "latency": (
         LATENCY | {"manual": {}},
@@ -124,7 +129,7 @@ NAMED = {
         {"horovod": TAXED, "manual": {}},
         {"control": 9.9},
         [("background", "horovod")],
-        "background tax: computation alone takes 11.94 ms with horovod loaded, 9.93 ms without",
+        "background tax: horovod's own computing takes 11.94 ms, and a bare step of none 9.93 ms",
     ),
     "transport": (
         {"ddp": EVEN, "mpi": SHARING},
@@ -304,3 +309,47 @@ def test_split_without_a_sweep_or_a_number_of_calls_has_no_answer():
     for rank in launch.ranks:
         rank.attestation["group"]["fusion_bytes"] = 128 << 20
     assert split(launch) is None
+
+
+# ---- what is advised, and what a run that ranks nothing says ----
+
+
+@pytest.mark.parametrize(
+    ("key", "evidence", "advised"),
+    [
+        ("latency", {"calls": 1}, []),
+        ("latency", {"calls": 2}, ["Fewer, larger messages would help."]),
+        ("bandwidth", {"transport": "shared memory"}, ["Fewer bytes would help."]),
+        (
+            "bandwidth",
+            {"transport": "TCP over lo"},
+            ["Fewer bytes would help.", "A faster transport would help."],
+        ),
+        ("little_compute", {"overlaps": True}, ["communication more to overlap with."]),
+        ("little_compute", {"overlaps": False}, ["computes longer for the same communication."]),
+    ],
+)
+def test_advice_is_given_only_where_it_can_be_followed(key, evidence, advised):
+    given = [advice.text for advice in WORDS[key].advice if advice.holds(evidence)]
+    assert len(given) == len(advised)
+    assert all(text.endswith(end) for text, end in zip(given, advised, strict=True))
+
+
+def test_advice_names_the_arms_for_which_it_holds_alone():
+    def a_cause(arm, calls):
+        times = dict.fromkeys(("collective_seconds", "fixed_seconds"), 1e-3)
+        evidence = {"calls": calls, "message_bytes": 8 * calls} | times
+        return Cause(key="latency", arm=arm, evidence=evidence)
+
+    (line,) = explain([a_cause("ddp", 1), a_cause("mpi", 9)])
+    assert line.endswith("For mpi: Fewer, larger messages would help.")
+
+
+@pytest.mark.parametrize("name", ["all noise", "oversubscribed"])
+def test_run_that_ranks_nothing_names_no_cause_that_may_be_noise(name):
+    analysis = analyse(RUNS[name])
+    assert analysis.summary.ranks_nothing
+    assert analysis.summary.lead is None
+    assert not any(arm.fastest for arm in analysis.summary.arms)
+    assert {cause.key for cause in analysis.causes} <= {"oversubscription"}
+    assert analysis.load_dependence == []

@@ -264,7 +264,11 @@ GROUPS = {
         group(mpirun=Mpirun("/usr/bin/mpirun", OPEN_MPI_4.replace("4.1.8", "4.1.4"))),
         "",
     ),
-    "the quick check left them out": (both(quick=True, libraries={}, mpirun=None, load=9.0), ""),
+    "the quick check left them out": (both(quick=True, libraries={}, mpirun=None), ""),
+    "a busy host, also by the quick check": (
+        both(quick=True, libraries={}, mpirun=None, load=9.0),
+        "note slots n1, note slots n2",
+    ),
     "an address on all hosts": (
         ALL_WITH_DOCKER,
         "warning network n1, warning network n2, warning network n3",

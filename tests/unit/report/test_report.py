@@ -385,7 +385,7 @@ def test_detail_is_in_milliseconds_and_gigabytes():
         "sync ms": "7.00",
         "= exposed": "4.50",
         "+ background": "2.50",
-        "T_R ms": "5.50",
+        "own computing": "5.50",
         "blocked": "+4.00",
         "forward": "+0.00",  # 1.5 ms; the reference took 1 and 2
         "backward": "+0.00",

@@ -157,3 +157,10 @@ def test_document_is_the_stored_example(kind, width):
     if os.environ.get("UPDATE_EXAMPLES"):
         stored.write_text(text)
     assert text == stored.read_text()
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_no_line_of_a_document_begins_as_an_error_of_the_program_does(kind):
+    document = DOCUMENTS[kind]()
+    lines = [*document.lead, *document.statements, *document.notes, document.conclusion]
+    assert [line for line in lines if line.lower().startswith("error")] == []
