@@ -137,9 +137,9 @@ $(PACKAGES): $(PY) pyproject.toml constraints.txt
 # All else works without Horovod, so a failed build is reported and stops nothing. The stamp is then
 # missing, so the next call tries again.
 $(HOROVOD): $(PACKAGES) $(wildcard compare/doctor/horovod/*.py compare/doctor/horovod/*.cmake)
-	@if $(PART) horovod "$(PARTS)" $(PY) -m compare install horovod --constraints constraints.txt; then touch $@; else \
+	@if $(PART) horovod "$(PARTS)" $(PY) -m compare setup horovod --constraints constraints.txt; then touch $@; else \
 	  rm -f $@; echo; echo "Horovod is UNAVAILABLE in $(VENV); the reason is above. Everything else works."; \
-	  echo "To install it later: $(VENV)/bin/compare install horovod"; echo; fi
+	  echo "To install it later: $(VENV)/bin/ringside setup horovod"; echo; fi
 
 # What the tests, the checks and the documentation need besides. Tests start many processes, so all is compiled.
 $(TOOLS): $(PACKAGES)
@@ -149,6 +149,6 @@ $(TOOLS): $(PACKAGES)
 
 # 36 MB in ~/.cache/ringside. All else works without it.
 $(MPICH): $(PACKAGES) compare/doctor/mpich.py backends/launchers/hydra.py
-	@if $(PART) mpich "$(PARTS)" $(PY) -m compare install mpich; then touch $@; else \
+	@if $(PART) mpich "$(PARTS)" $(PY) -m compare setup mpich; then touch $@; else \
 	  rm -f $@; echo; echo "MPICH is UNAVAILABLE; the reason is above. Everything else works."; \
-	  echo "To install it later: $(VENV)/bin/compare install mpich"; echo; fi
+	  echo "To install it later: $(VENV)/bin/ringside setup mpich"; echo; fi

@@ -89,7 +89,7 @@ class Backend:
     group: str = "backends.groups.torch_group:TorchGroup"
     """``module:class`` of the Group."""
     code: tuple[str, ...] = ()
-    """The functions that ``ringside explain`` quotes, because they synchronise.
+    """The functions that ``ringside report --format lesson`` quotes, because they synchronise.
 
     Each is written as ``module:Class.function``, or as ``:function`` for a method of the group's class.
     """

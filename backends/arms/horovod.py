@@ -12,7 +12,7 @@ ARM = Backend(
         "backends.strategies.horovod_optimizer:HorovodReplica.__init__",
         "backends.strategies.horovod_optimizer:HorovodReplica.sync",
     ),
-    default_runtime=Runtime("horovodrun", ("horovod",), "ringside install horovod"),
+    default_runtime=Runtime("horovodrun", ("horovod",), "ringside setup horovod"),
     runs_while_waiting=True,
     zeros_for_unused=True,
     options=(

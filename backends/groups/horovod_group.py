@@ -39,7 +39,7 @@ class HorovodGroup(Group):
             if not hvd.cuda_built():
                 raise BackendError(
                     "this Horovod is built without CUDA, but the run is on a GPU. Use --device cpu, or set "
-                    "CUDA_HOME to a CUDA toolkit and run `ringside install horovod`."
+                    "CUDA_HOME to a CUDA toolkit and run `ringside setup horovod`."
                 )
             torch.cuda.set_device(device)
         # hvd.init reads the environment once, so these are the settings that the library uses.
@@ -49,7 +49,7 @@ class HorovodGroup(Group):
             raise BackendError(
                 f"Horovod has rank {hvd.rank()} of {hvd.size()}, but the launcher has {placement.rank} of "
                 f"{placement.world_size}. Probably horovodrun belongs to another installation. Run "
-                "`ringside install horovod --force` with this Python."
+                "`ringside setup horovod --force` with this Python."
             )
         if _active_controller() != options["controller"]:
             raise BackendError(

@@ -8,7 +8,7 @@ from backends.launchers import mpirun
 from backends.launchers.request import Command, Request, hosts_argument
 
 EXECUTABLE = "horovodrun"
-REMEDY = "ringside install horovod"
+REMEDY = "ringside setup horovod"
 # Under the MPI controller, ranks have the variables of Open MPI.
 VARIABLES = ["HOROVOD_RANK HOROVOD_LOCAL_RANK HOROVOD_SIZE HOROVOD_LOCAL_SIZE", *mpirun.VARIABLES]
 

@@ -11,7 +11,7 @@ from backends.cache import cache_folder
 from backends.launchers.request import Command, Request
 
 EXECUTABLE = "mpiexec.hydra"
-REMEDY = "ringside install mpich"
+REMEDY = "ringside setup mpich"
 VARIABLES = ["PMI_RANK MPI_LOCALRANKID PMI_SIZE MPI_LOCALNRANKS"]
 VERSION = "5.0.2"
 
@@ -30,7 +30,7 @@ exit "$status"
 
 
 def prefix() -> Path:
-    """Return MPICH's folder, which ``ringside install mpich`` creates."""
+    """Return MPICH's folder, which ``ringside setup mpich`` creates."""
     return cache_folder() / f"mpich-{VERSION}"
 
 

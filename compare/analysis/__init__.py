@@ -28,7 +28,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     load_dependence: list[LoadDependence]
     """Arms whose ratio to the baseline changes with the load of the machine."""
     aa: AAResult | None
-    """Result of ``ringside aa``, the A/A test; None for any other run, or if no comparison is complete."""
+    """Result of an A/A test; None for any other run, or if no comparison is complete."""
     gate: Changes | None
     """Changes that ``ringside gate`` found; None for any other run."""
 

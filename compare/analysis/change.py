@@ -24,7 +24,7 @@ from compare.analysis.figures import Estimate, Figures
 from compare.analysis.noise import withhold
 from compare.analysis.ranking import log_ratios
 from compare.analysis.verdict import Sample, Settled, Verdict, decide, judge, ratio_of, ratios_of
-from compare.errors import ConditionsError, OutputError
+from compare.errors import OutputError
 from compare.schema.arms import CONTROL, Arm, Interpreter
 from compare.schema.environment import library_settings
 from compare.schema.results import RankResult, Run
@@ -95,7 +95,7 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome | None = None
     """Result of a gate over all of its arms; None for ``diff``."""
     unlike: list[Difference] = []
-    """Settings and hosts that should be equal but differ; empty unless ``--force`` allowed the comparison."""
+    """Settings and hosts that should be equal but differ, so every format warns."""
     changed: list[Difference] = []
     """Versions and transports that differ, and that may be the reason for a change."""
     notes: list[str] = []
@@ -280,29 +280,19 @@ def _gate_notes(figures: Figures, *, uneven: bool) -> Iterator[str]:
 # ---- two runs ----
 
 
-def diff(old: Run, new: Run, names: tuple[str, str], *, force: bool = False) -> Changes:
+def diff(old: Run, new: Run, names: tuple[str, str]) -> Changes:
     """Compare what synchronising costs in two runs, whose ``names`` appear in the result and in messages.
 
-    With ``force``, runs whose settings or hosts differ are compared too, and the result lists the
-    differences. Every change is open if threads outnumber the cores in either run.
+    Runs whose settings or hosts differ are compared too, and the result lists the differences.
+    Every change is open if threads outnumber the cores in either run.
 
     Raises:
-        ConditionsError: settings or hosts of the runs differ, and ``force`` is not set.
         OutputError: the runs share no arm to compare, or neither the control nor the baseline.
     """
     figures = Figures(old), Figures(new)
     reference, arms = _common_arms(*figures)
     both = [reference, *arms]
     unlike = differences_of(zip(_conditions_of(old, both), _conditions_of(new, both), strict=True))
-    if unlike and not force:
-        raise ConditionsError(
-            "The two runs are unlike, so their difference would mean nothing.",
-            found="\n".join(
-                f"{one.what}: {one.old} in {names[0]}, {one.new} in {names[1]}" for one in unlike
-            ),
-            remedy="Repeat one of them with the settings of the other. With --force they are compared "
-            "anyway, and every output states it.",
-        )
     costs = [{arm.label: _log_costs(side, arm, reference) for arm in arms} for side in figures]
     ranked = not is_oversubscribed(old) and not is_oversubscribed(new)
     changes = [

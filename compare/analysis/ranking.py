@@ -1,6 +1,6 @@
 """Rank the arms of a run by verdicts, find the fastest arm, and judge A/A tests.
 
-``ringside aa`` runs one arm under two names, to learn how often equal arms seem different. The rounds are
+An A/A test runs one arm under two names, to learn how often equal arms seem different. The rounds are
 divided into comparisons of equal length, and each comparison is judged as if it were a run of its own.
 """
 

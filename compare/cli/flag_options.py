@@ -1,13 +1,14 @@
-"""Read the value of a flag that has options: ``value:key=value,key=value``, as ``60:warmup=10``.
+"""Read the values of flags: those with options, ``value:key=value,key=value``, and files to export to.
 
-Every flag whose value has options is read here, so that all of them are written and refused alike.
+Every value with options, as ``60:warmup=10``, is read here, so that all are written and refused alike.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from compare.errors import UsageError
 
@@ -49,3 +50,41 @@ def read_options(
                 remedy=f"Write another value for {name}, or leave it out.",
             ) from None
     return value.strip(), read
+
+
+SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html"}
+"""The formats of ``--export`` by the suffixes of files."""
+
+
+class Export(NamedTuple):
+    """A format, and the file that is written in it; the path ``-`` is standard output."""
+
+    form: str
+    path: Path
+
+
+def read_exports(written: Sequence[str] | None, suffixes: Mapping[str, str] = SUFFIXES) -> list[Export]:
+    """Return the files of ``--export``, each with the format of its suffix; ``-`` is JSON on standard output.
+
+    ``-`` with a suffix, as in ``-.csv``, is standard output in another format.
+
+    Raises:
+        UsageError: a suffix is not one of ``suffixes``, or two exports go to one place.
+    """
+    exports = []
+    for text in written or ():
+        path = Path(f"{text}.json" if text == "-" else text)
+        if path.suffix not in suffixes:
+            raise UsageError(
+                f"--export {text} has no suffix that names a format.",
+                remedy=f"Use one of {', '.join(suffixes)}, or `-` for JSON on standard output.",
+            )
+        place = Path("-") if str(path) == f"-{path.suffix}" else path
+        exports.append(Export(suffixes[path.suffix], place))
+    paths = [export.path for export in exports]
+    if twice := next((path for path in paths if paths.count(path) > 1), None):
+        where = "standard output" if twice == Path("-") else str(twice)
+        raise UsageError(
+            f"Two formats cannot both go to {where}.", remedy="Name a different file for each of them."
+        )
+    return exports

@@ -69,7 +69,7 @@ def gate(
     """Compare this environment with another one, in turns of one run.
 
     Two torch versions, commits or settings are alive side by side. It sees a slower
-    computation as well; `ringside diff` sees only what synchronising costs.
+    computation as well; two runs in `ringside report` show only what synchronising costs.
 
     The exit code is 14 if an arm is slower, and 15 if that is open.
     """

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from compare import __version__
-from compare.cli.help import SUMMARIES
+from compare.cli.help import GROUPS, SUMMARIES
 from compare.cli.output import (
     ClosedPipeError,
     flush_standard_streams,
@@ -25,6 +25,7 @@ from compare.cli.output import (
     print_notes,
     wrap_standard_streams,
 )
+from compare.cli.replaced import refuse_former
 from compare.cli.settings import ConfigFile, ConfiguredCommand
 from compare.errors import OutputError, RingsideError, UnavailableError, UsageError, system_reason
 from compare.launch.signals import INTERRUPTED, end_in_good_order, ignore_interrupts
@@ -37,8 +38,8 @@ CONTEXT_SETTINGS = {
 
 _WrongUsage: Any = typer.BadParameter.__mro__[1]
 """The parser's error for wrong usage: click's ``UsageError``, or the copy in newer versions of typer."""
-_GROUPS = {"data": ("fetch", "status"), "install": ("horovod", "mpich")}
-"""The groups of commands, with the commands of each."""
+_MEMBERS = {"setup": ("horovod", "mpich", "data", "workload")}
+"""The commands of a command that has some; alone, it is a command as well."""
 _LIMIT_ERRORS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 """Errors by which the system refuses another process or another open file."""
 
@@ -83,10 +84,11 @@ class _Commands(TyperGroup):
         """Ignore the commands of ``app`` itself, which typer sets here: there are none."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write each command with its summary."""
+        """Write each command with its summary, in groups."""
         del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl(list(SUMMARIES.items()))
+        for name, commands in GROUPS.items():
+            with formatter.section(name):
+                formatter.write_dl(list(commands.items()))
 
 
 app = typer.Typer(
@@ -136,6 +138,8 @@ def _call() -> int:
         if context is None or error.format_message().startswith("Usage:"):  # no command: all of them
             error.show()
             return error.exit_code
+        if error.format_message().startswith("No such"):
+            refuse_former(sys.argv[1:])
         if context.command_path == "ringside collectives":
             from compare.cli.collectives import replacement_for
 
@@ -152,11 +156,19 @@ def _call() -> int:
 
 
 def _register(group: typer.Typer, command: Callable[..., None], name: str, **settings: Any) -> None:
-    """Register a command in a group, and add ``--config`` to it.
+    """Register a command in a group, and add ``--config`` to it; ``settings`` are more ones of its parser."""
+    interruptible = _interruptible(command)
+    signature = inspect.signature(interruptible)
+    config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile)
+    interruptible.__signature__ = signature.replace(  # type: ignore[attr-defined]  # typer reads it
+        parameters=[*signature.parameters.values(), config]
+    )
+    register = group.command(name, cls=ConfiguredCommand, context_settings=CONTEXT_SETTINGS | settings)
+    register(interruptible)
 
-    The registered command turns Ctrl-C and errors of the system into exit codes. ``settings`` are further
-    settings of its parser.
-    """
+
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that turns Ctrl-C and errors of the system into exit codes."""
 
     @wraps(command)
     def interruptible(*arguments: Any, config: Path | None = None, **options: Any) -> None:
@@ -191,13 +203,8 @@ def _register(group: typer.Typer, command: Callable[..., None], name: str, **set
                 remedy="Choose another path, or change its permissions.",
             ) from error
 
-    signature = inspect.signature(command, eval_str=True)
-    config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile)
-    interruptible.__signature__ = signature.replace(  # type: ignore[attr-defined]  # typer reads it
-        parameters=[*signature.parameters.values(), config]
-    )
-    register = group.command(name, cls=ConfiguredCommand, context_settings=CONTEXT_SETTINGS | settings)
-    register(interruptible)
+    interruptible.__signature__ = inspect.signature(command, eval_str=True)  # type: ignore[attr-defined]
+    return interruptible
 
 
 def _load_commands() -> dict[str, Any]:
@@ -208,10 +215,11 @@ def _load_commands() -> dict[str, Any]:
     root = typer.Typer(rich_markup_mode=None)
     for name, summary in SUMMARIES.items():
         module = import_module(f"compare.cli.{name}")
-        if name in _GROUPS:
-            group = typer.Typer(help=summary, no_args_is_help=True, rich_markup_mode=None)
+        if name in _MEMBERS:
+            group = typer.Typer(help=summary, rich_markup_mode=None)
+            group.callback(invoke_without_command=True)(_interruptible(getattr(module, name)))
             root.add_typer(group, name=name)
-            for member in _GROUPS[name]:
+            for member in _MEMBERS[name]:
                 _register(group, getattr(module, member), member)
         else:
             # Flags behind the command that is rehearsed are those of that command.

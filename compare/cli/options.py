@@ -86,6 +86,17 @@ Backends = Annotated[
 ]
 
 
+Exports = Annotated[
+    list[str] | None,
+    output_flag(
+        "--export",
+        metavar="FILE",
+        help="Also write the result here, as its suffix says: .json, .csv, .md, .html. Repeatable. `-` is "
+        "JSON on standard output, and `-.csv` another format there.",
+    ),
+]
+
+
 def output_option(suffix: str = "", *, name: str = "runs/<time>-<model>-np<ranks>") -> Any:
     """Return the option for the folder of results; its help shows ``name`` and ``suffix`` as the default."""
     name += suffix

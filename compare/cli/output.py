@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     RequestType = TypeVar("RequestType", bound=LaunchRequest)
 
 ChangeFormat: TypeAlias = Literal["table", "markdown", "json", "github-benchmark"]
-"""Formats of ``ringside diff`` and ``ringside gate``."""
+"""Formats of ``ringside gate``."""
 
 
 class ClosedPipeError(OutputError):
@@ -167,7 +167,7 @@ def as_output_error(*paths: Path) -> Iterator[None]:
 
 
 def show_changes(changes: Changes, form: ChangeFormat, *, stderr: bool = False) -> None:
-    """Print the changes that a gate or ``ringside diff`` found, in the format ``form``."""
+    """Print the changes that a gate found, in the format ``form``."""
     from compare.report.changes import benchmark, document_of
 
     if form == "github-benchmark":

@@ -9,7 +9,7 @@ import typer
 
 from compare.cli.requests import REHEARSED
 
-REHEARSABLE = ("run", "aa", "verify", "collectives", "scale", "doctor")
+REHEARSABLE = ("run", "verify", "collectives", "scale", "doctor")
 """The commands that can be rehearsed, because they take hosts."""
 
 

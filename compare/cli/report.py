@@ -1,62 +1,201 @@
-"""Show a run again: ``ringside report``."""
+"""Show results again: ``ringside report``, for one run, for two side by side, or as a list of all."""
 
 from __future__ import annotations
 
 import os
+import tempfile
+import webbrowser
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from compare.cli.options import Format, ViewFlags, output_flag, with_flags
+from compare.cli.flag_options import Export, read_exports
+from compare.cli.options import Exports, output_flag
 from compare.cli.output import as_output_error, show
-from compare.errors import UsageError
+from compare.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from compare.report.document import Document
+
+    Documents: TypeAlias = Callable[[str], Sequence[Document]]
+    """What returns the documents to show in a format; only a page has more than one."""
+
+ReportFormat: TypeAlias = Literal["table", "markdown", "html", "csv", "json", "lesson"]
 
 
-@with_flags(ViewFlags)
 def report(
-    flags: ViewFlags,
     *,
     runs: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
-            metavar="RUN...",
-            help="Folder of a run, or its results.json; or `last`, the newest in runs/. HTML takes several.",
+            metavar="[RUN...]",
+            show_default=False,
+            help="Folder of a run, its results.json, or `last`, the newest in runs/. Two stand side by side, "
+            "and a page takes more. Without one, or for a folder of runs, all are listed.",
         ),
-    ],
-    form: Annotated[Format, output_flag("--format", help="What to write.")] = "table",
-    output: Annotated[Path | None, output_flag(help="Write to this file instead.")] = None,
+    ] = None,
+    form: Annotated[
+        ReportFormat,
+        output_flag(
+            "--format", help="What to print. lesson: the figures explained, with the code that synchronises."
+        ),
+    ] = "table",
+    detail: Annotated[
+        bool, output_flag("--detail", help="Show every column and note, and where the cost goes.")
+    ] = False,
+    arm: Annotated[
+        list[str] | None, output_flag("--arm", help="Explain this arm alone in a lesson; repeatable.")
+    ] = None,
+    opened: Annotated[bool, output_flag("--open", help="Write a page, and open it in the browser.")] = False,
     pictures: Annotated[
         Path | None, output_flag(help="Also write each picture of the page into this folder, as SVG.")
     ] = None,
+    export: Exports = None,
 ) -> None:
-    """Show a run again in any format, also one that was stopped."""
-    from compare.report import document_of
-    from compare.report.formats.html import page_of, pictures_of
-    from compare.schema.store import RESULT_FILES, find_run, read_result, result_file
+    """Show a run again, two runs side by side, or a list of all.
+
+    A run that was stopped is shown as well. Two runs are described and not judged: `ringside gate` judges, in
+    one run.
+    """
+    from compare.schema.store import result_file
+    from compare.system.files import STANDARD_OUTPUT
+
+    exports = read_exports(export)
+    paths = _find_runs(runs or [])
+    written = {os.path.realpath(one.path) for one in exports}
+    if spoilt := [path for path in paths if os.path.realpath(result_file(path)) in written]:
+        raise UsageError(f"{spoilt[0]} holds the run itself.", remedy="Export the report to another file.")
+    documents = _documents_of(paths, [*(runs or [])], form, arm or [], detail=detail)
+    if opened:
+        exports.append(Export("html", Path(tempfile.mkdtemp(prefix="ringside-"), "report.html")))
+    with as_output_error(*paths):
+        to_stderr = STANDARD_OUTPUT in [one.path for one in exports]
+        _write(documents, "table" if form == "lesson" else form, stderr=to_stderr)
+        for one in exports:
+            _write(documents, one.form, output=one.path)
+        if pictures:
+            _write_pictures(documents("html"), pictures)
+    if opened:
+        page = exports[-1].path
+        typer.echo(f"Page: {page}", err=True)
+        webbrowser.open(page.as_uri())
+
+
+def _write_pictures(documents: Sequence[Document], folder: Path) -> None:
+    """Write each picture of some pages into a folder, and print its path."""
+    from compare.report.formats.html import pictures_of
     from compare.system.files import write_text
 
-    paths = [find_run(path, RESULT_FILES) for path in runs]
-    if len(paths) > 1 and form != "html":
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, svg in pictures_of(documents).items():
+        write_text(folder / f"{name}.svg", svg + "\n")
+        typer.echo(f"Picture: {folder / name}.svg", err=True)
+
+
+def _find_runs(named: Sequence[Path]) -> list[Path]:
+    """Return the folders of the runs that were named; none if all runs of a folder are to be listed."""
+    from compare.schema.store import RESULT_FILES, find_run, list_runs, result_file
+
+    match named:
+        case []:
+            return []
+        case [folder] if folder.is_dir() and not result_file(folder).exists() and list_runs(folder):
+            return []
+        case _:
+            return [find_run(path, RESULT_FILES) for path in named]
+
+
+def _documents_of(
+    paths: Sequence[Path], named: Sequence[Path], form: str, arms: Sequence[str], *, detail: bool
+) -> Documents:
+    """Return what makes the documents of the runs in ``paths``, or of the list of runs if there are none.
+
+    ``named`` is what the user wrote for the runs.
+
+    Raises:
+        OutputError: a result is missing or damaged.
+        UsageError: the format does not show so many runs.
+    """
+    from compare.report import View, document_of
+    from compare.schema.store import RUNS, read_result
+
+    most = {"lesson": 1, "csv": 1, "html": len(paths)}.get(form, 2)
+    if len(paths) > most or (form in {"lesson", "csv"} and not paths):
         raise UsageError(
-            f"--format {form} shows one run.",
-            found=f"{len(paths)} are named.",
-            remedy="Name one of them, or use --format html.",
+            f"--format {form} shows {'two runs' if most == 2 else 'one run'}.",  # noqa: PLR2004
+            found=f"{len(paths) or 'None'} {'is' if len(paths) == 1 else 'are'} named.",
+            remedy="Name another number of runs, or use --format html.",
         )
-    if output and os.path.realpath(output) in map(os.path.realpath, map(result_file, paths)):
-        raise UsageError(f"{output} holds the run itself.", remedy="Write the report to another file.")
+    if not paths:
+        return _list(named[0] if named else RUNS)
+    if form == "lesson":
+        return _lesson(paths[0], named[0], arms)
     results = [read_result(path) for path in paths]
-    if pictures or form == "html":
-        with as_output_error(*paths):  # what is drawn is computed as late as that
-            pages = [document_of(result, "html", flags.view()) for result in results]
-            drawn = pictures_of(pages) if pictures else {}
-            text = page_of(pages) if form == "html" else ""
-        if pictures:
-            pictures.mkdir(parents=True, exist_ok=True)
-            for name, svg in drawn.items():
-                write_text(pictures / f"{name}.svg", svg + "\n")
-        if form == "html":
-            write_text(output, text + "\n") if output else typer.echo(text)
-            return
-    with as_output_error(paths[0]):
-        show(document_of(results[0], form, flags.view(str(runs[0]))), form, output=output)
+    view = View(detail=detail, report_argument=str(named[0]))
+
+    def documents(of_form: str) -> list[Document]:
+        each = [document_of(result, of_form, view) for result in results] if of_form == "html" else []
+        if len(results) == 1:
+            return each or [document_of(results[0], of_form, view)]
+        return [*_side_by_side(paths), *each] if len(results) == 2 else each  # noqa: PLR2004
+
+    return documents
+
+
+def _list(folder: Path) -> Documents:
+    """Return what makes the list of the runs in a folder, with the trend of every arm."""
+    from compare.analysis.runs import entry_of, follow_runs
+    from compare.report.of_history import document_of
+    from compare.schema.store import list_runs, read_run
+
+    entries, unread = [], {}
+    for path in list_runs(folder):
+        try:
+            with as_output_error(path):
+                entries.append(entry_of(path.name, read_run(path)))
+        except OutputError as error:  # one of another version must not conceal the others
+            unread[path.name] = error.found
+    document = document_of(follow_runs(entries, unread), str(folder))
+    return lambda _: [document]
+
+
+def _lesson(path: Path, named: Path, arms: Sequence[str]) -> Documents:
+    """Return what makes the lesson of a run; ``arms`` are those to explain, or none for all."""
+    from compare.analysis import analyse
+    from compare.report.of_lesson import document_of
+    from compare.schema.store import read_run
+
+    run = read_run(path)
+    labels = [one.label for one in run.config.arms if one.traits.communicates]
+    if unknown := [name for name in arms if name not in labels]:
+        raise UsageError(
+            f"{named} has no arm {unknown[0]} that communicates.",
+            remedy=f"Use one of: {', '.join(labels)}." if labels else "None of its arms communicates.",
+        )
+    return lambda _: [document_of(run, analyse(run), arms)]
+
+
+def _side_by_side(paths: Sequence[Path]) -> list[Document]:
+    """Return the document of what synchronising costs in two runs, as ratios within each."""
+    from compare.analysis.change import diff
+    from compare.report.changes import document_of
+    from compare.schema.store import read_run
+
+    old, new = (read_run(path) for path in paths)
+    return [document_of(diff(old, new, (str(paths[0]), str(paths[1]))))]
+
+
+def _write(documents: Documents, form: str, *, stderr: bool = False, output: Path | None = None) -> None:
+    """Print documents in a format, or write them to the file ``output``."""
+    from compare.report.formats.html import page_of
+    from compare.system.files import write_text
+
+    made = documents(form)
+    if form != "html" or len(made) == 1:
+        show(made[0], form, stderr=stderr, output=output)
+    elif output:
+        write_text(output, page_of(made) + "\n")
+    else:
+        typer.echo(page_of(made), err=stderr)

@@ -27,11 +27,13 @@ def read_request(
     baseline: str | None = None,
     control: bool = False,
     against: str | None = None,
+    with_aa_test: bool = False,
     **config: Unpack[RunFields],
 ) -> UserRequest:
     """Return the request of a command that trains arms.
 
-    ``against`` is the other interpreter of a gate. ``config`` holds the settings for which the command has
+    ``against`` is the other interpreter of a gate. ``with_aa_test`` allows one arm named twice.
+    ``config`` holds the settings for which the command has
     flags of its own, or which it does not let users choose.
 
     Raises:
@@ -42,7 +44,7 @@ def read_request(
     from compare.launch.interpreter import find_interpreter
     from compare.schema.arms import parse_arms
 
-    arms = parse_arms(shared.backend or [])
+    arms = parse_arms(shared.backend or [], with_aa_test=with_aa_test)
     if shared.backend and not arms:
         raise UsageError(
             "--backend names no arm.",

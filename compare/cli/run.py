@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from compare.analysis import Analysis
     from compare.experiment.run import Plan
     from compare.experiment.settle import UserRequest
+    from compare.schema.config import RunFields
 
 
 @with_flags(RunFlags)
@@ -60,18 +61,15 @@ def run(
         bool, output_flag("--strict", help="Fail if the arms ran under different conditions.")
     ] = False,
 ) -> None:
-    """Run the same training through every arm, side by side."""
+    """Run the same training through every arm, side by side.
+
+    One arm that is named twice, as mpi,mpi, is compared with itself: an A/A test.
+    """
     from compare.experiment import plan
     from compare.experiment.settle import choose_length
 
-    request = read_request(
-        flags,
-        baseline=baseline,
-        control=control,
-        epochs=epochs,
-        steps=steps,
-        **choose_length(repeats, budget),
-    )
+    length: RunFields = {"epochs": epochs, "steps": steps, **choose_length(repeats, budget)}
+    request = read_request(flags, baseline=baseline, control=control, with_aa_test=True, **length)
     if dry_run:
         _print_plan(plan(request), verbose=flags.verbose)
         return

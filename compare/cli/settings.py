@@ -2,7 +2,7 @@
 
 A key is a flag without its leading dashes. Keys outside tables hold for every command that has the flag. Keys
 in a table with the name of a command hold for that command, and take precedence. The name of a command with
-two words is in quotes: ``["data fetch"]``.
+two words is in quotes: ``["setup data"]``.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ConfiguredCommand(TyperCommand):
             if option.param_type_name == "option" and option.name != "config":
                 first = next(name for name in option.opts if name.startswith("--"))
                 kind = get_args(parameters[option.name].annotation)[0]
-                is_path = Path in (kind, *get_args(kind)) or option.name == "workload"
+                is_path = Path in (kind, *get_args(kind)) or option.name in {"workload", "export", "folder"}
                 flags[first.removeprefix("--").replace("-", "_")] = Flag(option, is_path)
         return flags
 
@@ -277,7 +277,7 @@ def _read_value(subject: str, folder: Path, flag: Flag, value: Any) -> Any:
         return value
 
     def joined(text: str) -> str:
-        if text != "-" and (flag.is_path or (flag.option.name == "against" and os.sep in text)):
+        if not text.startswith("-") and (flag.is_path or (flag.option.name == "against" and os.sep in text)):
             return str(folder / os.path.expanduser(text))  # noqa: PTH111 -- Path raises for an unknown user
         return text
 

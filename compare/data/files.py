@@ -45,7 +45,7 @@ _UINT8: Final = 0x08
 
 
 class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of a data set, as ``ringside data status`` shows it."""
+    """One file of a data set, as ``ringside setup data --check`` shows it."""
 
     dataset: DatasetName
     name: str
@@ -68,7 +68,7 @@ def folder_of(dataset: DatasetName, root: Path) -> Path:
 
 def fetch_command(root: Path) -> str:
     """Return the command that downloads MNIST into the data folder ``root``, in backquotes for a message."""
-    return f"`ringside data fetch --data-dir {shlex.quote(str(root))}`"
+    return f"`ringside setup data --data {shlex.quote(str(root))}`"
 
 
 def status(root: Path) -> tuple[FileStatus, ...]:

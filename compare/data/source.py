@@ -72,7 +72,7 @@ def expect(dataset: DatasetChoice, root: Path) -> DatasetSource:
     available = [name for name in choices if holds(name, folder_of(name, root))]
     name, note = (*available, *choices)[0], ""
     if not available:
-        first_step = f"Get it first: ringside data fetch --data-dir {shlex.quote(str(root))}"
+        first_step = f"Get it first: ringside setup data --data {shlex.quote(str(root))}"
         if name == "digits":
             first_step = "Run the same command once without --dry-run, which makes it."
         note = f"The data is not in {root} yet. {first_step}"

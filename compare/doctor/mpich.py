@@ -1,4 +1,4 @@
-"""Install MPICH into a prefix of its own: ``ringside install mpich``.
+"""Install MPICH into a prefix of its own: ``ringside setup mpich``.
 
 Its wheel has files of the same names as the wheel of Open MPI: ``mpirun``, ``mpicc``, ``libmpi``. In one
 environment, the second that is installed would replace parts of the first.

@@ -13,6 +13,7 @@ import msgspec
 
 from backends import BACKENDS
 from compare import data
+from compare.analysis.budget import FIRST_LOOK
 from compare.analysis.change import with_twins
 from compare.analysis.ranking import twins
 from compare.data import DatasetChoice, DatasetSource
@@ -21,13 +22,17 @@ from compare.doctor.availability import Survey
 from compare.errors import UnavailableError, UsageError
 from compare.launch.cluster import HostFacts
 from compare.launch.engines import Allocation
-from compare.schema.arms import CONTROL, Arm, Interpreter, parse_arm
-from compare.schema.config import MOST_ROUNDS, LaunchFields, Length, RunConfig, RunFields
+from compare.schema.arms import CONTROL, Arm, Interpreter, is_aa_test, parse_arm
+from compare.schema.config import MOST_ROUNDS, LaunchFields, Length, RunConfig, RunFields, require
 from compare.schema.hosts import Host, is_local
 from compare.text import counted
 
 SETTLE_SECONDS = 300.0
 """Time in which rounds beyond the fifth begin, if the user gives neither their number nor a budget."""
+_AA_COMPARISONS = 10
+"""Number of comparisons of an A/A test without ``--repeats``."""
+_AA_RERUNS = 10
+"""Maximum number of noisy rounds that an A/A test repeats, because it has more rounds than a run."""
 _OTHER_INTERPRETER = "The other interpreter is known only on this machine"
 OWN_STEPS = 200
 """Number of training steps of a user's own workload if the user gives no ``--steps``."""
@@ -108,16 +113,12 @@ def settle(request: UserRequest, cluster: HostFacts) -> tuple[RunConfig, dict[st
     baseline = choose_baseline(request.baseline, arms)
     if request.against:
         baseline = arms[1].label
-    elif draft.comparisons is None:
-        arms = with_control(arms, control=request.control)
-    elif arms[0].traits.synchronises:
+    elif is_aa_test(arms):
+        draft = divide_aa_test(draft)
         arms = twins(arms[0])
         baseline = arms[0].label
     else:
-        raise UsageError(
-            f"An A/A test needs an arm that synchronises, and the arm {arms[0].label} does not.",
-            remedy="Choose another arm with --backend.",
-        )
+        arms = with_control(arms, control=request.control)
     config = msgspec.structs.replace(draft, arms=arms, baseline=baseline, device=device)
     return config, left_out
 
@@ -155,6 +156,30 @@ def choose_length(repeats: int | None, budget: float | None) -> Length:
         "budget_seconds": budget,
         "settle_seconds": SETTLE_SECONDS if repeats is None and budget is None else None,
     }
+
+
+def divide_aa_test(draft: RunConfig) -> RunConfig:
+    """Return the config of an A/A test, whose rounds are divided into comparisons of five.
+
+    Raises:
+        UsageError: the arm does not synchronise, or the length of the run cannot be divided.
+    """
+    if not draft.arms[0].traits.synchronises:
+        raise UsageError(
+            f"An A/A test needs an arm that synchronises, and the arm {draft.arms[0].label} does not.",
+            remedy="Choose another arm with --backend.",
+        )
+    require(draft.budget_seconds is None, "--budget of an A/A test", draft.budget_seconds, "--repeats, as 20")
+    rounds = _AA_COMPARISONS * FIRST_LOOK if draft.settle_seconds else draft.rounds
+    right = f"a multiple of {FIRST_LOOK}, because a comparison has {FIRST_LOOK} rounds"
+    require(rounds % FIRST_LOOK == 0, "--repeats of an A/A test", rounds, right)
+    return msgspec.structs.replace(
+        draft,
+        rounds=rounds,
+        comparisons=rounds // FIRST_LOOK,
+        settle_seconds=None,
+        max_reruns=draft.max_reruns and _AA_RERUNS,
+    )
 
 
 def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from compare.errors import UsageError
 from compare.schema.environment import hide_exports
 
-COMMANDS = ("run", "aa", "verify", "scale", "collectives")
+COMMANDS = ("run", "verify", "scale", "collectives")
 """The commands that a job can run, because they launch ranks."""
 
 

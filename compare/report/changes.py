@@ -1,6 +1,6 @@
-"""Render the changes that ``ringside diff`` and ``ringside gate`` found between an old and a new state.
+"""Render the changes between an old and a new state, which a gate or two runs beside each other show.
 
-If ``--force`` let two unlike runs be compared, every format says so.
+If two runs are unlike, every format says so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ An arm without a decision is an error, because a skipped test would be shown as 
 
 
 def document_of(changes: Changes) -> Document:
-    """Return the document of a gate or of ``ringside diff``: one row for each arm, and the conclusion."""
+    """Return the document of a gate or of two runs: one row for each arm, and the conclusion."""
     changed = f"Changed: {'; '.join(map(_old_and_new, changes.changed))}."
     return Document(
         title=(
@@ -38,7 +38,7 @@ def document_of(changes: Changes) -> Document:
             if changes.command == "gate"
             else f"Cost of synchronising in two runs: speed over {changes.reference}'s in the same round"
         ),
-        alerts=_forced_warning(changes),
+        alerts=_unlike_warning(changes),
         tables=[Table.of(_columns(changes), changes.changes)],
         lead=[f"old: {changes.old}", f"new: {changes.new}"],
         notes=[*([changed] if changes.changed else []), *changes.notes],
@@ -51,7 +51,7 @@ def benchmark(changes: Changes) -> str:
     """Return the JSON that github-action-benchmark reads for its tool ``customSmallerIsBetter``.
 
     It has one entry for each arm, with the new figure alone: the step time in ms for a gate, and for
-    ``ringside diff`` the ratio to the reference arm. The action itself keeps figures of earlier runs.
+    two runs the ratio to the reference arm. The action itself keeps figures of earlier runs.
     """
     factor, unit = (1e3, "ms") if changes.command == "gate" else (1.0, "×")
     entries = [
@@ -60,7 +60,7 @@ def benchmark(changes: Changes) -> str:
             "unit": unit,
             "value": change.new.mean * factor,
             "range": f"± {(change.new.high - change.new.low) / 2 * factor:.2f}",
-            "extra": printable(". ".join([_in_one_line(changes, change), *_forced_warning(changes)])),
+            "extra": printable(". ".join([_in_one_line(changes, change), *_unlike_warning(changes)])),
         }
         for change in changes.changes
         if change.new
@@ -101,7 +101,7 @@ def junit(gate: Changes | None, failure: Failure | None = None) -> str:
 
 
 def _conclusion(changes: Changes) -> str:
-    """Return the conclusion of a gate; for ``ringside diff``, a note that it decides nothing."""
+    """Return the conclusion of a gate; for two runs, a note that it decides nothing."""
     if changes.limit is None:
         return _NO_DECISION
     limit = f"{changes.limit * 100:g} %"
@@ -119,11 +119,12 @@ def _old_and_new(fact: Difference) -> str:
     return f"{fact.what}: {fact.old} → {fact.new}"
 
 
-def _forced_warning(changes: Changes) -> list[str]:
-    """Return a warning that ``--force`` let unlike runs be compared; empty if the runs are alike."""
+def _unlike_warning(changes: Changes) -> list[str]:
+    """Return a warning that two runs are unlike; empty if they are alike."""
     if not changes.unlike:
         return []
-    return [f"FORCED: the runs are unlike ({'; '.join(map(_old_and_new, changes.unlike))})."]
+    differences = "; ".join(map(_old_and_new, changes.unlike))
+    return [f"The runs are UNLIKE, so their difference may mean nothing: {differences}."]
 
 
 # ---- cells ----

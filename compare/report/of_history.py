@@ -1,4 +1,4 @@
-"""Make the document of ``ringside history``: a row for each run, then the trend of every arm."""
+"""Make the document of a folder's runs: a row for each run, then the trend of every arm."""
 
 from __future__ import annotations
 

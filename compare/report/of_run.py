@@ -66,7 +66,7 @@ def brief(run: Run, analysis: Analysis, view: View) -> Document:
             *_cause_and_proof(run, shown),
         ],
         statements=(),
-        notes=[f"More: ringside report {view.report_argument} --wide, or --detail"],
+        notes=[f"More: ringside report {view.report_argument} --detail"],
     )
 
 

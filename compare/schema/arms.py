@@ -13,7 +13,7 @@ import difflib
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -86,7 +86,7 @@ class Arm(msgspec.Struct, frozen=True):
     given: dict[str, OptionValue] = {}
     """The values by name of the option, or by ``env.NAME`` for variables; other options have defaults."""
     twin: int = 0
-    """1 or 2 for the two equal arms of `ringside aa`, otherwise 0."""
+    """1 or 2 for the two equal arms of an A/A test, otherwise 0."""
     against: Interpreter | None = None
     """The other interpreter of `ringside gate` if this arm's ranks run in it; otherwise None."""
 
@@ -103,7 +103,7 @@ class Arm(msgspec.Struct, frozen=True):
     def label(self) -> str:
         """Return the name of the arm in tables and results: what a user writes, and sometimes a suffix.
 
-        The suffix is ``#1`` or ``#2`` in `ringside aa`, and ``@against`` for the other interpreter of a gate.
+        The suffix is ``#1`` or ``#2`` in an A/A test, and ``@against`` for the other interpreter of a gate.
         """
         given = (f"{name}={_spelled(value)}" for name, value in self.given.items())
         twin = f"#{self.twin}" if self.twin else "@against" if self.against else ""
@@ -198,11 +198,12 @@ class Arm(msgspec.Struct, frozen=True):
         return tuple(f"{option.name}={_spelled(value)}" for option, value in wanted)
 
 
-def parse_arms(texts: Iterable[str]) -> tuple[Arm, ...]:
+def parse_arms(texts: Iterable[str], *, with_aa_test: bool = False) -> tuple[Arm, ...]:
     """Return the arms of some texts, in order; each text may hold several, separated by commas.
 
     Braces make a sweep: ``ddp:bucket_cap_mb={1,5,25}`` is three arms. Two pairs of braces in one arm give
-    every combination, and the last pair varies fastest.
+    every combination, and the last pair varies fastest. ``with_aa_test`` allows one arm that is named twice,
+    with no other.
 
     Raises:
         UsageError: an arm is wrong (see ``parse_arm``) or named twice, braces are not balanced or hold an
@@ -210,14 +211,20 @@ def parse_arms(texts: Iterable[str]) -> tuple[Arm, ...]:
     """
     parts = [part.strip() for text in texts for part in _split(text, ",")]
     arms = tuple(parse_arm(arm) for part in parts if part for arm in _expand(part))
-    for arm in arms:
+    for arm in () if with_aa_test and is_aa_test(arms) else arms:
         if arms.count(arm) > 1:
             raise UsageError(
                 f"The arm {arm.label} is named twice.",
                 found=f"--backend {','.join(arm.label for arm in arms)}",
-                remedy="Give one of them other options, or leave it out. --repeats measures every arm again.",
+                remedy="Give one of them other options, or leave it out. --repeats measures every arm again. "
+                "An A/A test is `ringside run` with one arm twice, and no other.",
             )
     return arms
+
+
+def is_aa_test(arms: Sequence[Arm]) -> bool:
+    """Return whether these are one arm that is named twice, as for an A/A test."""
+    return len(arms) == 2 and arms[0] == arms[1]  # noqa: PLR2004
 
 
 def parse_arm(text: str) -> Arm:

@@ -150,7 +150,7 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
     A round that is running then is finished. It is None for a run with ``--repeats`` or ``--budget``.
     """
     comparisons: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Number of comparisons of `ringside aa`, among which the rounds are divided; None for other runs."""
+    """Number of comparisons of an A/A test, among which the rounds are divided; None for other runs."""
     slower_limit: float | None = None
     """The slowdown that `ringside gate` allows, as a fraction of the step time; None for other runs."""
     max_reruns: int = 3

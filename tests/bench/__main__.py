@@ -59,7 +59,7 @@ def main():
         # Launchers leave files in the temporary folder. They are removed with this one.
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         settings = Settings(
-            data_dir=find_mnist() or sys.exit("MNIST is missing: ringside data fetch --data-dir data"),
+            data_dir=find_mnist() or sys.exit("MNIST is missing: ringside setup data --data data"),
             folder=Path(folder),
             quick=given.quick,
         )

@@ -59,12 +59,12 @@ def _rounds(entries):
     return [pair for entry in entries for pair in entry["step_seconds"]]
 
 
-def _run(given, command, *flags):
-    """Carry out a command; return its run, and what is recorded of every test."""
-    data_dir = find_mnist() or sys.exit("MNIST is missing: ringside data fetch --data-dir data")
+def _run(given, arms, command, *flags):
+    """Carry out a command with the arms; return its run, and what is recorded of every test."""
+    data_dir = find_mnist() or sys.exit("MNIST is missing: ringside setup data --data data")
     with tempfile.TemporaryDirectory(prefix="ringside-false-") as folder:
         done = compare(
-            *(command, *flags, "--backend", given.arm, "--seed", time.time_ns() % 2**32),
+            *(command, *flags, "--backend", arms, "--seed", time.time_ns() % 2**32),
             *("--data-dir", data_dir, "--output", Path(folder) / "run"),
             timeout=1200,
         )
@@ -85,9 +85,9 @@ def _run(given, command, *flags):
 
 
 def _compare_once(given):
-    flags = ("--comparisons", 1, "--repeats", FIRST_LOOK, "--interleave", given.mode, "--max-reruns", 0)
+    flags = ("--repeats", FIRST_LOOK, "--interleave", given.mode, "--max-reruns", 0)
     with loads.injected(given.load):
-        figures, entry = _run(given, "aa", *flags)
+        figures, entry = _run(given, f"{given.arm},{given.arm}", "run", *flags)
     (verdict,), mode = assess_aa_test(figures).verdicts, figures.run.interleaved.mode
     first, second = (arm.label for arm in figures.run.config.arms)
     assert len(log_ratios(figures, second, first)) == FIRST_LOOK
@@ -125,7 +125,7 @@ def _design(entry):
 
 
 def _gate_once(given):
-    figures, entry = _run(given, "gate", "--against", sys.executable, "--budget", given.budget)
+    figures, entry = _run(given, given.arm, "gate", "--against", sys.executable, "--budget", given.budget)
     gate = judge_gate(figures)
     (change,) = gate.changes
     found = {"outcome": gate.outcome, "ratio": change.ratio, "low": change.low, "high": change.high}

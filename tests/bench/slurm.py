@@ -26,7 +26,7 @@ def main():
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--arms", default="ddp,horovod,mpi")
     given = parser.parse_args()
-    data_dir = find_mnist() or sys.exit("MNIST is missing: ringside data fetch --data-dir data")
+    data_dir = find_mnist() or sys.exit("MNIST is missing: ringside setup data --data data")
     taken = {"ssh": [], "srun": []}
     with Lab(2) as lab:
         Slurm(lab)

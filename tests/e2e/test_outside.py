@@ -56,7 +56,9 @@ def ran(installed, tmp_path_factory):
 def test_arm_is_proven_and_explained_like_our_own(installed, ran):
     folder, printed = ran
     assert "proven for 20 steps and one at the end" in " ".join(printed.split())
-    lesson = compare("explain", folder, "--arm", "gather:calls=each", environment=installed)
+    lesson = compare(
+        "report", folder, "--format", "lesson", "--arm", "gather:calls=each", environment=installed
+    )
     assert "gradients = [p.grad for p in self.trained]" in lesson.stdout
 
 

@@ -206,3 +206,16 @@ def test_own_arm_without_a_step_is_a_usage_error(tmp_path):
     done = compare("verify", "--backend", "own_torch", "--output", tmp_path / "run")
     assert done.returncode == 2
     assert "Name your file: --workload train.py:make" in done.stderr
+
+
+def test_skeleton_of_a_workload_runs_at_once(tmp_path):
+    file = tmp_path / "train.py"
+    written = compare("setup", "workload", file)
+    assert written.returncode == 0, written.stderr
+    assert f"ringside run --workload {file}:make" in written.stdout
+    done = compare(
+        *("run", "--workload", f"{file}:make", "--backend", "ddp", "--no-control", "-np", 2),
+        *("--device", "cpu", "--steps", 40, "--repeats", 1, "--output", tmp_path / "results"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "train.py:make" in done.stdout

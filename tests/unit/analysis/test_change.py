@@ -10,7 +10,15 @@ import scipy.stats
 
 from compare.analysis import analyse
 from compare.analysis.causes import check_interpreter
-from compare.analysis.change import Change, diff, from_verdict, judge_between, outcome_of, with_twins
+from compare.analysis.change import (
+    Change,
+    Difference,
+    diff,
+    from_verdict,
+    judge_between,
+    outcome_of,
+    with_twins,
+)
 from compare.analysis.verdict import Sample, judge
 from compare.errors import ConditionsError, OutputError
 from compare.experiment.schedule import is_settled
@@ -114,16 +122,12 @@ def test_diff_compares_costs_and_not_milliseconds_and_decides_nothing():
     assert (changes.limit, changes.outcome) == (None, None)
 
 
-def test_diff_refuses_unlike_runs_with_the_list():
+def test_diff_of_unlike_runs_lists_what_differs():
     old, new = costs(*[5.0] * 5), costs(*[5.0] * 5, config={"batch_size_per_rank": 32}, cores=4)
-    with pytest.raises(ConditionsError) as refused:
-        diff(old, new, NAMES)
-    assert refused.value.found.splitlines() == [
-        "batch_size_per_rank: 64 in old, 32 in new",
-        "cores of each host: 2 in old, 4 in new",
+    assert diff(old, new, NAMES).unlike == [
+        Difference("batch_size_per_rank", "64", "32"),
+        Difference("cores of each host", "2", "4"),
     ]
-    forced = diff(old, new, NAMES, force=True)
-    assert [one.what for one in forced.unlike] == ["batch_size_per_rank", "cores of each host"]
 
 
 def with_variables(run, **environment):
@@ -139,11 +143,9 @@ def test_diff_lists_each_variable_that_differs_once():
     image = {"NVIDIA_REQUIRE_CUDA": "cuda>=13.0 " * 300, "CUDA_VERSION": "13.0"}
     old = with_variables(run, OMP_NUM_THREADS="1", NCCL_ALGO="Ring", MALLOC_ARENA_MAX="2")
     new = with_variables(run, OMP_NUM_THREADS="1", NCCL_ALGO="Tree", **image)
-    with pytest.raises(ConditionsError) as caught:
-        diff(old, new, NAMES)
-    assert caught.value.found.splitlines() == [
-        "MALLOC_ARENA_MAX: 2 in old, – in new",
-        "NCCL_ALGO: Ring in old, Tree in new",
+    assert diff(old, new, NAMES).unlike == [
+        Difference("MALLOC_ARENA_MAX", "2", "–"),
+        Difference("NCCL_ALGO", "Ring", "Tree"),
     ]
     assert diff(old, old, NAMES).unlike == []
     assert diff(with_variables(run, **image), with_variables(run), NAMES).unlike == []

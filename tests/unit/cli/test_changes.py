@@ -1,14 +1,16 @@
-"""Test what ``ringside diff`` and ``ringside gate`` print, their files and their exit codes."""
+"""Test what a gate and two runs side by side print, their files and their exit codes."""
 
 import json
 
 import pytest
 from typer.testing import CliRunner
 
+from compare.analysis.change import diff
 from compare.cli.gate import read_percent, require_passed
 from compare.cli.main import EXIT_CODES, app
 from compare.cli.output import show_changes
-from compare.errors import ConditionsError, SlowerError, TooNoisyError, UsageError
+from compare.errors import SlowerError, TooNoisyError, UsageError
+from compare.report.changes import benchmark
 from compare.system.files import write_json
 from tests.unit.changes import a_change, a_gate
 from tests.unit.factories import a_run
@@ -27,31 +29,30 @@ def old(tmp_path):
     return saved(tmp_path / "old", QUIET)
 
 
-def diff(*arguments):
-    return CliRunner().invoke(app, ["diff", *map(str, arguments)])
+def beside(*arguments):
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
 @pytest.mark.parametrize(
     ("times", "kind"), [(QUIET, "open"), ([time * 1.1 for time in QUIET], "slower"), (QUIET[:4], "open")]
 )
-def test_diff_describes_and_fails_nothing(old, tmp_path, times, kind):
+def test_two_runs_are_described_and_fail_nothing(old, tmp_path, times, kind):
     new, summary = saved(tmp_path / "new", times), tmp_path / "diff.md"
-    done = diff(old, new, "--export-markdown", summary)
+    done = beside(old, new, "--export", summary)
     assert done.exit_code == 0
     assert f" {kind}\n" in done.output
     assert "| ddp |" in summary.read_text()
 
 
-def test_diff_of_unlike_runs_needs_force_and_states_it(old, tmp_path):
+def test_two_unlike_runs_are_shown_with_a_warning(old, tmp_path):
     new = saved(tmp_path / "new", QUIET, cores=8)
-    assert isinstance(diff(old, new).exception, ConditionsError)
-    shown = diff(old, new, "--force", "--format", "json")
-    assert json.loads(shown.output)["forced"] is True
+    assert "UNLIKE" in beside(old, new).output
+    assert json.loads(beside(old, new, "--format", "json").output)["forced"] is True
 
 
-def test_diff_as_a_benchmark_has_the_new_state_of_each_arm(old, tmp_path):
-    new = saved(tmp_path / "new", [time * 1.1 for time in QUIET])
-    (entry,) = json.loads(diff(old, new, "--format", "github-benchmark").output)
+def test_benchmark_of_two_runs_has_the_new_state_of_each_arm():
+    runs = [a_run({"none": [4.0] * 5, "ddp": times}) for times in (QUIET, [time * 1.1 for time in QUIET])]
+    (entry,) = json.loads(benchmark(diff(*runs, ("old", "new"))))
     assert (entry["name"], entry["unit"]) == ("diff: ddp", "×")
     assert entry["value"] == pytest.approx(1.1 * 5 / 4, rel=0.01)
     assert entry["range"].startswith("± 0.0")

@@ -19,7 +19,7 @@ from backends import BACKENDS
 from compare import data, errors
 from compare.analysis import analyse
 from compare.cli import main as cli
-from compare.cli.help import EXAMPLES, SUMMARIES
+from compare.cli.help import EXAMPLES, GROUPS, SUMMARIES
 from compare.data import mnist
 from compare.data.catalogue import FILES, TRAIN_IMAGES
 from compare.doctor import availability
@@ -117,7 +117,8 @@ def carried_out(monkeypatch):
         ("--backend ddp -q -v", USAGE, ["--quiet and --verbose exclude each other"]),
         ("--backend ddp:bucket=1", USAGE, ["'bucket'", "ddp:bucket=1", "bucket_cap_mb"]),
         ("--backend ddp:process_group=mpi", USAGE, ["'mpi'", "auto or nccl or gloo"]),
-        ("--backend ddp,ddp", USAGE, ["named twice", "--repeats"]),
+        ("--backend ddp,ddp,mpi", USAGE, ["named twice", "--repeats", "A/A test"]),
+        ("verify --backend ddp,ddp", USAGE, ["named twice"]),
         ("--backend ddp --baseline horovod", USAGE, ["--baseline cannot be horovod", "none or ddp"]),
         ("--backend ddp --steps 10 --warmup 30", USAGE, ["left to time", "10 training steps", "--warmup"]),
         *(
@@ -144,7 +145,7 @@ def carried_out(monkeypatch):
         (
             "--backend horovod:controller=mpi",
             UNAVAILABLE,
-            ["without its mpi controller", "ringside install horovod"],
+            ["without its mpi controller", "ringside setup horovod"],
         ),
         (
             "--backend ddp --device cuda",
@@ -158,13 +159,20 @@ def carried_out(monkeypatch):
             USAGE,
             ["Two formats cannot both go to standard output."],
         ),
-        ("aa --backend none --dataset digits", USAGE, ["An A/A test needs an arm that synchronises"]),
+        *(
+            (f"--backend {arms} --dataset digits {more}", USAGE, [says])
+            for arms, more, says in (
+                ("none,none", "", "An A/A test needs an arm that synchronises"),
+                ("ddp,ddp", "--repeats 7", "--repeats of an A/A test cannot be 7"),
+                ("ddp,ddp", "--budget 60", "--budget of an A/A test"),
+            )
+        ),
         ("scale --backend ddp", USAGE, ["needs numbers of ranks", "-np 1,2,4"]),
         ("scale --backend ddp -np 2", USAGE, ["-np/--num-proc cannot be 2", "two or more"]),
         ("scale --backend ddp -np 1,3 --strong", USAGE, ["3 ranks cannot share a global batch of 64"]),
         ("collectives --group ring", USAGE, ["--group cannot be ring", "gloo or nccl"]),
         ("collectives --group ,", USAGE, ["--group names nothing"]),
-        ("collectives --group horovod_mpi", UNAVAILABLE, ["It has: gloo", "ringside install horovod"]),
+        ("collectives --group horovod_mpi", UNAVAILABLE, ["It has: gloo", "ringside setup horovod"]),
         ("collectives --group nccl", UNAVAILABLE, ["GPU memory", "--device cuda"]),
         ("collectives --collective gossip", USAGE, ["--collective cannot be gossip", "all_to_all"]),
         ("collectives --dtype float31", USAGE, ["--dtype cannot be float31", "bfloat16"]),
@@ -226,12 +234,12 @@ def test_run_with_damaged_data_exits_with_3(compare, carried_out, monkeypatch):
     ended = compare("run", "--backend", "ddp", "--dataset", "mnist", "--data-dir", "data")
     assert ended.code == DATA
     assert TRAIN_IMAGES in " ".join(ended.parts)
-    assert compare("data", "status", "--data-dir", "data").code == DATA
+    assert compare("setup", "data", "--check", "--data", "data").code == DATA
 
 
 @pytest.mark.parametrize(
     ("end", "flags", "named"),
-    [(None, ["--output", "gone/table.txt"], "gone/table.txt"), (99, [], RESULTS_FILE)],
+    [(None, ["--export", "gone/table.md"], "gone/table.md"), (99, [], RESULTS_FILE)],
     ids=["no such folder", "truncated file"],
 )
 def test_report_from_or_to_an_unfit_file_exits_with_5(compare, end, flags, named):
@@ -253,42 +261,45 @@ def test_report_last_shows_the_newest_run(compare):
         os.utime(folder / RESULTS_FILE, (1_700_000_000 - age,) * 2)
     shown = compare("report", "last").out
     assert shown.startswith("wide on MNIST")
-    assert "More: ringside report last --wide" in shown
+    assert "More: ringside report last --detail" in shown
 
 
 def test_report_puts_several_runs_on_one_page_with_pictures(compare):
     for name, milliseconds in (("one", 5.0), ("two", 7.0)):
         Path(name).mkdir()
         write_json(Path(name, RESULTS_FILE), a_run({"none": [4.0] * 5, "ddp": [milliseconds] * 5}))
-    flags = ["--format", "html", "--output", "both.html", "--pictures", "shown/here"]
-    assert compare("report", "one", "two", *flags).code == 0
-    assert Path("both.html").read_text().count("<article") == 2
+    flags = ["--export", "both.html", "--pictures", "shown/here"]
+    shown = compare("report", "one", "two", *flags)
+    assert shown.code == 0
+    assert Path("both.html").read_text().count("<article") == 3, "the comparison, then both runs"
     drawn = {path.name: path.read_text() for path in Path("shown/here").iterdir()}
-    assert set(drawn) == {f"{number}-{name}.svg" for number in (1, 2) for name in ("time", "turns", "memory")}
+    assert set(drawn) == {f"{number}-{name}.svg" for number in (2, 3) for name in ("time", "turns", "memory")}
     assert all(text.startswith("<svg xmlns=") and "<style>" in text for text in drawn.values())
-    assert compare("report", "one", "two").parts[0] == "--format table shows one run."
+    assert all(f"Picture: shown/here/{name}" in shown.err for name in drawn)
+    assert compare("report", "one", "two", "one").parts[0] == "--format table shows two runs."
+    assert compare("report", "one", "two", "--format", "csv").parts[0] == "--format csv shows one run."
 
 
-def test_explain_prints_a_lesson_of_the_arms(compare):
+def test_report_opens_its_page_in_the_browser(compare, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    write_json(Path(RESULTS_FILE), a_run())
+    shown = compare("report", ".", "--open")
+    (page,) = opened
+    assert "mlp on MNIST" in shown.out
+    assert f"Page: {page.removeprefix('file://')}" in shown.err
+    assert "<article" in Path(page.removeprefix("file://")).read_text()
+
+
+def test_report_prints_a_lesson_of_the_arms(compare):
     write_json(Path(RESULTS_FILE), a_run({"none": [4.0] * 3, "ddp": [6.0] * 3, "mpi": [5.0] * 3}))
-    lesson = compare("explain", ".").out
+    lesson = compare("report", ".", "--format", "lesson").out
     assert "backends/strategies/ddp.py:" in lesson
     assert "backends/groups/mpi_group.py:" in lesson
-    assert "```python" in compare("explain", ".", "--arm", "mpi", "--format", "markdown").out
-    assert compare("explain", ".", "--arm", "zero").parts[1] == "Use one of: ddp, mpi."
-
-
-def test_report_sorts_the_arms(compare):
-    write_json(Path(RESULTS_FILE), a_run({"none": [4.0] * 3, "mpi": [9.0] * 3, "ddp": [6.0] * 3}))
-
-    def order(*arguments):
-        shown = compare("report", ".", *arguments).out
-        return [*dict.fromkeys(re.findall(r"^ ?(none|mpi|ddp)\b", shown, re.MULTILINE))]
-
-    assert order() == order("--sort", "step") == order("--sort", "sync") == ["none", "ddp", "mpi"]
-    assert order("--sort", "name") == order("--wide", "--sort", "name") == ["ddp", "mpi", "none"]
-    assert order("--format", "csv") == ["none", "mpi", "ddp"]
-    assert order("--format", "csv", "--sort", "name") == ["ddp", "mpi", "none"]
+    lesson = ("report", ".", "--format", "lesson", "--arm")
+    assert "```python" in compare(*lesson, "mpi", "--export", "-.md").out
+    assert compare(*lesson, "zero").parts[1] == "Use one of: ddp, mpi."
+    assert compare("report", "--format", "lesson").parts[0] == "--format lesson shows one run."
 
 
 @pytest.mark.parametrize("command", EXAMPLES)
@@ -303,8 +314,8 @@ def test_help_groups_the_flags_and_ends_with_examples(compare, command):
 
 
 def test_every_command_has_examples_and_every_long_help_has_groups(compare):
-    groups = ["data fetch", "data status", "install horovod", "install mpich"]
-    assert {*SUMMARIES, *groups} - {"data", "install"} == set(EXAMPLES)
+    members = ["setup horovod", "setup mpich", "setup data", "setup workload"]
+    assert {*SUMMARIES, *members} - {"setup"} == set(EXAMPLES)
     shown = compare("run", "--help").out
     for group in ("Arms:", "Training:", "Time:", "Ranks and hosts:", "Output:", "Options:", "Examples:"):
         assert f"\n{group}\n" in shown
@@ -329,6 +340,7 @@ except SystemExit:
     done = execute(["-c", script])
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^  ([a-z]+)  ", done.stdout, re.MULTILINE) == [*SUMMARIES]
+    assert [name for name in GROUPS if f"\n{name}:\n" not in done.stdout] == []
     assert "It runs on Linux." in done.stdout
 
 
@@ -336,7 +348,7 @@ def test_help_in_place_of_a_command_is_no_error(compare):
     ended = compare()
     assert ended.code == USAGE
     assert "error:" not in ended.err
-    assert "Commands:" in ended.err
+    assert "Compare:" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -450,7 +462,7 @@ def test_listing_commands_print_json(compare):
     arms = json.loads(compare("backends", "--json").out)
     assert {entry["arm"] for entry in arms} >= set(BACKENDS)
     assert all(entry["available"] is not bool(entry["problem"]) for entry in arms)
-    files = compare("data", "status", "--data-dir", "none", "--json")
+    files = compare("setup", "data", "--check", "--data", "none", "--format", "json")
     assert (files.code, {file["form"] for file in json.loads(files.out)}) == (DATA, {"missing"})
     assert json.loads(compare("doctor", "--quick", "--json").out)["hosts"]
 
@@ -514,7 +526,8 @@ def test_an_interrupt_before_the_first_launch_exits_with_130(compare, monkeypatc
         ("run --repeats 7", (7, None, None)),
         ("run --budget 60", (1000, 60, None)),
         ("run --repeats 7 --budget 60", (7, 60, None)),
-        ("aa", (50, None, None)),
+        ("run --backend ddp,ddp", (50, None, None)),
+        ("run --backend ddp,ddp --repeats 20", (20, None, None)),
     ],
 )
 def test_run_without_a_length_takes_five_minutes_to_settle(compare, monkeypatch, arguments, length):
@@ -526,7 +539,8 @@ def test_run_without_a_length_takes_five_minutes_to_settle(compare, monkeypatch,
         return a_run()
 
     monkeypatch.setattr(run, "carry_out", carry_out)
-    assert compare(*arguments.split(), "--backend", "ddp", "--output", "out").code == 0
+    arms = () if "--backend" in arguments else ("--backend", "ddp")
+    assert compare(*arguments.split(), *arms, "--output", "out").code == 0
     assert found == [length]
 
 
@@ -612,15 +626,19 @@ def test_flags_may_be_spelled_with_dashes_or_underscores(compare, spelling):
     assert "--nproc_per_node=3" in command
 
 
-@pytest.mark.parametrize("form", ["table", "csv"])
-def test_report_writes_to_a_file_what_it_prints(compare, form):
+@pytest.mark.parametrize(("form", "file"), [("markdown", "shown.md"), ("csv", "shown.csv")])
+def test_report_writes_to_a_file_what_it_prints(compare, form, file):
     write_json(Path(RESULTS_FILE), a_run(complete=False))
     printed = compare("report", ".", "--format", form)
     assert "ddp" in printed.out
-    written = compare("report", ".", "--format", form, "--output", "shown")
-    assert (printed.code, written.code, written.out) == (0, 0, "")
-    assert Path("shown").read_text().split() == printed.out.split()
-    assert compare("report", ".", "--output", RESULTS_FILE).code == USAGE
+    written = compare("report", ".", "--format", form, "--export", file)
+    assert (printed.code, written.code, written.out) == (0, 0, printed.out)
+    assert Path(file).read_text().split() == printed.out.split()
+    alone = compare("report", ".", "--export", f"-.{file.partition('.')[2]}")
+    assert alone.out == printed.out
+    assert "mlp on MNIST" in alone.err
+    assert compare("report", ".", "--export", RESULTS_FILE).code == USAGE
+    assert "names a format" in compare("report", ".", "--export", "shown.pdf").parts[0]
 
 
 def test_backends_lists_every_option_and_why_one_is_missing(compare):
@@ -730,7 +748,7 @@ def execute(arguments, stdout=subprocess.PIPE, cwd=ROOT, **environment):
     )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["data", "status"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["setup", "data", "--check"]])
 def test_output_that_cannot_be_printed_exits_with_5(arguments):
     with Path("/dev/full").open("w") as full:
         done = execute(["-m", "compare", *arguments], full)
@@ -740,7 +758,7 @@ def test_output_that_cannot_be_printed_exits_with_5(arguments):
     assert (found, remedy) == ("  No space left on device.", "  Redirect it to another file or terminal.")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["data", "status"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["setup", "data", "--check"]])
 def test_a_closed_pipe_prints_no_message(arguments):
     reader, writer = os.pipe()
     os.close(reader)

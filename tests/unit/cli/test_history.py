@@ -1,4 +1,4 @@
-"""Test which runs ``ringside history`` sees, and what it says of them."""
+"""Test which runs ``ringside report`` lists, and what it says of them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_folder_without_a_results_file_is_no_run(runs, tmp_path):
 def test_hostile_names_reach_no_terminal(tmp_path):
     a_folder(tmp_path / "runs", "a\x1b[31m\nwould remove /home")
     a_folder(tmp_path / "runs", "tab\there")
-    shown = call("history", tmp_path / "runs").output
+    shown = call("report", tmp_path / "runs").output
     assert "\x1b" not in shown
     assert "tab\\there" in shown
     assert not any(line.lstrip().startswith("would remove /home") for line in shown.splitlines())
@@ -64,14 +64,14 @@ def test_history_has_a_line_for_each_run_and_a_trend(runs):
     a_folder(runs, "2026-11-21T09-00-00-mlp-np2", complete=False, failure=ctrl_c)
     (runs / "old").mkdir()
     (runs / "old" / "results.json").write_text('{"ringside_version": "0.0.1", "schema_version": 1}')
-    shown = call("history", runs).output
+    shown = call("report", runs).output
     assert sum("2026-11-21 09:00" in line for line in shown.splitlines()) == 5
     assert "killed" in shown
     assert re.search(r"  killed +3 rounds, unfinished +none", shown)
     assert re.search(r"^ 2026-11-21T09-00-00-mlp-np2 +3 rounds, interrupted +none", shown, re.MULTILINE)
     assert "old: not read." in shown
     assert any(line.split()[:2] == ["ddp", "▁▁▁▁▁▁"] for line in shown.splitlines())
-    found = msgspec.json.decode(call("history", runs, "--json").output)
+    found = msgspec.json.decode(call("report", runs, "--format", "json").output)
     assert {trend["arm"] for trend in found["trends"]} == {"none", "ddp"}
 
 
@@ -88,7 +88,7 @@ def test_history_shows_the_other_runs_beside_a_hostile_file(tmp_path, text):
     a_folder(tmp_path, "good")
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "results.json").write_text(text)
-    done = call("history", tmp_path)
+    done = call("report", tmp_path)
     assert done.exit_code == 0, done.output
     assert re.search(r"good +3 rounds +none", done.output)
     assert "bad: not read." in done.output
@@ -112,10 +112,10 @@ def test_edited_run_is_shown_or_refused_beside_the_others(tmp_path, spoilt):
         for rank in launch["ranks"]:
             rank.update(spoilt)
     file.write_text(json.dumps(content))
-    for words in (["report", file], ["report", file, "--detail"], ["explain", file], ["diff", file, file]):
-        done = call(*words)
+    for words in ([file], [file, "--detail"], [file, "--format", "lesson"], [file, file]):
+        done = call("report", *words)
         assert done.exception is None or isinstance(done.exception, RingsideError), done.exception
-    listed = call("history", tmp_path)
+    listed = call("report", tmp_path)
     assert listed.exit_code == 0, listed.output
     assert re.search(r"good +3 rounds +none", listed.output)
 
@@ -123,7 +123,7 @@ def test_edited_run_is_shown_or_refused_beside_the_others(tmp_path, spoilt):
 def test_history_names_a_noisy_run_in_its_line_and_its_trends(tmp_path):
     a_folder(tmp_path, "quiet")
     write_json(a_folder(tmp_path, "loud") / "results.json", noisy(a_run(), 1, 3))
-    shown = call("history", tmp_path).output
+    shown = call("report", tmp_path).output
     assert re.search(r"loud +3 rounds, 2 noisy +none", shown)
     assert re.search(r"quiet +3 rounds +none", shown)
     assert re.search(r"none +▁▁ +4.00 +4.00 +1 of 2", shown)
@@ -160,4 +160,4 @@ def test_history_names_what_the_runs_of_a_trend_have_in_common(tmp_path):
         "Step in ms, oldest to newest: mlp on mnist · 2 ranks × 1 thread · 2 hosts of 1 rank · cpu · "
         "1+4 cores · batch 64 · steps 50 · warmup_steps 10 · one launch after another"
     )
-    assert title in " ".join(call("history", tmp_path).output.split())
+    assert title in " ".join(call("report", tmp_path).output.split())

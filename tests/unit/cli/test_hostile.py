@@ -94,10 +94,10 @@ CALLS = [
     *(["report", name, *flags] for name in ("run", "stopped", "collectives") for flags in ([], *FORMATS)),
     ["report", "run", "--wide"],
     *(["report", name, "--detail"] for name in ("run", "collectives")),
-    *(["explain", "run", *flags] for flags in ([], FORMATS[0])),
-    *(["diff", "run", "run", "--force", *flags] for flags in ([], FORMATS[0], FORMATS[2])),
+    ["report", "run", "--format", "lesson"],
+    *(["report", "run", "run", *flags] for flags in ([], FORMATS[0], FORMATS[2])),
     *(["predict", "predicted", "--hosts", "2,4", *flags] for flags in ([], *FORMATS)),
-    ["history", "all"],
+    ["report", "all"],
 ]
 
 

@@ -33,10 +33,10 @@ def settings(text, command="run", path="run.toml"):
 
 
 def test_settings_hold_for_every_command_and_tables_for_one():
-    text = "steps = 60\n[run]\nsteps = 90\n['data fetch']\ndata-dir = '/data'\n"
+    text = "steps = 60\n[run]\nsteps = 90\n['setup data']\ndata = '/data'\n"
     assert settings(text) == {"steps": "90"}
     assert settings(text, "gate") == {"steps": "60"}
-    assert settings(text, "data fetch") == {"data_dir": "/data"}
+    assert settings(text, "setup data") == {"data": "/data"}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_paths_of_settings_are_relative_to_their_file():
         ("bugdet = 3\n", ["'bugdet'", "Settings are named like flags"]),
         ("stepz = 3", ["'stepz'", "Did you mean steps?"]),
         ("[runn]\nsteps = 3", ["'runn'", "Did you mean run?"]),
-        ("['data fetsh']\nx = 1", ["'data fetsh'", "Did you mean data fetch"]),
+        ("['setup dato']\nx = 1", ["'setup dato'", "Did you mean setup data"]),
         ("[run]\nagainst = 'python'", ["[run] there is no setting 'against'"]),
         ("steps = true", ["steps cannot be true", "a number, or text in quotes"]),
         ("steps = [3]", ["steps cannot be [3]"]),
@@ -212,9 +212,9 @@ def test_help_needs_no_settings(requested):
 
 def test_settings_hold_for_every_command_by_its_long_flags(requested):
     write(
-        "[tool.ringside]\njson = true\nweak = false\n[tool.ringside.'data status']\ndata-dir = 'd'\n",
+        "[tool.ringside]\nformat = 'json'\nweak = false\n[tool.ringside.'setup data']\ndata = 'd'\n",
         "pyproject.toml",
     )
     Path("runs").mkdir()
-    assert requested("history")[1] == "Settings of pyproject.toml: json\n"
-    assert "Settings of pyproject.toml: json, data_dir\n" in requested("data", "status")[1]
+    assert requested("report")[1] == "Settings of pyproject.toml: format\n"
+    assert "Settings of pyproject.toml: format, data\n" in requested("setup", "data", "--check")[1]

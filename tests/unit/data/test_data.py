@@ -227,7 +227,7 @@ def test_load_split_names_the_bad_file_and_the_remedy(small, tmp_path):
     assert hashlib.sha256(content).hexdigest() in caught.value.found
     assert sums_of(small)[TEST_LABELS] in caught.value.found
     assert f"rm {shlex.quote(str(directory / TEST_LABELS))}" in caught.value.remedy
-    assert f"ringside data fetch --data-dir {shlex.quote(str(tmp_path))}" in caught.value.remedy
+    assert f"ringside setup data --data {shlex.quote(str(tmp_path))}" in caught.value.remedy
 
 
 def test_load_split_refuses_a_byte_too_many(digits_root, tmp_path):
@@ -244,7 +244,7 @@ def test_load_split_names_the_missing_file(small, tmp_path):
     with pytest.raises(DataError, match=f"{TEST_LABELS} is not in") as caught:
         data.load_split(source(directory), "test")
     assert "rm " not in caught.value.remedy
-    assert "ringside data fetch" in caught.value.remedy
+    assert "ringside setup data" in caught.value.remedy
     (directory / TEST_LABELS).mkdir()
     with pytest.raises(DataError, match="cannot be used") as caught:
         data.load_split(source(directory), "test")
@@ -564,6 +564,6 @@ def test_real_mnist_is_found_without_writing_and_has_its_published_figures():
 
 def test_expected_data_that_is_missing_has_a_remedy(tmp_path):
     root = tmp_path / "a b"
-    assert data.expect("auto", root).note.endswith(f"ringside data fetch --data-dir '{root}'")
+    assert data.expect("auto", root).note.endswith(f"ringside setup data --data '{root}'")
     assert "once without --dry-run" in data.expect("digits", root).note
     assert not root.exists()

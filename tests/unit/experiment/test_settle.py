@@ -101,7 +101,7 @@ ALL = ["ddp", "manual", "manual:mode=shared_memory", "horovod", "mpi"]
         ("cuda", True, [], ["ddp", "manual", "horovod"], {"mpi": ["--device cpu"]}),
         (
             *("cpu", True, ["horovod", "mpi"], ALL[:3]),
-            {"horovod": ["horovod is not installed", "ringside install horovod"], "mpi": ["mpi4py"]},
+            {"horovod": ["horovod is not installed", "ringside setup horovod"], "mpi": ["mpi4py"]},
         ),
     ],
 )
@@ -135,10 +135,10 @@ MPICH, BF16 = "mpi:library=mpich", "ddp:comm_hook=bf16"
 @pytest.mark.parametrize(
     ("text", "device", "without", "what", "found", "remedy"),
     [
-        ("horovod", "cpu", {"missing": ["horovod"]}, "horovod", "not installed", "ringside install horovod"),
+        ("horovod", "cpu", {"missing": ["horovod"]}, "horovod", "not installed", "ringside setup horovod"),
         ("ddp,mpi", "cuda", {"gpus": 2}, "mpi", "", "--device cpu"),
         ("horovod:controller=mpi", "cpu", {"controllers": ["gloo"]}, "without its mpi controller", "", ""),
-        (f"mpi,{MPICH}", "cpu", {}, f"{MPICH} cannot run", "not installed", "ringside install mpich"),
+        (f"mpi,{MPICH}", "cpu", {}, f"{MPICH} cannot run", "not installed", "ringside setup mpich"),
         (f"ddp,{BF16}", "cpu", {}, f"{BF16} cannot run on the CPU.", "comm_hook=bf16 only on CUDA", ""),
         ("dataparallel", "cpu", {}, "cannot run on the CPU.", "returns the plain module", "--device cuda"),
         ("", "cpu", {"missing": list(BACKENDS)}, "No backend can run here.", "ddp is not installed", ""),

@@ -1,4 +1,4 @@
-"""Test the lesson that ``ringside explain`` prints."""
+"""Test the lesson of a run."""
 
 import re
 

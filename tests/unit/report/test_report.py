@@ -94,7 +94,7 @@ def test_render_run_without_or_with_some_launches_is_shown(form):
 
 QUIET = a_run(MEASURED)
 FAILED = Failure(arm="mpi", round=2, kind="LaunchError", message="mpi, round 2: rank 1 on a failed.\nits log")
-HOROVOD = {"horovod": "horovod is not installed; run: ringside install horovod"}
+HOROVOD = {"horovod": "horovod is not installed; run: ringside setup horovod"}
 CONVNET = {"model": "convnet", "optimizer": "adam", "learning_rate": 0.001, "steps": 77}
 EPOCHS = {"steps": None, "epochs": 2, "threads_per_rank": 3}
 LOSSY = "ddp:comm_hook=fp16"
@@ -193,7 +193,7 @@ LINES = {
     ),
     "a backend that is left out": (
         a_run(MEASURED, left_out=HOROVOD),
-        ["horovod did not run: horovod is not installed", "ringside install horovod"],
+        ["horovod did not run: horovod is not installed", "ringside setup horovod"],
     ),
     "two rounds": (
         a_run({"ddp": [5.0, 5.1], "mpi": [6.0, 6.1]}),

@@ -296,6 +296,12 @@ def test_parse_arms_refuses_an_arm_named_twice(texts):
     assert "--repeats" in message
 
 
+def test_parse_arms_takes_one_arm_twice_for_an_aa_test():
+    assert parse_arms(["mpi", "mpi"], with_aa_test=True) == (Arm("mpi"), Arm("mpi"))
+    with pytest.raises(UsageError, match="named twice"):
+        parse_arms(["mpi,mpi,ddp"], with_aa_test=True)
+
+
 # ---- any text ----
 
 
