@@ -12,7 +12,7 @@ from pathlib import Path
 from compare.data.files import holds
 
 ROOT = Path(__file__).resolve().parents[1]
-RUN = ("run", "--max-reruns", "0", "--interleave", "launches")
+RUN = ("run", "--interleave", "launches:reruns=0")
 """No noisy round is repeated; turns have tests of their own."""
 
 

@@ -122,7 +122,7 @@ def from_wheel(wheel: Path, version: str, torch: str, folder: Path) -> Cell:
 def tried(python: str, version: str, torch: str, folder: Path) -> Cell:
     """Prove that all arms which can run train the same."""
     output = folder / f"verify-python{version}-torch{torch}"
-    command = [python, "-m", "compare", "verify", "--device", "cpu", "--dataset", "digits"]
+    command = [python, "-m", "compare", "verify", "--device", "cpu", "--data", "digits"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
     try:
         done = subprocess.run(

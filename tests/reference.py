@@ -61,9 +61,8 @@ CLI = """\
 
 `--workload` takes [a model of your own](../own-model.md).
 
-Without MNIST, `--dataset auto` takes scikit-learn's handwritten digits, enlarged to MNIST's shape and size.
-Every table then states it. `--dataset mnist` never does that. The folder of `--data-dir` is laid out as
-torchvision does it.
+Without MNIST, a run takes scikit-learn's handwritten digits, enlarged to MNIST's shape and size. Every table
+then states it. `--data mnist` never does that. The folder of `--data` is laid out as torchvision does it.
 """
 
 OPTIONS = """\

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from compare.cli.options import AsJson
+from compare.cli.options import Formats
 from compare.cli.output import show
 
 
-def backends(*, as_json: AsJson = False) -> None:
+def backends(*, form: Formats = "table") -> None:
     """List the backends with version, transport and options.
 
     For a backend that is missing, show the reason and the remedy.
@@ -14,4 +14,4 @@ def backends(*, as_json: AsJson = False) -> None:
     from compare.doctor.availability import survey
     from compare.doctor.backends_table import document_of
 
-    show(document_of(survey()), "json" if as_json else "table")
+    show(document_of(survey()), form)

@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from compare.cli.options import Format, LaunchFlags, complete_names, output_flag, output_option, with_flags
+from compare.cli.options import Formats, LaunchFlags, complete_names, output_option, with_flags
 from compare.cli.output import carry_out, print_result
 from compare.cli.requests import read_launch_request
 from compare.errors import UsageError
@@ -71,10 +71,10 @@ _ADVICE = {
     ("-T",): "It is --timeout here, in seconds for a launch.",
     ("-G", "--cudagraph"): f"{_LEFT_OUT}: no CUDA graph is captured.",
     ("-C", "--report-cputime"): f"{_LEFT_OUT}: a call is timed until its result is there.",
-    ("-a", "--average"): f"{_LEFT_OUT}: --export-json FILE has the times of every rank.",
+    ("-a", "--average"): f"{_LEFT_OUT}: --export FILE.json has the times of every rank.",
     ("-R", "--local-register"): f"{_LEFT_OUT}: buffers are torch's, and are not registered.",
-    ("-S", "--report-timestamps"): f"{_LEFT_OUT}: --export-json FILE has the time of every launch.",
-    ("-J", "--output-file"): "It is --export-json FILE here.",
+    ("-S", "--report-timestamps"): f"{_LEFT_OUT}: --export FILE.json has the time of every launch.",
+    ("-J", "--output-file"): "It is --export FILE.json here.",
     ("-M", "--memory-report"): f"{_LEFT_OUT}: memory is not reported.",
     (
         "-O",
@@ -125,7 +125,7 @@ def collectives(
     ] = 5,
     warmup: Annotated[int, typer.Option("-w", "--warmup", help="Calls of a size before the first.")] = 1,
     repeats: Annotated[int, typer.Option(help="Launches of every group.")] = 3,
-    form: Annotated[Format, output_flag("--format", help="What to print.")] = "table",
+    form: Formats = "table",
     detail: Annotated[
         bool, typer.Option("--detail", help="One table per group, with every column of nccl-tests.")
     ] = False,

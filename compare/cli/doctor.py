@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from compare.cli.options import AsJson, HostFlags, with_flags
-from compare.cli.output import make_console, make_say, show
+from compare.cli.flag_options import read_exports
+from compare.cli.options import Exports, Formats, HostFlags, with_flags
+from compare.cli.output import make_console, make_say, show_and_export
 from compare.cli.requests import find_hosts
 
 
@@ -29,13 +29,8 @@ def doctor(
     workload: Annotated[
         str | None, typer.Option(help="Also look for the folder of your workload: train.py:make.")
     ] = None,
-    as_json: AsJson = False,
-    export_json: Annotated[
-        Path | None, typer.Option(help="Also write all facts and findings to this file.")
-    ] = None,
-    export_markdown: Annotated[
-        Path | None, typer.Option(help="Also write the printed report to this file.")
-    ] = None,
+    form: Formats = "table",
+    export: Exports = None,
 ) -> None:
     """Examine the hosts, or this machine.
 
@@ -47,11 +42,10 @@ def doctor(
     from compare.doctor.examine import examine
     from compare.doctor.report import document_of
     from compare.schema.store import require_writable
-    from compare.system.files import STANDARD_OUTPUT
     from compare.text import counted
 
-    exports = {"json": export_json, "markdown": export_markdown}
-    for path in filter(None, exports.values()):
+    exports = read_exports(export)
+    for _, path in exports:
         require_writable(path, to_be_made=None)
     allocation = find_hosts(flags)
     hosts = allocation.hosts
@@ -66,10 +60,5 @@ def doctor(
         ports=ports and not quick and len(hosts) > 1,
         workload=source,
     )
-    document = document_of(examination)
-    for form, output in exports.items():
-        if output:
-            show(document, form, output=output)
-    to_stderr = STANDARD_OUTPUT in exports.values()
-    show(document, "json" if as_json else "table", stderr=to_stderr and not as_json)
+    show_and_export(document_of(examination), exports, form)
     raise typer.Exit(examination.exit_code)

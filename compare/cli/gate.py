@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from compare.cli.flag_options import SUFFIXES, Export, read_exports
 from compare.cli.options import (
-    RunFlags,
+    TimedFlags,
     arms_flag,
     length_flag,
     output_flag,
     output_option,
     time_flag,
-    training_flag,
     with_flags,
 )
 from compare.cli.output import ChangeFormat, carry_out, export, make_console, make_say, show, show_changes
@@ -26,19 +26,35 @@ if TYPE_CHECKING:
     from compare.schema.results import Run
 
 
+@dataclass(frozen=True, kw_only=True)
+class GateFlags(TimedFlags):
+    """The flags of a gate, which may export JUnit XML as well."""
+
+    @property
+    def exports(self) -> list[Export]:
+        """Return the files to export to, each with its format; ``.xml`` is JUnit."""
+        return read_exports(self.export, {**SUFFIXES, ".xml": "junit"})
+
+
 @with_flags(
-    RunFlags,
+    GateFlags,
+    {"steps": "150"},
     backend=Annotated[
         list[str] | None,
         arms_flag(show_default="ddp", help="Arms; `none` is the computation alone. Each runs twice."),
     ],
     output=Annotated[Path | None, output_option("-gate")],
-    export_markdown=Annotated[
-        Path | None, output_flag(help="Also write a Markdown summary of the gate here.")
+    export=Annotated[
+        list[str] | None,
+        output_flag(
+            metavar="FILE",
+            help="Also write the gate here: .md for a summary, .xml for JUnit with a test for each arm, or "
+            "the whole run as .json, .csv or .html. Repeatable. `-` is JSON on standard output.",
+        ),
     ],
 )
 def gate(
-    flags: RunFlags,
+    flags: GateFlags,
     *,
     against: Annotated[
         str,
@@ -47,7 +63,6 @@ def gate(
     fail_if_slower: Annotated[
         str, output_flag(metavar="PERCENT", help="Fail if an arm is slower by more.")
     ] = "5%",
-    steps: Annotated[int, training_flag(help="Training steps of a launch.")] = 150,
     repeats: Annotated[
         int | None,
         length_flag(
@@ -62,9 +77,6 @@ def gate(
         ),
     ] = None,
     form: Annotated[ChangeFormat, output_flag("--format", help="What to print.")] = "table",
-    export_junit: Annotated[
-        Path | None, output_flag("--export-junit", help="Also write JUnit XML here, one test for each arm.")
-    ] = None,
 ) -> None:
     """Compare this environment with another one, in turns of one run.
 
@@ -76,43 +88,40 @@ def gate(
     from compare.analysis import analyse
     from compare.experiment import compare_arms
     from compare.experiment.settle import choose_length
-    from compare.schema.store import require_writable
     from compare.system.files import STANDARD_OUTPUT
 
-    if export_junit:
-        require_writable(export_junit, to_be_made=flags.output)
     request = read_request(
         replace(flags, backend=flags.backend or ["ddp"]),
         against=against,
-        steps=steps,
         slower_limit=read_percent(fail_if_slower),
         **choose_length(repeats, budget),
     )
-    exporting = partial(_export, flags=flags, export_junit=export_junit)
-    run, directory = carry_out(compare_arms, request, flags, exporting=exporting)
+    run, directory = carry_out(compare_arms, request, flags, exporting=partial(_export, flags=flags))
     changes = analyse(run).gate
     assert changes is not None  # noqa: S101 -- the run has a limit and twins
-    to_stdout = STANDARD_OUTPUT in {*flags.exports.values(), export_junit}
+    to_stdout = STANDARD_OUTPUT in [one.path for one in flags.exports]
     say_to_stderr = to_stdout or form != "table"
     make_say(make_console(stderr=say_to_stderr), quiet=flags.quiet)(f"Results: {directory}")
     show_changes(changes, form, stderr=to_stdout)
     require_passed(changes)
 
 
-def _export(run: Run, *, flags: RunFlags, export_junit: Path | None) -> None:
-    """Export the run of a gate. If it is complete, Markdown and JUnit show the changes and not the run."""
+def _export(run: Run, *, flags: GateFlags) -> None:
+    """Export the run of a gate. JUnit and, if it is complete, Markdown show the changes and not the run."""
     from compare.analysis import analyse
     from compare.report.changes import document_of, junit
     from compare.system.files import write_text
 
     changes = analyse(run).gate if run.complete else None
+    of_changes = {"junit", "markdown"} if changes else {"junit"}
     try:
-        export(run, replace(flags, export_markdown=None) if changes else flags, flags.view())
-        if changes and flags.export_markdown:
-            show(document_of(changes), "markdown", output=flags.export_markdown)
+        export(run, [one for one in flags.exports if one.form not in of_changes])
     finally:
-        if export_junit:
-            write_text(export_junit, junit(changes, run.failure) + "\n")
+        for form, path in flags.exports:
+            if form == "junit":
+                write_text(path, junit(changes, run.failure) + "\n")
+            elif form in of_changes and changes:
+                show(document_of(changes), form, output=path)
 
 
 def read_percent(written: str) -> float:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 _ARGUMENTS = {
     "run": (
-        "--backend ddp,horovod --data-dir data",
-        "--backend 'ddp:bucket_cap_mb={1,25}' --model wide --budget 300 --export-html run.html",
+        "--backend ddp,horovod --data data",
+        "--backend 'ddp:bucket_cap_mb={1,25}' --model wide --budget 300 --export run.html",
     ),
     "gate": (
         "--against ../before/.venv/bin/python",
-        "--against old/bin/python --fail-if-slower 10% --budget 240 --export-junit gate.xml",
+        "--against old/bin/python --fail-if-slower 10% --budget 240 --export gate.xml",
     ),
     "scale": ("-np 1,2,4 --backend ddp,mpi", "-np 1,2 --strong --batch-size 128 --backend ddp"),
     "collectives": (
@@ -19,8 +19,8 @@ _ARGUMENTS = {
     "report": ("last --detail", "runs/before last --export both.html"),
     "verify": ("", "--workload train.py:make --backend own_torch"),
     "predict": ("last --hosts 2,4,8 --link 10gbit", "last --bucket-cap 1,25 --format markdown"),
-    "doctor": ("--quick", "--hostfile hosts.txt --export-markdown doctor.md"),
-    "backends": ("", "--json"),
+    "doctor": ("--quick", "--hostfile hosts.txt --export doctor.md"),
+    "backends": ("", "--format json"),
     "submit": (
         "--nodes 2 --wait -- run --backend ddp,horovod",
         "--engine kubernetes --image registry/ringside:1 -- run --backend ddp",

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +25,7 @@ from compare.cli.output import (
     wrap_standard_streams,
 )
 from compare.cli.replaced import refuse_former
-from compare.cli.settings import ConfigFile, ConfiguredCommand
+from compare.cli.settings import ConfiguredCommand
 from compare.errors import OutputError, RingsideError, UnavailableError, UsageError, system_reason
 from compare.launch.signals import INTERRUPTED, end_in_good_order, ignore_interrupts
 
@@ -156,23 +155,16 @@ def _call() -> int:
 
 
 def _register(group: typer.Typer, command: Callable[..., None], name: str, **settings: Any) -> None:
-    """Register a command in a group, and add ``--config`` to it; ``settings`` are more ones of its parser."""
-    interruptible = _interruptible(command)
-    signature = inspect.signature(interruptible)
-    config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile)
-    interruptible.__signature__ = signature.replace(  # type: ignore[attr-defined]  # typer reads it
-        parameters=[*signature.parameters.values(), config]
-    )
+    """Register a command in a group; ``settings`` are further settings of its parser."""
     register = group.command(name, cls=ConfiguredCommand, context_settings=CONTEXT_SETTINGS | settings)
-    register(interruptible)
+    register(_interruptible(command))
 
 
 def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command that turns Ctrl-C and errors of the system into exit codes."""
 
     @wraps(command)
-    def interruptible(*arguments: Any, config: Path | None = None, **options: Any) -> None:
-        del config  # the parser has read it
+    def interruptible(*arguments: Any, **options: Any) -> None:
         try:
             os.getcwd()  # noqa: PTH109 -- without it, libraries would fail with errors that explain nothing
         except FileNotFoundError:

@@ -9,20 +9,16 @@ from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 import typer
 
-from compare.schema.config import Interleave, Precision
+from compare.cli.flag_options import Export, read_exports
+from compare.schema.config import Precision
 from compare.text import seconds_of
-
-if TYPE_CHECKING:
-    from compare.report import View
 
 Format: TypeAlias = Literal["table", "markdown", "html", "csv", "json"]
 """Formats in which a result or a prediction can be printed."""
-Order: TypeAlias = Literal["step", "name", "sync"]
-"""What a report can sort the arms by: step time, name, or the cost of synchronising."""
 
 
 def read_seconds(written: str | float) -> float:
@@ -60,19 +56,19 @@ output_flag = partial(typer.Option, rich_help_panel="Output")
 """Each of these five declares a flag, in the group of ``--help`` that it names."""
 
 time_flag = partial(length_flag, parser=read_seconds, metavar="TIME")
-DataDir = Annotated[
-    Path | None,
-    training_flag(
-        "--data-dir", show_default="~/.cache/ringside/data", help="Folder that holds MNIST/raw/*-ubyte[.gz]."
-    ),
-]
 RunFolder = Annotated[
     Path,
     typer.Argument(
         metavar="RUN", help="Folder of a run, or its results.json; or `last`, the newest in runs/."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")]
+steps_flag = partial(
+    training_flag,
+    metavar="N[:warmup=N]",
+    help="Training steps of a launch, or epochs as 2epochs. warmup: the first steps, which train but are not "
+    "timed; 30 by default.",
+)
+Formats = Annotated[Format, output_flag("--format", help="What to print.")]
 Backends = Annotated[
     list[str] | None,
     arms_flag(
@@ -149,9 +145,6 @@ class LaunchFlags(HostFlags):
             help="Number of ranks.",
         ),
     ] = None
-    nproc_per_node: Annotated[
-        int | None, hosts_flag(min=1, hidden=True, help="torchrun's name of -np, on one machine.")
-    ] = None
     wait_for_hosts: Annotated[
         float,
         hosts_flag(
@@ -181,16 +174,15 @@ class LaunchFlags(HostFlags):
         int | None, hosts_flag(show_default="cores / ranks per host", help="Threads per rank.")
     ] = None
     output: Annotated[Path | None, output_option()] = None
-    export_json: Annotated[
-        Path | None, output_flag(help="Also write everything here, for programs; `-` is standard output.")
-    ] = None
-    export_csv: Annotated[Path | None, output_flag(help="Also write every figure here.")] = None
-    export_markdown: Annotated[Path | None, output_flag(help="Also write the tables and notes here.")] = None
-    export_html: Annotated[Path | None, output_flag(help="Also write a page here, with pictures.")] = None
+    export: Exports = None
     timeout: Annotated[
-        float, time_flag(help="Maximum time for a launch, without its waits for other arms: seconds, or 5m.")
-    ] = 300.0
-    stall: Annotated[float, time_flag(help="Maximum time without progress, in seconds or as 5m.")] = 30.0
+        str,
+        length_flag(
+            metavar="TIME[:stall=TIME]",
+            help="Maximum time for a launch, without its waits for other arms, in seconds or as 5m. stall: "
+            "maximum time without progress, by default 30 s.",
+        ),
+    ] = "5m"
     verbose: Annotated[
         bool, output_flag("--verbose", "-v", help="Print every command as it is executed.")
     ] = False
@@ -199,10 +191,13 @@ class LaunchFlags(HostFlags):
     )
 
     @property
-    def exports(self) -> dict[str, Path]:
-        """Return the path of each file to export to, by the name of its format."""
-        paths = ((form, getattr(self, f"export_{form}")) for form in ("json", "csv", "markdown", "html"))
-        return {form: path for form, path in paths if path}
+    def exports(self) -> list[Export]:
+        """Return the files to export to, each with its format.
+
+        Raises:
+            UsageError: a file has an unknown suffix, or is named twice.
+        """
+        return read_exports(self.export)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,13 +221,12 @@ class TrainingFlags(LaunchFlags):
         ),
     ] = None
     optimizer: Annotated[
-        Literal["sgd", "adam", "adamw"] | None,
-        training_flag(show_default="sgd", help="Optimizer of a built-in model."),
-    ] = None
-    lr: Annotated[
-        float | None,
+        str | None,
         training_flag(
-            "--lr", show_default="0.01 for sgd, 0.001 for the others", help="Learning rate, never scaled."
+            metavar="NAME[:lr=X]",
+            show_default="sgd",
+            help="sgd, adam or adamw, for a built-in model. lr: the learning rate, never scaled; 0.01 "
+            "for sgd and 0.001 for the others.",
         ),
     ] = None
     batch_size: Annotated[int, training_flag(help="Samples per rank and pass.")] = 64
@@ -247,57 +241,29 @@ class TrainingFlags(LaunchFlags):
     compile: Annotated[
         bool, training_flag("--compile", help="Compile the model of every arm with torch.compile.")
     ] = False
-    dataset: Annotated[
-        Literal["auto", "mnist", "digits"] | None,
-        training_flag(show_default="auto", help="auto: digits where MNIST cannot be had."),
+    data: Annotated[
+        str | None,
+        training_flag(
+            metavar="FOLDER|NAME",
+            show_default="MNIST, or digits where it cannot be had",
+            help="Folder that holds MNIST/raw/*-ubyte[.gz], or mnist or digits; mnist:folder=DIR names both.",
+        ),
     ] = None
-    data_dir: DataDir = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedFlags(TrainingFlags):
     """The flags of every command that trains arms for their times."""
 
-    warmup: Annotated[int, training_flag(help="First steps, which train but are not timed.")] = 30
+    steps: Annotated[str | None, steps_flag()] = None
     interleave: Annotated[
-        Interleave,
+        str,
         arms_flag(
-            help="blocks: all arms alive, training in turns. launches: one launch after another. "
-            "auto: in turns where it is possible."
+            metavar="auto|blocks|launches",
+            help="blocks: all arms alive, training in turns. launches: one launch after another, where up to "
+            "three noisy rounds are repeated (launches:reruns=3). auto: in turns where it is possible.",
         ),
     ] = "auto"
-    max_reruns: Annotated[
-        int,
-        length_flag(
-            help="One launch after another: maximum number of noisy rounds to repeat, one twice at most."
-        ),
-    ] = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class ViewFlags:
-    """The flags that choose what is shown of a run."""
-
-    wide: Annotated[bool, output_flag("--wide", help="Show every column and note, with full names.")] = False
-    detail: Annotated[bool, output_flag("--detail", help="As --wide, and where the cost goes.")] = False
-    sort: Annotated[
-        Order | None,
-        output_flag(show_default="step; as named where nothing is ranked", help="Order of the arms."),
-    ] = None
-
-    def view(self, report_argument: str = "RUN") -> View:
-        """Return the view that these flags choose.
-
-        ``report_argument`` is the argument that makes ``ringside report`` show the same run.
-        """
-        from compare.report import View
-
-        return View(wide=self.wide, detail=self.detail, sort=self.sort, report_argument=report_argument)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFlags(ViewFlags, TimedFlags):
-    """The flags that ``run``, ``aa`` and ``gate`` share."""
 
 
 def with_flags(

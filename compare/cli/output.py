@@ -9,7 +9,7 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from compare.analysis.change import Changes
+    from compare.cli.flag_options import Export
     from compare.cli.options import LaunchFlags
     from compare.experiment.settle import LaunchRequest
     from compare.report import Result, View
@@ -148,6 +149,15 @@ def show(
         typer.echo(write(document, form), err=stderr)
 
 
+def show_and_export(document: Document, exports: Sequence[Export], form: str = "table") -> None:
+    """Print a document and write it to files; print to standard error if a file is standard output."""
+    from compare.system.files import STANDARD_OUTPUT
+
+    for one in exports:
+        show(document, one.form, output=one.path)
+    show(document, form, stderr=STANDARD_OUTPUT in [one.path for one in exports])
+
+
 @contextmanager
 def as_output_error(*paths: Path) -> Iterator[None]:
     """Turn errors while stored results are analysed or shown into an ``OutputError`` that names ``paths``.
@@ -197,7 +207,7 @@ def carry_out(
     from compare.report.progress import LiveProgress
 
     log = make_console(stderr=True)
-    write: Callable[[ResultType], None] = exporting or partial(export, flags=flags, view=view)
+    write: Callable[[ResultType], None] = exporting or partial(export, exports=flags.exports, view=view)
     result, directory = start(
         request,
         make_say(log, quiet=flags.quiet),
@@ -208,8 +218,8 @@ def carry_out(
     return result, directory
 
 
-def export(result: Result, flags: LaunchFlags, view: View | None = None) -> None:
-    """Write a result to every file that the flags of a command name.
+def export(result: Result, exports: Sequence[Export], view: View | None = None) -> None:
+    """Write a result to files, each in its format.
 
     Raises:
         OutputError: a file cannot be written; all other files are written before it is raised.
@@ -217,7 +227,7 @@ def export(result: Result, flags: LaunchFlags, view: View | None = None) -> None
     from compare.report import View, document_of
 
     errors = []
-    for form, path in flags.exports.items():
+    for form, path in exports:
         try:
             show(document_of(result, form, view or View()), form, output=path)
         except OutputError as error:
@@ -234,6 +244,6 @@ def print_result(document: Document, directory: Path, flags: LaunchFlags, form: 
     """
     from compare.system.files import STANDARD_OUTPUT
 
-    stderr = STANDARD_OUTPUT in flags.exports.values()
+    stderr = STANDARD_OUTPUT in [one.path for one in flags.exports]
     make_say(make_console(stderr=stderr or form != "table"), quiet=flags.quiet)(f"Results: {directory}")
     show(document, form, stderr=stderr)

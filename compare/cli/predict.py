@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from compare.cli.options import Format, RunFolder, arms_flag, hosts_flag, output_flag
-from compare.cli.output import as_output_error, show
+from compare.cli.flag_options import read_exports
+from compare.cli.options import Exports, Formats, RunFolder, arms_flag, hosts_flag, output_flag
+from compare.cli.output import as_output_error, show_and_export
 from compare.errors import UsageError
 
 
@@ -36,7 +37,8 @@ def predict(
     against: Annotated[
         Path | None, output_flag(help="Print predictions beside the measurements of this other run.")
     ] = None,
-    form: Annotated[Format, output_flag("--format", help="What to print.")] = "table",
+    form: Formats = "table",
+    export: Exports = None,
 ) -> None:
     """Predict step times with other hosts, links and bucket sizes."""
     from compare.analysis.predict import compare_with, forecast, with_measured_link
@@ -63,7 +65,7 @@ def predict(
         caps = _read_numbers("--bucket-cap", bucket_cap, least=0.1) if bucket_cap else []
         with as_output_error(run_directory):
             document = document_of(forecast(run, counts, other_link, caps))
-    show(document, form)
+    show_and_export(document, read_exports(export), form)
 
 
 def _read_numbers(flag: str, written: str, *, least: float, whole: bool = False) -> list[float]:

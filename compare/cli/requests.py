@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Unpack
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack, cast, get_args
 
+from compare.cli.flag_options import read_options
 from compare.cli.options import HostFlags, LaunchFlags, TimedFlags, TrainingFlags
 from compare.cli.settings import command_line
 from compare.errors import UsageError
+from compare.schema.config import Interleave
+from compare.text import seconds_of
 
 if TYPE_CHECKING:
+    from compare.data import DatasetChoice
     from compare.experiment.settle import LaunchRequest, UserRequest
     from compare.launch.engines import Allocation
     from compare.schema.config import LaunchFields, RunFields
 
 REHEARSED: ContextVar[Allocation | None] = ContextVar("REHEARSED", default=None)
 """The hosts that ``ringside rehearse`` made for the command inside it."""
-_REPLACED_BY_WORKLOAD = ("model", "dataset", "data_dir", "optimizer", "lr")
+_REPLACED_BY_WORKLOAD = ("model", "data", "optimizer")
+_DATASETS = ("auto", "mnist", "digits")
 """Flags that ``--workload`` replaces, so that both may not be given."""
 
 
@@ -52,31 +59,34 @@ def read_request(
             remedy="Name at least one arm, for example --backend ddp.",
         )
     settings: RunFields = {**_shared_settings(shared), **config}
+    dataset, folder = _read_data(shared.data)
     own = None
     if shared.workload is not None:
-        replaced = {f"--{name.replace('_', '-')}": getattr(shared, name) for name in _REPLACED_BY_WORKLOAD}
-        own = read_own_workload(shared.workload, replaced, epochs=config.get("epochs", 1))
-        settings |= {"model": own.workload, "steps": config.get("steps") or OWN_STEPS}
+        replaced = {f"--{name}": getattr(shared, name) for name in _REPLACED_BY_WORKLOAD}
+        own = read_own_workload(shared.workload, replaced, epochs=settings.get("epochs", 1))
+        settings |= {"model": own.workload, "steps": settings.get("steps") or OWN_STEPS}
     return UserRequest(
         **vars(read_launch_request(shared, settings)),
         arms=arms,
         baseline=baseline,
         control=control,
         against=None if against is None else find_interpreter(against),
-        dataset=shared.dataset or "auto",
-        data_dir=shared.data_dir,
+        dataset=dataset,
+        data_dir=folder,
         own=own,
     )
 
 
 def _shared_settings(shared: TrainingFlags) -> RunFields:
     """Return the settings that come from flags which several commands share."""
-    from compare.schema.config import OPTIMIZERS
+    from compare.schema.config import OPTIMIZERS, require
 
+    optimizer, options = read_options("--optimizer", shared.optimizer or "sgd", {"lr": float})
+    require(optimizer in OPTIMIZERS, "--optimizer", optimizer, " or ".join(OPTIMIZERS))
     settings: RunFields = {
         "model": shared.model or "mlp",
-        "optimizer": shared.optimizer or "sgd",
-        "learning_rate": OPTIMIZERS[shared.optimizer or "sgd"] if shared.lr is None else shared.lr,
+        "optimizer": optimizer,
+        "learning_rate": options.get("lr", OPTIMIZERS[optimizer]),
         "batch_size_per_rank": shared.batch_size,
         "accumulate": shared.accumulate,
         "seed": shared.seed,
@@ -84,12 +94,42 @@ def _shared_settings(shared: TrainingFlags) -> RunFields:
         "compile": shared.compile,
     }
     if isinstance(shared, TimedFlags):
-        settings |= {
-            "warmup_steps": shared.warmup,
-            "interleave": shared.interleave,
-            "max_reruns": shared.max_reruns,
-        }
+        settings |= _read_steps(shared.steps)
+        order, reruns = read_options("--interleave", shared.interleave, {"reruns": int})
+        orders = get_args(Interleave)
+        require(order in orders, "--interleave", order, " or ".join(orders))
+        settings |= {"interleave": cast("Interleave", order)}
+        settings |= {"max_reruns": reruns["reruns"]} if reruns else {}
     return settings
+
+
+def _read_steps(written: str | None) -> RunFields:
+    """Return the length of a launch from ``--steps``, as 150, 2epochs or 60:warmup=10.
+
+    Raises:
+        UsageError: it has another form.
+    """
+    if written is None:
+        return {}
+    length, options = read_options("--steps", written, {"warmup": int})
+    match = re.fullmatch(r"(-?\d+) ?(epochs?)?", length)
+    if not match:
+        raise UsageError(
+            f"--steps cannot be {length!r}.",
+            remedy="Give a number of steps, as 150, or of epochs, as 2epochs.",
+        )
+    number = int(match[1])
+    settings: RunFields = {"epochs": number, "steps": None} if match[2] else {"steps": number}
+    return settings | ({"warmup_steps": options["warmup"]} if options else {})
+
+
+def _read_data(written: str | None) -> tuple[DatasetChoice, Path | None]:
+    """Return the data set and the folder that ``--data`` names; a folder alone leaves the data set open."""
+    name = (written or "auto").partition(":")[0]
+    if written is None or name not in _DATASETS:
+        return "auto", None if written is None else Path(written)
+    name, options = read_options("--data", written, {"folder": Path})
+    return cast("DatasetChoice", name), options.get("folder")
 
 
 def read_launch_request(flags: LaunchFlags, config: LaunchFields) -> LaunchRequest:
@@ -105,20 +145,13 @@ def read_launch_request(flags: LaunchFlags, config: LaunchFields) -> LaunchReque
     from compare.schema.config import LARGEST_NUMBER, require
     from compare.schema.environment import read_env_flags
     from compare.schema.store import require_writable
-    from compare.system.files import STANDARD_OUTPUT
 
     if flags.quiet and flags.verbose:
         raise UsageError("--quiet and --verbose exclude each other.", remedy="Leave out one of them.")
     wait, right = flags.wait_for_hosts, f"a number of seconds from 0 to {LARGEST_NUMBER}"
     require(0 <= wait <= LARGEST_NUMBER, "--wait-for-hosts", wait, right)
     allocation = read_allocation(flags)
-    paths = list(flags.exports.values())
-    if twice := next((path for path in paths if paths.count(path) > 1), None):
-        where = "standard output" if twice == STANDARD_OUTPUT else str(twice)
-        raise UsageError(
-            f"Two formats cannot both go to {where}.", remedy="Name a different file for each of them."
-        )
-    for path in paths:
+    for _, path in flags.exports:
         require_writable(path, to_be_made=flags.output)
     return LaunchRequest(
         allocation=allocation,
@@ -130,11 +163,24 @@ def read_launch_request(flags: LaunchFlags, config: LaunchFields) -> LaunchReque
         wait_seconds=wait,
         config={
             "device": flags.device,
-            "launch_timeout_seconds": flags.timeout,
-            "stall_seconds": flags.stall,
+            **_read_timeout(flags.timeout),
             **config,
         },
     )
+
+
+def _read_timeout(written: str) -> LaunchFields:
+    """Return the time limits of a launch from ``--timeout``, as 5m or 5m:stall=60.
+
+    Raises:
+        UsageError: a time has another form.
+    """
+    whole, options = read_options("--timeout", written, {"stall": seconds_of})
+    try:
+        fields: LaunchFields = {"launch_timeout_seconds": seconds_of(whole)}
+    except ValueError as error:
+        raise UsageError(f"--timeout cannot be {whole!r}.", remedy=str(error)) from None
+    return fields | ({"stall_seconds": options["stall"]} if options else {})
 
 
 # ---- hosts ----
@@ -147,23 +193,13 @@ def read_allocation(flags: LaunchFlags) -> Allocation:
         UsageError: a flag has a wrong value, or two contradict each other.
     """
     from compare.experiment.allocation import choose_allocation
-    from compare.schema.hosts import is_local
 
-    allocation = choose_allocation(
+    return choose_allocation(
         _find_allocation(flags),
-        flags.num_proc or flags.nproc_per_node,
+        flags.num_proc,
         include=flags.include or (),
         exclude=flags.exclude or (),
     )
-    if flags.nproc_per_node and (flags.num_proc or not all(map(is_local, allocation.hosts))):
-        raise UsageError(
-            "--nproc-per-node is another name for -np, and only for ranks on this machine.",
-            found=f"-np {flags.num_proc} is given as well."
-            if flags.num_proc
-            else "The ranks are on other hosts.",
-            remedy="Use -np with the number of all ranks. The slots of the hosts decide where they run.",
-        )
-    return allocation
 
 
 def find_hosts(flags: HostFlags) -> Allocation:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from compare.cli.options import (
-    RunFlags,
+    TimedFlags,
     arms_flag,
     length_flag,
     output_flag,
+    steps_flag,
     time_flag,
-    training_flag,
     with_flags,
 )
 from compare.cli.output import carry_out, make_console, print_result
@@ -21,18 +21,13 @@ from compare.cli.requests import read_request
 from compare.errors import ConditionsError
 
 if TYPE_CHECKING:
-    from compare.analysis import Analysis
     from compare.experiment.run import Plan
-    from compare.experiment.settle import UserRequest
-    from compare.schema.config import RunFields
 
 
-@with_flags(RunFlags)
+@with_flags(TimedFlags, steps=Annotated[str | None, steps_flag(show_default="1epoch")])
 def run(
-    flags: RunFlags,
+    flags: TimedFlags,
     *,
-    epochs: Annotated[int, training_flag(help="Passes over the training set.")] = 1,
-    steps: Annotated[int | None, training_flag(help="Training steps, instead of epochs.")] = None,
     repeats: Annotated[
         int | None,
         length_flag(
@@ -65,15 +60,21 @@ def run(
 
     One arm that is named twice, as mpi,mpi, is compared with itself: an A/A test.
     """
-    from compare.experiment import plan
+    from compare.analysis import analyse
+    from compare.experiment import compare_arms, plan
     from compare.experiment.settle import choose_length
+    from compare.report import View, document_of
+    from compare.schema.store import name_of_run
 
-    length: RunFields = {"epochs": epochs, "steps": steps, **choose_length(repeats, budget)}
+    length = choose_length(repeats, budget)
     request = read_request(flags, baseline=baseline, control=control, with_aa_test=True, **length)
     if dry_run:
         _print_plan(plan(request), verbose=flags.verbose)
         return
-    analysis = run_and_print(request, flags)
+    result, directory = carry_out(compare_arms, request, flags)
+    analysis = analyse(result)
+    view = View(report_argument=name_of_run(directory))
+    print_result(document_of(result, view=view, analysis=analysis), directory, flags)
     if strict and analysis.unexplained_differences:
         from compare.report.origin import describe_condition
 
@@ -83,20 +84,6 @@ def run(
             remedy="Make the conditions equal, or declare the difference as an option of an arm. The results "
             "are kept.",
         )
-
-
-def run_and_print(request: UserRequest, flags: RunFlags) -> Analysis:
-    """Carry out a run, export it, print it in the view that the flags choose, and return its analysis."""
-    from compare.analysis import analyse
-    from compare.experiment import compare_arms
-    from compare.report import document_of
-    from compare.schema.store import name_of_run
-
-    result, directory = carry_out(compare_arms, request, flags, flags.view())
-    analysis = analyse(result)
-    view = flags.view(name_of_run(directory))
-    print_result(document_of(result, view=view, analysis=analysis), directory, flags)
-    return analysis
 
 
 def _print_plan(plan: Plan, *, verbose: bool) -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 from compare.cli.options import (
-    Format,
+    Formats,
     TimedFlags,
     arms_flag,
     hosts_flag,
     length_flag,
-    output_flag,
     output_option,
     training_flag,
     with_flags,
@@ -24,6 +23,7 @@ from compare.errors import UsageError
 
 @with_flags(
     TimedFlags,
+    {"steps": "150"},
     num_proc=Annotated[str | None, hosts_flag("-np", "--num-proc", help="Numbers of ranks: 1,2,4.")],
     batch_size=Annotated[
         int, training_flag(help="Samples per rank and pass; with --strong, of all ranks together.")
@@ -37,11 +37,10 @@ def scale(
         bool, hosts_flag("--weak/--strong", help="Keep the batch of each rank, or the global batch.")
     ] = True,
     repeats: Annotated[int, length_flag(help="Rounds; each launches every arm with every count.")] = 5,
-    steps: Annotated[int, training_flag(help="Training steps of a launch.")] = 150,
     control: Annotated[
         bool, arms_flag("--control/--no-control", help="Also run the ranks without communication.")
     ] = True,
-    form: Annotated[Format, output_flag("--format", help="What to print.")] = "table",
+    form: Formats = "table",
 ) -> None:
     """Run arms with several numbers of ranks; find where they bend."""
     from compare.experiment import ScaleRequest, scale_arms
@@ -52,7 +51,7 @@ def scale(
         raise UsageError("ringside scale needs numbers of ranks.", remedy="Name two or more: -np 1,2,4.")
     counts = read_counts(str(flags.num_proc))
     with_most_ranks = replace(flags, num_proc=counts[-1])
-    arms_request = read_request(with_most_ranks, control=control, steps=steps, rounds=repeats)
+    arms_request = read_request(with_most_ranks, control=control, rounds=repeats)
     request = ScaleRequest(**vars(arms_request), mode="weak" if weak else "strong", counts=counts)
     result, directory = carry_out(scale_arms, request, flags, counts=len(counts))
     print_result(document_of(result), directory, flags, form)

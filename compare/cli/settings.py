@@ -1,4 +1,4 @@
-"""Take flags from a TOML file: ``--config`` and ``[tool.ringside]``.
+"""Take flags from the table ``[tool.ringside]`` of the nearest pyproject.toml.
 
 A key is a flag without its leading dashes. Keys outside tables hold for every command that has the flag. Keys
 in a table with the name of a command hold for that command, and take precedence. The name of a command with
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import typer
 from typer.core import TyperCommand
@@ -25,34 +25,22 @@ from compare.cli.help import EXAMPLES
 from compare.errors import UsageError, system_reason
 from compare.text import printable
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        rich_help_panel="Settings",
-        show_default="[tool.ringside] of the nearest pyproject.toml",
-        help="TOML file with flags, as backend = ['ddp', 'mpi']. Flags of the command line win.",
-    ),
-]
 PYPROJECT = "pyproject.toml"
 """Name of the file that is looked for; its table ``tool.ringside`` holds the settings."""
 Table: TypeAlias = Mapping[str, Any]
 """The settings of a file and its tables of commands, as the TOML has them; not checked yet."""
-_USED_FILE: ContextVar[Path | None] = ContextVar("_USED_FILE", default=None)
-"""The file whose settings this command uses, if the command line does not name it."""
+_FLAGS_OF_FILE: ContextVar[tuple[str, ...]] = ContextVar("_FLAGS_OF_FILE", default=())
+"""The settings that this command takes from a file, as they would be written on the command line."""
+_DATASETS = {"auto", "mnist", "digits"}
+"""Values of ``--data`` that are not folders."""
 _REPLACED_BY = {
     "hosts": ["hostfile"],
     "hostfile": ["hosts"],
-    "num_proc": ["nproc_per_node"],
-    "nproc_per_node": ["num_proc"],
     "quiet": ["verbose"],
     "verbose": ["quiet"],
     "backend": ["baseline"],
-    "epochs": ["steps"],
-    "steps": ["epochs"],
-    "workload": ["model", "dataset", "data_dir", "optimizer", "lr", "epochs"],
-    **{key: ["workload"] for key in ("model", "dataset", "data_dir", "optimizer", "lr")},
+    "workload": ["model", "data", "optimizer"],
+    **{key: ["workload"] for key in ("model", "data", "optimizer")},
 }
 """For a flag on the command line, the other flags whose settings in a file it replaces."""
 
@@ -81,18 +69,23 @@ class ConfiguredCommand(TyperCommand):
         parameters = inspect.signature(self.callback).parameters  # type: ignore[arg-type]
         flags = {}
         for option in self.params:
-            if option.param_type_name == "option" and option.name != "config":
+            if option.param_type_name == "option":
                 first = next(name for name in option.opts if name.startswith("--"))
                 kind = get_args(parameters[option.name].annotation)[0]
-                is_path = Path in (kind, *get_args(kind)) or option.name in {"workload", "export", "folder"}
+                is_path = Path in (kind, *get_args(kind)) or option.name in {
+                    "workload",
+                    "export",
+                    "data",
+                    "folder",
+                }
                 flags[first.removeprefix("--").replace("-", "_")] = Flag(option, is_path)
         return flags
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments, and take the flags that they leave out from a settings file.
 
-        The file is that of ``--config``, or else the one that ``find_settings`` finds. Its path and the keys
-        that were taken are printed on standard error, unless ``--quiet`` is given.
+        The path of the file and the keys that were taken are printed on standard error, unless ``--quiet`` is
+        given.
 
         Raises:
             UsageError: the file cannot be read, or a setting is wrong.
@@ -103,8 +96,7 @@ class ConfiguredCommand(TyperCommand):
         if given.get("help"):
             return super().parse_args(ctx, args)
         command = ctx.command_path.partition(" ")[2]
-        named = given.get("config")
-        file = (Path(named), read_settings(Path(named))) if named is not None else find_settings()
+        file = find_settings()
         if file is None:
             return super().parse_args(ctx, args)
         path, table = file
@@ -112,11 +104,11 @@ class ConfiguredCommand(TyperCommand):
         replaced = {name for flag in given for name in (flag, *_REPLACED_BY.get(flag, []))}
         settings = settings_for(path, table, command, dict(_every_command(ctx.find_root().command)))
         taken = {key: value for key, value in settings.items() if parameters[key] not in replaced}
-        if (named is not None or taken) and not given.get("quiet", taken.get("quiet", False)):
-            listed = ", ".join(taken) or f"none for `ringside {command}`"
-            typer.secho(printable(f"Settings of {path}: {listed}"), dim=True, err=True)
+        if taken and not given.get("quiet", taken.get("quiet", False)):
+            typer.secho(printable(f"Settings of {path}: {', '.join(taken)}"), dim=True, err=True)
         ctx.default_map = {parameters[key]: value for key, value in taken.items()}
-        _USED_FILE.set(path if taken and named is None else None)
+        flags = self.flags()
+        _FLAGS_OF_FILE.set(tuple(word for key in taken for word in _as_words(flags[key].option, taken[key])))
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
@@ -152,15 +144,21 @@ class ConfiguredCommand(TyperCommand):
 def command_line() -> list[str]:
     """Return the words of this program's command line, with secrets masked, so that it can be repeated.
 
-    If settings came from a file that the command line does not name, ``--config`` and its path are added.
+    Settings that came from a file are added as flags.
     """
     from compare.schema.environment import hide_exports
 
-    used = _USED_FILE.get()
-    path = ["--config", os.path.abspath(used)] if used else []  # noqa: PTH100
-    words = [*hide_exports(sys.argv[1:]), *path]
+    words = hide_exports([*sys.argv[1:], *_FLAGS_OF_FILE.get()])
     # A path may hold bytes that are no text; they are shown, not lost.
     return ["ringside", *(os.fsencode(word).decode(errors="replace") for word in words)]
+
+
+def _as_words(option: Any, value: Any) -> list[str]:
+    """Return the words that set an option on the command line; none for a switch that is off anyway."""
+    if isinstance(value, bool):
+        return (option.opts if value else option.secondary_opts)[:1]
+    values = value if isinstance(value, list) else [value]
+    return [word for one in values for word in (max(option.opts, key=len), one)]
 
 
 def find_settings() -> tuple[Path, Table] | None:
@@ -195,7 +193,7 @@ def read_settings(path: Path) -> Table:
         raise UsageError(
             f"{path}: the settings cannot be read.",
             found=f"{system_reason(error)}.",
-            remedy="Make it a readable TOML file, or name another one: --config run.toml.",
+            remedy="Change its permissions, or work in a folder without it.",
         ) from None
     # Most projects have no settings of this program, so their files may be wrong for all it knows.
     unrelated = is_pyproject and b"ringside" not in content
@@ -277,7 +275,8 @@ def _read_value(subject: str, folder: Path, flag: Flag, value: Any) -> Any:
         return value
 
     def joined(text: str) -> str:
-        if not text.startswith("-") and (flag.is_path or (flag.option.name == "against" and os.sep in text)):
+        is_name = text.startswith("-") or text.partition(":")[0] in _DATASETS
+        if not is_name and (flag.is_path or (flag.option.name == "against" and os.sep in text)):
             return str(folder / os.path.expanduser(text))  # noqa: PTH111 -- Path raises for an unknown user
         return text
 

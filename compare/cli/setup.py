@@ -9,11 +9,10 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from compare.cli.options import Format, output_flag
+from compare.cli.options import Formats
 from compare.cli.output import show
 from compare.errors import DataError, OutputError, UsageError
 
-FormatFlag = Annotated[Format, output_flag("--format", help="What to print.")]
 DataFolder = Annotated[
     Path | None,
     typer.Option(
@@ -100,7 +99,7 @@ def data(
     check: Annotated[
         bool, typer.Option("--check", help="Download nothing; exit with 3 if a file is missing or damaged.")
     ] = False,
-    form: FormatFlag = "table",
+    form: Formats = "table",
 ) -> None:
     """Download MNIST once, and verify it.
 
@@ -116,7 +115,7 @@ def data(
     typer.echo(f"MNIST is complete and verified in {place}")
 
 
-def _list_files(root: Path, form: Format) -> None:
+def _list_files(root: Path, form: str) -> None:
     """Print the state of all data files in a folder; exit with 3 unless all are right."""
     from compare import data as datasets
     from compare.report.document import Column, Document, Table

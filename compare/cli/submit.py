@@ -25,7 +25,7 @@ _FLAGS_OF_OTHERS = {
     "kubernetes": ("partition", "option", "wait"),
 }
 """Flags that have no meaning for an engine, because they are for another, by the name of the engine."""
-_RESULT_FLAGS = ("--output", "--export-json", "--export-csv", "--export-markdown", "--export-html")
+_RESULT_FLAGS = ("--output", "--export")
 """Flags that name a place where the result is kept."""
 
 
@@ -122,8 +122,7 @@ def _print_manifest(resources: Resources, words: Sequence[str]) -> None:
     say = make_say(make_console(stderr=True))
     say(times)
     if all(flag_value(words, flag) is None for flag in _RESULT_FLAGS):
-        say("The result is lost with the launcher's pod. To keep it in the log, add: --export-json -")
-    say(
-        f"The job is only printed. To apply it: {shlex.join(['compare', *sys.argv[1:]])} | kubectl apply -f -"
-    )
+        say("The result is lost with the launcher's pod. To keep it in the log, add: --export -")
+    again = shlex.join(["ringside", *sys.argv[1:]])
+    say(f"The job is only printed. To apply it: {again} | kubectl apply -f -")
     say(f"To follow it: until {logs}; do sleep 2; done")  # it fails while the container is being made

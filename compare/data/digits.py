@@ -78,7 +78,7 @@ def _write(directory: Path) -> None:
             raise DataError(
                 f"scikit-learn {sklearn.__version__} yields other digits than Ringside expects.",
                 found="\n".join(f"{file.name}: {file.problem}" for file in examine("digits", scratch)),
-                remedy="Install scikit-learn 1.5 to 1.9, or use --dataset mnist. Please report this.",
+                remedy="Install scikit-learn 1.5 to 1.9, or use --data mnist. Please report this.",
             )
         scratch.chmod(0o755)  # data folders are often shared, but mkdtemp's are private
         scratch.rename(directory)

@@ -214,7 +214,7 @@ def refuse_damaged(files: Sequence[FileStatus], directory: Path) -> None:
         raise DataError(
             f"{counted(len(damaged), 'file')} in {directory} cannot be used. Nothing was overwritten.",
             found="\n".join(f"{file.path} ({file.size_bytes:,} bytes): {file.problem}" for file in damaged),
-            remedy="Correct the folder's path or permissions, or name another folder with --data-dir."
+            remedy="Correct the folder's path or permissions, or name another folder with --data."
             if all(_why_unseen(Path(file.path)) for file in damaged)
             else replace_remedy(directory, [file.path for file in damaged]),
         )
@@ -266,7 +266,7 @@ def writing(directory: Path, tell: Callable[[str], None] = lambda _: None) -> It
         raise OutputError(
             f"{directory} cannot be written.",
             found=f"{system_reason(error)}{f': {error.filename}' if error.filename else ''}.",
-            remedy="Check the free space and the permissions there, or name another folder with --data-dir.",
+            remedy="Check the free space and the permissions there, or name another folder with --data.",
         ) from error
     finally:
         lock.release()

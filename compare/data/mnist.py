@@ -53,7 +53,7 @@ class MnistNotFoundError(DataError):
             remedy=(
                 f"Run {fetch_command(root)} where there is a network, or name a mirror in "
                 f"{MIRRORS_VARIABLE}.\nOr copy the four files into {folder_of('mnist', root)}.\n"
-                "Or use --dataset digits, which needs no network."
+                "Or use --data digits, which needs no network."
             ),
         )
         self.reason = reason

@@ -29,7 +29,7 @@ def default_root() -> Path:
         return cache_folder() / "data"
     except RuntimeError as error:
         raise OutputError(
-            "There is no folder to keep data in.", found=f"{error}", remedy="Name one with --data-dir."
+            "There is no folder to keep data in.", found=f"{error}", remedy="Name one with --data."
         ) from None
 
 

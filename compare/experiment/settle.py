@@ -305,7 +305,7 @@ def read_own_workload(flag: str, conflicting: Mapping[str, object], *, epochs: i
     """Return the user's own workload that ``--workload`` names, after refusing flags that contradict it.
 
     ``flag`` is the text of ``--workload``. ``conflicting`` has the flags that the workload makes needless,
-    each with its value or None. ``epochs`` is the value of ``--epochs``.
+    each with its value or None. ``epochs`` is the number of epochs in ``--steps``.
 
     Raises:
         UsageError: the flag names no file, or another flag contradicts it.
@@ -320,8 +320,8 @@ def read_own_workload(flag: str, conflicting: Mapping[str, object], *, epochs: i
             )
     if epochs != 1:
         raise UsageError(
-            "--epochs and --workload contradict each other.",
+            "Epochs in --steps and --workload contradict each other.",
             found="The length of an epoch is not known, because only the ranks load your data.",
-            remedy="Give the length in --steps.",
+            remedy="Give a number of steps, as --steps 200.",
         )
     return source

@@ -55,7 +55,7 @@ class Monitor:
     hosts: Sequence[str]
     """The name of each rank's host, in the order of ranks."""
     stall_seconds: float
-    """Time without progress after which a rank counts as stalled, as ``--stall`` sets it."""
+    """Time without progress after which a rank counts as stalled, as ``--timeout`` sets it."""
     clock_ahead_seconds: Callable[[int], float] = lambda _: 0.0
     """Returns by how many seconds the clock of a rank's host is ahead of this machine's."""
     oversubscribed: bool = False
@@ -195,7 +195,9 @@ class Monitor:
         sets = "this limit" if round(limit, 1) == self.stall_seconds else "the minimum of this limit"
         slow = "Ranks outnumber the cores, so they may only be slow: " if self.oversubscribed else ""
         return StalledError(
-            f"{what} for {round(limit, 1):g} s.", found=found, remedy=f"{remedy} {slow}--stall sets {sets}."
+            f"{what} for {round(limit, 1):g} s.",
+            found=found,
+            remedy=f"{remedy} {slow}stall in --timeout sets {sets}.",
         )
 
     def _where_to_read(self, cause: Cause) -> tuple[list[str], str]:

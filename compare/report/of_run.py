@@ -47,7 +47,7 @@ _SORT_KEYS: Mapping[str, Callable[[ArmSummary], Any]] = {
     "name": lambda arm: arm.arm,
     "sync": lambda arm: arm.sync_seconds.mean if arm.sync_seconds else 0.0,
 }
-"""What ``--sort`` sorts by, in ascending order; an arm without a sync cost counts as 0."""
+"""What a view sorts by, in ascending order; an arm without a sync cost counts as 0."""
 _PARITY_COLUMNS = {"": "outcome", "_steps": "steps", "_difference": "difference"}
 _NOT_IN_CSV = {"kind", "margin", "uneven_load", "least"}
 """Fields of a verdict that have no column ``verdict_…``; the kind has the column ``verdict``."""

@@ -87,7 +87,10 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
         """
         for flag, value in (("-np/--num-proc", self.ranks), ("--threads", self.threads_per_rank)):
             require_count(flag, value)
-        for flag, seconds in (("--timeout", self.launch_timeout_seconds), ("--stall", self.stall_seconds)):
+        for flag, seconds in (
+            ("--timeout", self.launch_timeout_seconds),
+            ("stall of --timeout", self.stall_seconds),
+        ):
             _require_seconds(flag, seconds)
 
     def as_run_by(self, arm: Arm, slots: int) -> Self:
@@ -172,16 +175,18 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
             ("--batch-size", self.batch_size_per_rank),
             ("--accumulate", self.accumulate),
             ("--repeats", self.rounds),
-            ("--epochs", self.epochs),
+            ("epochs of --steps", self.epochs),
             ("--steps", 1 if self.steps is None else self.steps),
         ):
             require_count(flag, value)
         allowed = f"a whole number from 0 to {LARGEST_NUMBER}"
-        require(0 <= self.max_reruns <= LARGEST_NUMBER, "--max-reruns", self.max_reruns, allowed)
-        require(self.warmup_steps >= 0, "--warmup", self.warmup_steps, "0 or more steps")
+        require(0 <= self.max_reruns <= LARGEST_NUMBER, "reruns of --interleave", self.max_reruns, allowed)
+        require(self.warmup_steps >= 0, "warmup of --steps", self.warmup_steps, "0 or more steps")
         require(0 <= self.seed < _SEEDS, "--seed", self.seed, f"a whole number from 0 to {_SEEDS - 1}")
         _require_seconds("--budget", 1.0 if self.limit_seconds is None else self.limit_seconds)
-        require(0 < self.learning_rate < float("inf"), "--lr", self.learning_rate, "a number above 0")
+        require(
+            0 < self.learning_rate < float("inf"), "lr of --optimizer", self.learning_rate, "a number above 0"
+        )
         if not self.is_own:
             allowed = right_names(self.model)
             require(not allowed, "--model", self.model, allowed)
@@ -199,7 +204,7 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
                 "No training step is left to time.",
                 found=f"Of {counted(self.total_steps, 'training step')}, the first {self.untimed_steps} are "
                 "not timed.",
-                remedy="Use more --steps or --epochs, or fewer --warmup steps.",
+                remedy="Use more --steps, or a shorter warm-up: --steps N:warmup=N.",
             )
         labels = [arm.label for arm in self.arms]
         require(

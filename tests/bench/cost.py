@@ -55,7 +55,7 @@ def _measure(settings, model, ranks):
         steps, warm_up = MODELS[model]
         run = launches.compare_run(
             *("--backend", ",".join(ARMS), "-np", str(ranks)),
-            *("--model", model, "--steps", str(steps), "--warmup", str(warm_up)),
+            *("--model", model, "--steps", f"{steps}:warmup={warm_up}"),
             data_dir=settings.data_dir,
             folder=settings.folder,
             rounds=settings.pick(ROUNDS[ranks], 1),

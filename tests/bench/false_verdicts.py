@@ -65,7 +65,7 @@ def _run(given, arms, command, *flags):
     with tempfile.TemporaryDirectory(prefix="ringside-false-") as folder:
         done = compare(
             *(command, *flags, "--backend", arms, "--seed", time.time_ns() % 2**32),
-            *("--data-dir", data_dir, "--output", Path(folder) / "run"),
+            *("--data", data_dir, "--output", Path(folder) / "run"),
             timeout=1200,
         )
         if done.returncode not in _EXPECTED:
@@ -85,7 +85,7 @@ def _run(given, arms, command, *flags):
 
 
 def _compare_once(given):
-    flags = ("--repeats", FIRST_LOOK, "--interleave", given.mode, "--max-reruns", 0)
+    flags = ("--repeats", FIRST_LOOK, "--interleave", f"{given.mode}:reruns=0")
     with loads.injected(given.load):
         figures, entry = _run(given, f"{given.arm},{given.arm}", "run", *flags)
     (verdict,), mode = assess_aa_test(figures).verdicts, figures.run.interleaved.mode

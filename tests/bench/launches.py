@@ -54,9 +54,9 @@ class BenchError(RuntimeError):
 def compare_run(*arguments, data_dir, folder, rounds=1):
     """Execute ``ringside run`` and read its results."""
     output = Path(tempfile.mkdtemp(dir=folder)) / "run"
-    command = [Path(sys.executable).parent / "compare", "run", "--dataset", "mnist", "--device", "cpu"]
-    command += ["--max-reruns", "0"]
-    command += ["--data-dir", data_dir, "--threads", THREADS, "--repeats", rounds, "--output", output]
+    command = [Path(sys.executable).parent / "compare", "run", "--device", "cpu"]
+    command += ["--interleave", "auto:reruns=0", "--data", f"mnist:folder={data_dir}"]
+    command += ["--threads", THREADS, "--repeats", rounds, "--output", output]
     execute([*map(str, command), *arguments], timeout_seconds=_TIMEOUT_SECONDS * rounds)
     return read_run(output)
 

@@ -39,7 +39,17 @@ DOCUMENT = ROOT / "docs" / "predictions.md"
 RECORD = ROOT / "docs" / "predictions.json"
 BEGIN, END = "<!-- cells: begin -->", "<!-- cells: end -->"
 _WORKLOAD = "tests/bench/workloads/sleeping.py:make"
-_RUN = ("--no-control", "--repeats", 1, "--max-reruns", 0, "--steps", 12, "--warmup", 2, "--threads", 1)
+_RUN = (
+    "--no-control",
+    "--repeats",
+    1,
+    "--interleave",
+    "auto:reruns=0",
+    "--steps",
+    "12:warmup=2",
+    "--threads",
+    1,
+)
 
 
 class Record(msgspec.Struct, frozen=True):

@@ -50,9 +50,9 @@ def _start_up(lab, way, data_dir, arms, name):
     done = lab.login.run(
         [*within, "sh", "-c", _STAMP, "sh", f"/run/lab/{stamp.name}", sys.executable, "-m", "compare", "run"]
         + (["-H", "n1,n2"] if way == "ssh" else [])
-        + ["--backend", arms, "--no-control", "--interleave", "launches", "--repeats", 1, "--max-reruns", 0]
-        + ["--steps", 10, "--warmup", 1, "--threads", 1, "--output", f"/run/lab/{name}"]
-        + ["--data-dir", Path(data_dir).resolve()],
+        + ["--backend", arms, "--no-control", "--interleave", "launches:reruns=0", "--repeats", 1]
+        + ["--steps", "10:warmup=1", "--threads", 1, "--output", f"/run/lab/{name}"]
+        + ["--data", Path(data_dir).resolve()],
         timeout_seconds=120,
     )
     if done.returncode:

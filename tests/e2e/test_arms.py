@@ -34,12 +34,12 @@ def a_run(*, arms, flags=(), environment=None):
         folder = tmp_path_factory.mktemp("arms") / "run"
         done = compare(
             *(*RUN, "--backend", arms, "-np", 2, *flags, "--model", "mlp:784-16-10", "--batch-size", 32),
-            *("--steps", 40, "--warmup", 10, "--repeats", 1, "--wide"),
-            *("--data-dir", mnist_dir, "--output", folder),
+            *("--steps", "40:warmup=10", "--repeats", 1),
+            *("--data", mnist_dir, "--output", folder),
             environment=environment,
         )
         assert done.returncode == 0, done.stderr
-        return read_run(folder), done.stdout
+        return read_run(folder), compare("report", folder, "--detail").stdout
 
     return ran
 
@@ -206,7 +206,7 @@ def test_shards_of_four_ranks_are_fourth_parts(tmp_path, mnist_dir):
     done = compare(
         *(*RUN, "--backend", "zero,fsdp,modelparallel", "-np", 4, "--threads", 1, "--no-control"),
         *("--model", "mlp:784-64-64-64-10", "--batch-size", 16, "--optimizer", "adam"),
-        *("--steps", 8, "--warmup", 2, "--repeats", 1, "--data-dir", mnist_dir, "--output", tmp_path / "run"),
+        *("--steps", "8:warmup=2", "--repeats", 1, "--data", mnist_dir, "--output", tmp_path / "run"),
     )
     assert done.returncode == 0, done.stderr
     run = read_run(tmp_path / "run")

@@ -16,7 +16,7 @@ SLOW = {
     "ddp": "background",
 }
 # With much to compute, a small slowdown stays within the noise.
-MUCH = ("--batch-size", 4096, "--steps", 16, "--warmup", 3)
+MUCH = ("--batch-size", 4096, "--steps", "16:warmup=3")
 LITTLE = ("--batch-size", 1, "--steps", 200)
 
 # A run of 25 launches, with 15 more on a busy machine. One takes 15 s where torch loads in three.
@@ -36,14 +36,18 @@ def measure(tmp_path_factory, mnist_dir):
     def carry_out(arms, *flags, causes=None):
         folder = tmp_path_factory.mktemp("explained")
         done = compare(
-            *("run", "--backend", ",".join(arms), *flags, "--max-reruns", 3),
-            *("--wide", "--data-dir", mnist_dir, "--output", folder / "run"),
+            *("run", "--backend", ",".join(arms), *flags),
+            *("--data", mnist_dir, "--output", folder / "run"),
             environment=inject("e2e/slowed", folder / "injection", causes or {}),
             timeout=LONGEST_SECONDS,
         )
         assert done.returncode == 0, done.stderr
         run = read_run(folder / "run")
-        return analyse(run).causes, " ".join(done.stdout.split()), run
+        return (
+            analyse(run).causes,
+            " ".join(compare("report", folder / "run", "--detail").stdout.split()),
+            run,
+        )
 
     return carry_out
 

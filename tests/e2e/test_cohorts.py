@@ -19,7 +19,7 @@ def cohort(tmp_path_factory, mnist_dir, every_backend):
     done = compare(
         *(*RUN, "--interleave", "blocks", "--repeats", 2, "--steps", STEPS, "--backend", ",".join(ARMS)),
         "--no-control",
-        *("--data-dir", mnist_dir, "--output", folder),
+        *("--data", mnist_dir, "--output", folder),
     )
     assert done.returncode == 0, done.stderr
     return read_run(folder), done

@@ -21,7 +21,7 @@ def timed(tmp_path_factory, requires_backend):
     done = compare(
         *("collectives", "--group", "shared_memory,mpi", "-np", 2, "-b", 8, "-e", "2M", "-f", 512),
         *("-n", 2, "--repeats", 1, "--output", folder / "run"),
-        *("--export-json", folder / "out.json", "--export-markdown", folder / "out.md"),
+        *("--export", folder / "out.json", "--export", folder / "out.md"),
         environment={"COLUMNS": "400"},
         below=[sys.executable, refusing.__file__],
     )
@@ -72,7 +72,7 @@ def test_collectives_where_mpi_may_not_read_memory_warn_beside_the_figure(timed)
 def test_run_that_a_known_cause_ends_names_it(tmp_path, requires_backend, arm, variable, printed):
     requires_backend(arm.partition(":")[0])
     done = compare(
-        *("run", "--backend", arm, "--dataset", "digits", "--steps", 40, "--repeats", 1, "--no-control"),
+        *("run", "--backend", arm, "--data", "digits", "--steps", 40, "--repeats", 1, "--no-control"),
         *("-np", 2, "--output", tmp_path / "run"),
         environment=variable,
         below=[sys.executable, refusing.__file__],
@@ -86,7 +86,7 @@ def test_collectives_every_group_is_right_or_says_why(tmp_path, every_backend):
     done = compare(
         *("collectives", "--collective", "all", "--dtype", "int8,bfloat16,float32", "--op", "sum,avg"),
         *("-b", "3K", "-e", "3K", "-n", 1, "--repeats", 1, "-np", 2),
-        *("--output", tmp_path / "run", "--export-json", tmp_path / "out.json"),
+        *("--output", tmp_path / "run", "--export", tmp_path / "out.json"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((tmp_path / "out.json").read_text())["figures"]

@@ -22,10 +22,8 @@ pytestmark = pytest.mark.long
 
 
 def compare_run(mnist_dir, directory, *flags, environment=None):
-    short = ("--steps", 40, "--warmup", 5, "--repeats", 1)
-    return compare(
-        *RUN, *short, "--data-dir", mnist_dir, "--output", directory, *flags, environment=environment
-    )
+    short = ("--steps", "40:warmup=5", "--repeats", 1)
+    return compare(*RUN, *short, "--data", mnist_dir, "--output", directory, *flags, environment=environment)
 
 
 @pytest.fixture(scope="module")

@@ -35,8 +35,8 @@ def an_environment(folder, *, share):
 
 def gate(folder, mnist_dir, *arguments, python=sys.executable, against):
     return compare(
-        *("gate", "--against", against, "-np", 2, "--threads", 1, "--data-dir", mnist_dir),
-        *("--output", folder / "run", "--export-junit", folder / "gate.xml", *arguments),
+        *("gate", "--against", against, "-np", 2, "--threads", 1, "--data", mnist_dir),
+        *("--output", folder / "run", "--export", folder / "gate.xml", *arguments),
         python=str(python),
         timeout=LONGEST_SECONDS,
     )
@@ -45,7 +45,7 @@ def gate(folder, mnist_dir, *arguments, python=sys.executable, against):
 def test_arms_of_both_environments_are_alive_in_one_run(tmp_path, mnist_dir):
     """One round judges nothing, and that is never green."""
     other = an_environment(tmp_path / "other", share=0.5)
-    short = ("--repeats", 1, "--steps", 240, "--export-markdown", tmp_path / "gate.md")
+    short = ("--repeats", 1, "--steps", 240, "--export", tmp_path / "gate.md")
     done = gate(tmp_path, mnist_dir, *short, against=other)
     assert done.returncode == TOO_NOISY, done.stderr
     run = read_run(tmp_path / "run")

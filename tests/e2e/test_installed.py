@@ -69,7 +69,7 @@ def test_installed_program_compares_from_any_folder(python, tmp_path):
     where = execute(python, "-c", "import compare; print(compare.__file__)", cwd=tmp_path)
     assert str(ROOT) not in where
     program = python.with_name("compare")
-    options = ("--dataset", "digits", "--steps", 60, "--repeats", 1, "-np", 2, "--device", "cpu")
+    options = ("--data", "digits", "--steps", 60, "--repeats", 1, "-np", 2, "--device", "cpu")
     shown = execute(program, "run", *options, "--backend", "ddp,manual", "--output", "run", cwd=tmp_path)
     assert "equal bit for bit" in shown
     assert {launch.arm for launch in read_run(tmp_path / "run").launches} == {"none", "ddp", "manual"}

@@ -17,7 +17,7 @@ from tests.comparing import compare, inject
 ARM = "manual:mode=shared_memory"
 ROUNDS = 5
 # 28 blocks of 30 steps after the warm-up. Noisy rounds are repeated.
-LENGTH = ("--repeats", str(ROUNDS), "--max-reruns", "3", "--warmup", "30", "--steps", "870", "--threads", "1")
+LENGTH = ("--repeats", str(ROUNDS), "--steps", "870:warmup=30", "--threads", "1")
 # A delay has side effects: caches grow cold, and ranks that took turns being late stop doing so.
 TOLERANCE_SECONDS = 0.0003
 
@@ -33,7 +33,7 @@ def a_run(folder, mnist_dir, backend, *arguments, injected=None):
     if injected:
         environment = inject("e2e/injected", folder / "injection", {"seconds": 0.0} | injected)
     done = compare(
-        *("run", "--backend", backend, "-np", 2, "--data-dir", mnist_dir),
+        *("run", "--backend", backend, "-np", 2, "--data", mnist_dir),
         *("--output", folder / "run", *arguments),
         environment=environment,
         timeout=LONGEST_SECONDS,
@@ -160,8 +160,8 @@ def test_delay_does_not_change_the_trained_parameters(slow_sync, straggler):
     assert len(hashes) == 1
 
 
-MLP = ("--model", "mlp", "--steps", "200")
-CONVNET = ("--model", "convnet", "--steps", "24", "--batch-size", "16")
+MLP = ("--model", "mlp", "--steps", "200:warmup=4")
+CONVNET = ("--model", "convnet", "--steps", "24:warmup=4", "--batch-size", "16")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_reference_beside_an_arm_does_not_change_its_training(
 ):
     """Compare to the last bit: neither its batches nor its dropout change."""
     requires_backend(backend)
-    length = ("--repeats", "1", "--max-reruns", "0", "--warmup", "4", *model)
+    length = ("--repeats", "1", "--interleave", "auto:reruns=0", *model)
     arguments = ("--no-control", "--threads", "1", *length)
     found = {}
     for name, injected in (("beside", None), ("alone", {"change": "no reference"})):

@@ -33,7 +33,7 @@ def installed(tmp_path_factory):
 def test_backends_lists_the_arm_with_its_options(installed):
     (found,) = [
         arm
-        for arm in json.loads(compare("backends", "--json", environment=installed).stdout)
+        for arm in json.loads(compare("backends", "--format", "json", environment=installed).stdout)
         if arm["arm"] == "gather"
     ]
     assert found["available"] is True
@@ -46,7 +46,7 @@ def ran(installed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("gather")
     done = compare(
         *("run", "--backend", "gather:calls=each", "--no-control", "--repeats", 1, "--steps", 40),
-        *("--max-reruns", 0, "--data-dir", folder / "data", "--output", folder / "run"),
+        *("--interleave", "auto:reruns=0", "--data", folder / "data", "--output", folder / "run"),
         environment=installed | {"RINGSIDE_MNIST_MIRRORS": "http://127.0.0.1:9/"},
     )
     assert done.returncode == 0, done.stderr

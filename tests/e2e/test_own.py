@@ -34,7 +34,7 @@ def test_examples_are_proven_through_every_backend(tmp_path, requires_backend, e
     requires_backend("mpi")
     done = compare(
         *("verify", "--workload", EXAMPLES / f"{example}.py:make", "--backend", arms, "-np", ranks),
-        *("--output", tmp_path / "run", "--export-json", tmp_path / "out.json"),
+        *("--output", tmp_path / "run", "--export", tmp_path / "out.json"),
     )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out.json").read_text())["arms"]
@@ -50,7 +50,7 @@ def test_examples_are_proven_through_every_backend(tmp_path, requires_backend, e
 def test_a_model_that_is_no_chain_is_refused_before_it_trains(tmp_path):
     done = compare(
         *(*RUN, "--workload", EXAMPLES / "transformer.py:make", "--backend", "pipeline", "--no-control"),
-        *("--steps", 20, "--warmup", 5, "--repeats", 1, "--output", tmp_path / "results"),
+        *("--steps", "20:warmup=5", "--repeats", 1, "--output", tmp_path / "results"),
     )
     assert done.returncode == 6
     text = " ".join(done.stderr.split())
@@ -84,12 +84,13 @@ def test_the_example_of_the_docs_runs_and_is_named(tmp_path):
     (tmp_path / "train.py").write_text(code)
     done = compare(
         *(*RUN, "--workload", tmp_path / "train.py:make", "--backend", "ddp", "--no-control"),
-        *("--steps", 20, "--warmup", 5, "--repeats", 1, "--wide", "--output", tmp_path / "results"),
+        *("--steps", "20:warmup=5", "--repeats", 1, "--output", tmp_path / "results"),
     )
     assert done.returncode == 0, done.stderr
+    shown = compare("report", tmp_path / "results", "--detail").stdout
     # A noisy run states that before its headline.
-    assert any(line.startswith("train.py:make · 2 ranks") for line in done.stdout.splitlines())
-    assert "test loss" in done.stdout
+    assert any(line.startswith("train.py:make · 2 ranks") for line in shown.splitlines())
+    assert "test loss" in shown
     run = read_run(tmp_path / "results")
     assert run.dataset.workload == "train.py:make"
     (launch,) = run.launches
@@ -104,7 +105,7 @@ def test_parameters_outside_the_loss_are_named_before_the_training(tmp_path):
     (tmp_path / "unused.py").write_text(right.replace("self.answer", extra, 1))
     done = compare(
         *("verify", "--workload", tmp_path / "unused.py:make", "--backend", "ddp"),
-        *("--output", tmp_path / "results", "--export-json", tmp_path / "out.json"),
+        *("--output", tmp_path / "results", "--export", tmp_path / "out.json"),
     )
     assert done.returncode == 6, done.stderr
     (found,) = json.loads((tmp_path / "out.json").read_text())["arms"]
@@ -118,7 +119,7 @@ def test_an_error_in_the_users_file_has_its_line(tmp_path, requires_backend):
     (tmp_path / "wrong.py").write_text(right.replace("images, labels = batch", "images, labels, _ = batch"))
     done = compare(
         *(*RUN, "--workload", tmp_path / "wrong.py:make", "--backend", "mpi", "--no-control"),
-        *("--steps", 20, "--warmup", 5, "--repeats", 1, "--output", tmp_path / "results"),
+        *("--steps", "20:warmup=5", "--repeats", 1, "--output", tmp_path / "results"),
     )
     assert done.returncode == 6
     assert "ValueError: not enough values to unpack (expected 3, got 2)" in done.stderr
@@ -137,7 +138,7 @@ CAUSES = {
 def verify_planted(tmp_path, name, arm):
     done = compare(
         *("verify", "--workload", f"{PLANTED}:{name}", "--backend", arm, "--batch-size", 8),
-        *("--output", tmp_path / "run", "--export-json", tmp_path / "out.json"),
+        *("--output", tmp_path / "run", "--export", tmp_path / "out.json"),
     )
     (found,) = json.loads((tmp_path / "out.json").read_text())["arms"]
     return done, {gate["name"]: gate for gate in found["gates"]}
@@ -184,7 +185,7 @@ def beside_ddp(tmp_path_factory):
     folder = tmp_path_factory.mktemp("beside") / "results"
     done = compare(
         *("run", "--workload", f"{PLANTED}:right", "--backend", "own_torch,ddp", "--no-control"),
-        *("--batch-size", 8, "--steps", 40, "--warmup", 5, "--repeats", 1, "--max-reruns", 0),
+        *("--batch-size", 8, "--steps", "40:warmup=5", "--repeats", 1, "--interleave", "auto:reruns=0"),
         *("--output", folder),
     )
     assert done.returncode == 0, done.stderr

@@ -13,13 +13,15 @@ from tests.comparing import RUN, compare
 
 def a_run(tmp_path, mnist_dir, *flags):
     done = compare(
-        *(*RUN, "--no-control", "-np", 2, *flags, "--model", "mlp:784-16-10", "--steps", 20, "--warmup", 5),
-        *("--repeats", 1, "--wide", "--data-dir", mnist_dir, "--output", tmp_path / "run"),
+        *(*RUN, "--no-control", "-np", 2, *flags, "--model", "mlp:784-16-10", "--steps", "20:warmup=5"),
+        *("--repeats", 1, "--data", mnist_dir, "--output", tmp_path / "run"),
     )
     assert done.returncode == 0, done.stderr
     run = read_run(tmp_path / "run")
     assert analyse(run).unexplained_differences == []
-    return done.stdout, [rank.attestation for launch in run.launches for rank in launch.ranks]
+    return compare("report", tmp_path / "run", "--detail").stdout, [
+        rank.attestation for launch in run.launches for rank in launch.ranks
+    ]
 
 
 def test_autocast_is_active_in_every_rank(tmp_path, mnist_dir):

@@ -40,8 +40,8 @@ def whole(tmp_path_factory, mnist_dir, every_backend):
     folder = tmp_path_factory.mktemp("whole")
     done = compare(
         *RUN,
-        *("--backend", ",".join(ARMS), "-np", 2, "--repeats", 1, "--data-dir", mnist_dir),
-        *("--output", folder / "run", "--export-json", folder / "run.json"),
+        *("--backend", ",".join(ARMS), "-np", 2, "--repeats", 1, "--data", mnist_dir),
+        *("--output", folder / "run", "--export", folder / "run.json"),
         environment=SECRET,
     )
     assert done.returncode == 0, done.stderr
@@ -96,7 +96,7 @@ def test_report_prints_the_same_table_as_the_run(whole):
         assert arm in done.stdout
     assert "mlp on MNIST · 2 ranks" in done.stdout
     assert "the same model: proven for 20 steps and one at the end, equal bit for bit." in done.stdout
-    assert "What the arms trained" in compare("report", directory, "--wide").stdout
+    assert "What the arms trained" in compare("report", directory, "--detail").stdout
 
 
 def test_export_json_holds_raw_samples_and_summary(whole):
@@ -163,8 +163,8 @@ def test_run_leaves_no_process_running_and_writes_no_secret_of_the_shell(whole):
 def test_run_ends_a_launch_that_exceeds_its_timeout(tmp_path, mnist_dir):
     done = compare(
         *RUN,
-        *("--backend", "mpi", "--no-control", "--repeats", 1, "--epochs", 500, "--timeout", 12),
-        *("--data-dir", mnist_dir, "--output", tmp_path / "run"),
+        *("--backend", "mpi", "--no-control", "--repeats", 1, "--steps", "500epochs", "--timeout", 12),
+        *("--data", mnist_dir, "--output", tmp_path / "run"),
     )
     assert done.returncode == 7, done.stderr
     assert "did not end within 12 s" in done.stderr
@@ -175,14 +175,14 @@ def test_run_ends_a_launch_that_exceeds_its_timeout(tmp_path, mnist_dir):
 def test_run_budget_ends_the_run_with_whole_rounds(tmp_path, mnist_dir, requires_backend):
     requires_backend("mpi")
     started_at = time.monotonic()
-    short = ("--backend", "mpi", "--no-control", "--steps", 40, "--warmup", 5, "--data-dir", mnist_dir)
-    done = compare(*RUN, *short, "--budget", 12, "--wide", "--output", tmp_path / "run")
+    short = ("--backend", "mpi", "--no-control", "--steps", "40:warmup=5", "--data", mnist_dir)
+    done = compare(*RUN, *short, "--budget", 12, "--output", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     run = read_run(tmp_path / "run")
     launches = [*run.launches, *run.discarded]
     assert max(la.started_at + la.seconds for la in launches) - launches[0].started_at < 12
     assert time.monotonic() - started_at < 12 + 15
-    assert "Ended after" in done.stdout
+    assert "Ended after" in compare("report", tmp_path / "run", "--detail").stdout
     too_short = compare(*RUN, *short, "--budget", 1, "--output", tmp_path / "none")
     assert too_short.returncode == 11, too_short.stderr
     assert "--budget 1 ran out before every arm had run once" in too_short.stderr
@@ -197,9 +197,9 @@ def test_run_compares_two_mpi_libraries_under_the_same_conditions(tmp_path, any_
     requires_backend("mpi", library="mpich")
     done = compare(
         *RUN,
-        *("--backend", "mpi,mpi:library=mpich", "--no-control", "--steps", 40, "--warmup", 5),
-        *("--repeats", 2, "--interleave", "launches", "--strict"),
-        *("--dataset", dataset, "--data-dir", folder, "--output", tmp_path / "run"),
+        *("--backend", "mpi,mpi:library=mpich", "--no-control", "--steps", "40:warmup=5"),
+        *("--repeats", 2, "--strict"),
+        *("--data", f"{dataset}:folder={folder}", "--output", tmp_path / "run"),
     )
     assert done.returncode == 0, done.stderr
     run = read_run(tmp_path / "run")

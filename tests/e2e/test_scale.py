@@ -9,9 +9,9 @@ def test_scale_with_one_and_two_ranks(tmp_path, mnist_dir, requires_backend):
     requires_backend("mpi")  # its launcher loads no torch, so its four launches take half the time
     folder = tmp_path / "scale"
     done = compare(
-        *("scale", "-np", "1,2", "--strong", "--backend", "mpi", "--data-dir", mnist_dir),
-        *("--repeats", "2", "--steps", "40", "--warmup", "5", "--no-control", "--threads", "1"),
-        *("--max-reruns", "0", "--output", folder, "--export-json", tmp_path / "scale.json"),
+        *("scale", "-np", "1,2", "--strong", "--backend", "mpi", "--data", mnist_dir),
+        *("--repeats", "2", "--steps", "40:warmup=5", "--no-control", "--threads", "1"),
+        *("--interleave", "auto:reruns=0", "--output", folder, "--export", tmp_path / "scale.json"),
     )
     assert done.returncode == 0, done.stderr
     assert "Hosts: this machine" in done.stderr

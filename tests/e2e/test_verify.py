@@ -33,7 +33,7 @@ def broken(tmp_path_factory, mnist_dir):
     done = compare(
         *("verify", "--backend", ",".join([*WRONG, "ddp"])),
         *("-np", 2),
-        *("--data-dir", mnist_dir, "--output", folder / "run", "--export-json", folder / "out.json"),
+        *("--data", mnist_dir, "--output", folder / "run", "--export", folder / "out.json"),
         environment=BROKEN,
     )
     assert done.returncode == 8, done.stdout + done.stderr
@@ -65,8 +65,8 @@ def test_verify_right_strategy_beside_wrong_ones_passes(broken):
 def test_run_stops_at_a_wrong_strategy(tmp_path, mnist_dir):
     done = compare(
         *RUN,
-        *("--backend", SUMS, "--no-control", "--steps", 10, "--warmup", 1, "--repeats", 1),
-        *("--data-dir", mnist_dir, "--output", tmp_path / "run"),
+        *("--backend", SUMS, "--no-control", "--steps", "10:warmup=1", "--repeats", 1),
+        *("--data", mnist_dir, "--output", tmp_path / "run"),
         environment=BROKEN,
     )
     assert done.returncode == 8, done.stderr
@@ -83,7 +83,7 @@ def test_verify_several_ranks_are_proven_and_one_proves_nothing(
 ):
     requires_backend("mpi")
     done = compare(
-        *("verify", "--backend", arm, "-np", ranks, "--data-dir", mnist_dir),
+        *("verify", "--backend", arm, "-np", ranks, "--data", mnist_dir),
         *("--output", tmp_path / "run"),
     )
     assert done.returncode == code, done.stdout + done.stderr

@@ -43,7 +43,7 @@ def record(pytestconfig):
 @pytest.fixture(scope="session")
 def data(any_data):
     dataset, folder = any_data
-    return ["--dataset", dataset, "--data-dir", str(folder)]
+    return ["--data", f"{dataset}:folder={folder}"]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def start(begin, data, requires_backend):
         arm = LAUNCHERS.get(arm, arm)
         for one in parse_arms([arm]):
             requires_backend(one.backend, **one.options)
-        steps = [] if {"--epochs", "--steps"} & set(arguments) else ["--epochs", "60"]
+        steps = [] if "--steps" in arguments else ["--steps", "60epochs"]
         return begin(data, "--backend", arm, *steps, *arguments, fault=fault)
 
     return start

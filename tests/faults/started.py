@@ -53,10 +53,10 @@ QUICK = {("torchrun", "raise"), ("mpirun", "kill")}
 KILLED = "It was killed by SIGKILL (kill -9, or out of memory)."
 UNRECORDED = "Its witness (the parent process of the rank) was killed, and the rank with it."
 EARLY = "before its first progress record"
-BRIEFLY = ("--steps", "40", "--warmup", "5", "--repeats", "1")
+BRIEFLY = ("--steps", "40:warmup=5", "--repeats", "1")
 
 
-RUN = ("run", "--max-reruns", "0", "--no-control", "--interleave", "launches")
+RUN = ("run", "--no-control", "--interleave", "launches:reruns=0")
 
 
 def cases(kinds, *chosen):
@@ -112,8 +112,8 @@ class StartedRun:
         inject("faults/injected", self.injected, fault)
         self.process = subprocess.Popen(
             ([] if self.memory == MEMORY else [*IN_OWN_MEMORY, str(self.memory)])
-            + [sys.executable, "-m", "compare", *command, *data, "--stall", str(STALL_SECONDS)]
-            + ["--output", str(self.directory), *arguments],
+            + [sys.executable, "-m", "compare", *command, *data]
+            + ["--timeout", f"5m:stall={STALL_SECONDS}", "--output", str(self.directory), *arguments],
             env=os.environ | {"COLUMNS": "200", "PYTHONPATH": str(self.injected)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -216,7 +216,7 @@ def run_refused(folder, data, why, mode, arms="horovod,manual"):
     """Run arms where the agent finds a reason against turns."""
     environment = inject("faults/refusing", folder / "injected", why)
     return compare(
-        *("run", "--backend", arms, "--no-control", "--steps", 40, "--warmup", 5, "--repeats", 1),
-        *("--max-reruns", 0, "--interleave", mode, *data, "--output", folder / "run"),
+        *("run", "--backend", arms, "--no-control", "--steps", "40:warmup=5", "--repeats", 1),
+        *("--interleave", f"{mode}:reruns=0", *data, "--output", folder / "run"),
         environment=environment,
     )

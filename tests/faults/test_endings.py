@@ -133,7 +133,17 @@ def test_ctrl_c_once_or_twice_ends_everything(start, record, launcher, times):
 OTHER_COMMANDS = {
     "verify": ("--backend", "ddp,manual"),
     "collectives": ("--group", "gloo,shared_memory", "-np", "2", "-e", "64K"),
-    "scale": ("--backend", "ddp", "-np", "1,2", "--no-control", "--repeats", "2", "--max-reruns", "0"),
+    "scale": (
+        "--backend",
+        "ddp",
+        "-np",
+        "1,2",
+        "--no-control",
+        "--repeats",
+        "2",
+        "--interleave",
+        "auto:reruns=0",
+    ),
 }
 
 
@@ -145,7 +155,7 @@ def test_ctrl_c_keeps_and_exports_what_another_command_finished(begin, data, tmp
     """It comes in the second launch, to every process of the terminal."""
     export = tmp_path / "kept.json"
     own = [] if command == "collectives" else data
-    run = begin(own, *OTHER_COMMANDS[command], "--export-json", export, command=[command])
+    run = begin(own, *OTHER_COMMANDS[command], "--export", export, command=[command])
     wait_until(lambda: len(list(run.directory.rglob("rank-0.progress"))) == 2, 120)
     printed = ended(run, run.interrupt(), 130)
     assert "Interrupted" in printed

@@ -24,7 +24,7 @@ def test_rank_that_hangs_is_named_and_ended(start, record, launcher, kind):
         assert 'sitecustomize.py", line' in run.named_file(printed)
     run.assert_launched_once(printed)
     run.assert_nothing_is_left()
-    record(f"rank: {kind} (`--stall 15`)", launcher, run.process.returncode, printed, took)
+    record(f"rank: {kind} (`--timeout 5m:stall=15`)", launcher, run.process.returncode, printed, took)
 
 
 @pytest.mark.faults
@@ -48,7 +48,7 @@ def test_ranks_that_wait_for_each_other_are_all_named(start, launcher):
 def test_rank_that_hangs_is_not_one_that_waits_in_shared_memory(start, model):
     """A large model gets no more time: blocks are short enough."""
     fault = a_fault("hang") | {"step": 8}
-    run = start("manual:mode=shared_memory", "--model", model, "--warmup", "3", fault=fault)
+    run = start("manual:mode=shared_memory", "--model", model, "--steps", "60epochs:warmup=3", fault=fault)
     printed, took = run.wait()
     assert took < HANG_BOUND_SECONDS
     assert run.process.returncode == 7, printed
@@ -126,7 +126,16 @@ def test_rank_that_hangs_in_the_proof_after_a_slow_step_is_named_in_time(
 ):
     requires_backend(arm)
     line = a_hang(tmp_path, ranks, rank, seconds)
-    settings = ["-np", str(ranks), "--stall", str(stall), "--steps", "4", "--warmup", "1", "--backend", arm]
+    settings = [
+        "-np",
+        str(ranks),
+        "--timeout",
+        f"5m:stall={stall}",
+        "--steps",
+        "4:warmup=1",
+        "--backend",
+        arm,
+    ]
     run = begin(["--workload", f"{tmp_path / 'slow.py'}:make"], *settings, "--batch-size", "4")
     printed, took = run.wait()
     assert run.process.returncode == 7, printed

@@ -74,8 +74,8 @@ def parts(machine: Machine, folder: Path) -> list[Part]:
         command = compare("run", *options, "--output", folder / name / "run", *more)
         return Part(name, command, skipped, _check_run if on_gpu else lambda _: "")
 
-    turns = ("--interleave", "blocks", "--stall", 15, "--repeats", 2)
-    launches = ("--interleave", "launches", "--max-reruns", 0, "--repeats", 1)
+    turns = ("--interleave", "blocks", "--timeout", "5m:stall=15", "--repeats", 2)
+    launches = ("--interleave", "launches:reruns=0", "--repeats", 1)
     sharing = [*torchrun(2), "-m", "tests.gpu.sharing", machine.device]
     ranks = max(1, machine.gpus)
     device = ("-np", ranks, "--device", machine.device)
@@ -195,7 +195,7 @@ def look(device: str) -> Machine:
     if device == "cuda" and not gpus:
         sys.exit("torch finds no GPU here. --device cpu rehearses the parts that need none.")
     found = find_mnist()
-    data = ["--data-dir", str(found)] if found else ["--dataset", "digits"]
+    data = ["--data", str(found)] if found else ["--data", "digits"]
     return Machine(device, gpus, importlib.util.find_spec("horovod") is not None, data)
 
 

@@ -15,15 +15,15 @@ def arguments(hosts, mnist_dir, *more, steps=30, within=()):
 
     ``hosts`` are those of -H, or None. ``within`` is a command that starts it, such as salloc.
     """
-    data = [] if "--workload" in more else ["--data-dir", mnist_dir, "--dataset", "mnist"]
+    data = [] if "--workload" in more else ["--data", f"mnist:folder={mnist_dir}"]
     return [
         *within,
         *(sys.executable, "-m", "compare", "run"),
         *(("-H", hosts) if hosts else ()),
         *data,
         *("--output", RUN),
-        *("--no-control", "--repeats", 1, "--max-reruns", 0, "--steps", steps, "--warmup", 5),
-        *("--interleave", "launches"),
+        *("--no-control", "--repeats", 1, "--steps", f"{steps}:warmup=5"),
+        *("--interleave", "launches:reruns=0"),
         *more,
     ]
 

@@ -38,7 +38,7 @@ def test_forms_name_the_true_one_and_at_three_hosts_no_other(tmp_path, requires_
         ),
         *("--collective", "all_reduce,broadcast" if hosts == 3 else "all_reduce"),
         *("-b", "2M", "-e", "2M", "-n", 2, "--repeats", 1, "--threads", 1, "--detail"),
-        *("--output", tmp_path / "run", "--export-json", tmp_path / "out.json"),
+        *("--output", tmp_path / "run", "--export", tmp_path / "out.json"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((tmp_path / "out.json").read_text())["figures"]

@@ -43,7 +43,7 @@ def doctor(lab, *options):
     """Run the doctor on the login host; return process, report and seconds."""
     began = time.monotonic()
     report = "/run/lab/report.json"
-    done = lab.login.run([sys.executable, "-m", "compare", "doctor", *options, "--export-json", report])
+    done = lab.login.run([sys.executable, "-m", "compare", "doctor", *options, "--export", report])
     seconds = time.monotonic() - began
     assert done.returncode in {0, 9}, done.stderr
     return done, json.loads((lab.folder / "report.json").read_text()), seconds
@@ -51,7 +51,7 @@ def doctor(lab, *options):
 
 def test_doctor_healthy_hosts_have_no_findings(lab):
     hosts = "n1:1,n2:1"
-    done, report, _ = doctor(lab, "-H", hosts, "--ports", "--export-markdown", "/run/lab/report.md")
+    done, report, _ = doctor(lab, "-H", hosts, "--ports", "--export", "/run/lab/report.md")
     assert done.returncode == 0, done.stdout
     assert [f for f in report["findings"] if f["level"] != "note"] == []
     assert [host["facts"]["hostname"] for host in report["hosts"]] == ["n1", "n2"]

@@ -57,7 +57,7 @@ QUICK = {
 FAILURES = {
     "raise": Failure("a rank raises", 6, "rank, host, error, file:line", BOUND_SECONDS),
     "kill": Failure("a rank is killed", 6, "rank, host", BOUND_SECONDS),
-    "hang": Failure("a rank hangs (`--stall 12`)", 7, "rank, host, file:line", BOUND_SECONDS),
+    "hang": Failure("a rank hangs (`--timeout 5m:stall=12`)", 7, "rank, host, file:line", BOUND_SECONDS),
     "link_down": Failure("a host's link goes down", 9, "host", BOUND_SECONDS),
     "drop_packets": Failure("a host's packets are dropped", 9, "host", BOUND_SECONDS),
     "stop": Failure("a host goes down", 9, "host", BOUND_SECONDS),
@@ -103,7 +103,7 @@ class StartedRun:
             lab,
             options.get("hosts", "n1,n2"),
             mnist_dir,
-            *("--backend", arm, "--stall", STALL_SECONDS, "-x", "MY_TOKEN", *more),
+            *("--backend", arm, "--timeout", f"5m:stall={STALL_SECONDS}", "-x", "MY_TOKEN", *more),
             steps=options.get("steps", 28_000),
             within=options.get("within", ()),
             environment={"PYTHONPATH": "/run/lab/injected", "MY_TOKEN": "hunter2"},

@@ -96,9 +96,9 @@ class Pods:
 
 def words_of_a_run(mnist_dir, backends, *more):
     return [
-        *("run", "--backend", backends, "--data-dir", str(mnist_dir), "--dataset", "mnist", "--output", RUN),
-        *("--no-control", "--repeats", "1", "--max-reruns", "0", "--steps", "30", "--warmup", "5"),
-        *("--interleave", "launches", "--export-json", "-", *more),
+        *("run", "--backend", backends, "--data", f"mnist:folder={mnist_dir!s}", "--output", RUN),
+        *("--no-control", "--repeats", "1", "--steps", "30:warmup=5"),
+        *("--interleave", "launches:reruns=0", "--export", "-", *more),
     ]
 
 

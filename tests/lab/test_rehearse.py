@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.lab
 
-RUN = ("run", "--no-control", "--repeats", "1", "--max-reruns", "0", "--warmup", "5", "--threads", "1")
+RUN = ("run", "--no-control", "--repeats", "1", "--interleave", "auto:reruns=0", "--threads", "1")
 GOODPUT = 1448 / 1514
 """Share of a link's rate that TCP's headers leave for data."""
 
@@ -50,9 +50,9 @@ def test_rehearsal_link_decides_how_long_collectives_take(tmp_path, mnist_dir, r
         requires_backend(backend)
     before = traces()
     done = compare(
-        *("rehearse", "--hosts", "2", "--link", "100mbit", "--", *RUN, "--data-dir", mnist_dir),
-        *("--backend", backends, "--steps", "30", "--model", "mlp:784-128-10"),
-        *("--output", tmp_path / "run", "--export-json", tmp_path / "run.json"),
+        *("rehearse", "--hosts", "2", "--link", "100mbit", "--", *RUN, "--data", mnist_dir),
+        *("--backend", backends, "--steps", "30:warmup=5", "--model", "mlp:784-128-10"),
+        *("--output", tmp_path / "run", "--export", tmp_path / "run.json"),
     )
     assert done.returncode == 0, done.stderr
     assert "REHEARSED: 2 hosts on one machine, 100 mbit/s" in done.stdout
@@ -74,7 +74,7 @@ def test_rehearsal_link_decides_how_long_collectives_take(tmp_path, mnist_dir, r
 def test_rehearsal_that_is_ended_leaves_nothing(tmp_path, mnist_dir, requires_backend, end):
     requires_backend("mpi")
     before = traces()
-    arguments = ("rehearse", "--hosts", "2", "--link", "1gbit", "--", *RUN, "--data-dir", mnist_dir)
+    arguments = ("rehearse", "--hosts", "2", "--link", "1gbit", "--", *RUN, "--data", mnist_dir)
     started = subprocess.Popen(
         [sys.executable, "-m", "compare", *arguments, "--backend", "mpi", "--steps", "100000"]
         + ["--model", "mlp:784-64-10", "--output", tmp_path / "run"],
@@ -106,7 +106,7 @@ def test_rehearsal_scale_loses_efficiency_to_the_link(tmp_path, mnist_dir, requi
     requires_backend("ddp")
     done = compare(
         *("rehearse", "--hosts", "2", "--link", "100mbit", "--", "scale", "-np", "1,2", *RUN[1:]),
-        *("--data-dir", mnist_dir, "--backend", "ddp", "--steps", "20", "--model", "mlp:784-128-10"),
+        *("--data", mnist_dir, "--backend", "ddp", "--steps", "20:warmup=5", "--model", "mlp:784-128-10"),
         *("--output", tmp_path / "series"),
     )
     assert done.returncode == 0, done.stderr

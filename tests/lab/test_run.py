@@ -138,7 +138,7 @@ def test_all_reduce_at_1_gbit_takes_the_time_of_a_ring(make_lab, mnist_dir, requ
     lab = make_lab(2)
     for host in lab.hosts:
         host.limit_rate("1gbit")
-    more = ("--backend", "ddp", "--model", "mlp:784-4096-10", "--export-json", f"{RUN}.json")
+    more = ("--backend", "ddp", "--model", "mlp:784-4096-10", "--export", f"{RUN}.json")
     done = compare(lab, "n1,n2", mnist_dir, *more)
     assert done.returncode == 0, done.stderr
     exported = json.loads((lab.folder / "run.json").read_text())

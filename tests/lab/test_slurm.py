@@ -86,10 +86,10 @@ def test_run_in_salloc_trains_one_model_under_every_launcher(
 def test_submitted_run_without_environment_shows_its_result(make_slurm, mnist_dir, every_backend):
     """It runs on the first node, with tasks bound to CPUs."""
     lab = make_slurm(2, task="affinity")
-    words = ["run", "--backend", "ddp", "--steps", 30, "--warmup", 5, "--repeats", 1, "--no-control"]
+    words = ["run", "--backend", "ddp", "--steps", "30:warmup=5", "--repeats", 1, "--no-control"]
     done = lab.login.run(
         [*COMPARE, "submit", "--wait", "--ranks-per-node", 2, "--option=--export=NONE", "--"]
-        + [*words, "--data-dir", mnist_dir, "--output", RUN],
+        + [*words, "--data", mnist_dir, "--output", RUN],
         cwd="/run/lab",
         timeout_seconds=280,
     )
@@ -103,8 +103,8 @@ def test_submitted_run_without_environment_shows_its_result(make_slurm, mnist_di
 @pytest.mark.rest
 def test_submitted_scale_has_every_count(make_slurm, mnist_dir):
     lab = make_slurm(2)
-    words = ["scale", "-np", "1,2", "--backend", "ddp", "--repeats", 1, "--steps", 30, "--warmup", 5]
-    words += ["--no-control", "--data-dir", mnist_dir, "--output", RUN]
+    words = ["scale", "-np", "1,2", "--backend", "ddp", "--repeats", 1, "--steps", "30:warmup=5"]
+    words += ["--no-control", "--data", mnist_dir, "--output", RUN]
     done = lab.login.run(
         [*COMPARE, "submit", "--wait", "--", *words],
         cwd="/run/lab",
@@ -137,7 +137,7 @@ def test_run_that_cannot_work_is_refused_before_its_start(make_slurm, mnist_dir)
         assert done.returncode == code, done.stderr
         assert says in done.stderr
         assert list((lab.folder / "run").glob("launches/*")) == []
-    words = ["scale", "-np", "1,2", "--backend", "ddp", "--data-dir", mnist_dir, "--output", "/run/lab/scale"]
+    words = ["scale", "-np", "1,2", "--backend", "ddp", "--data", mnist_dir, "--output", "/run/lab/scale"]
     done = lab.login.run([*salloc("-N2", "-t1"), *COMPARE, *words])
     assert done.returncode == 11, done.stderr
     assert not (lab.folder / "scale").exists()
@@ -211,7 +211,7 @@ def kill_the_parent(run):
 FAILURES = {
     "kill": Failure("a rank is killed", 6, "rank, host", BOUND_SECONDS),
     "raise": Failure("a rank raises", 6, "rank, host, error, file:line", BOUND_SECONDS),
-    "stop": Failure("a rank is stopped (`--stall 12`)", 7, "rank, host", BOUND_SECONDS),
+    "stop": Failure("a rank is stopped (`--timeout 5m:stall=12`)", 7, "rank, host", BOUND_SECONDS),
     "silent": Failure("a node is silent from the start", 9, "host", BOUND_SECONDS),
     "link": Failure("a node's link goes down", 9, "host", BOUND_SECONDS),
     "node": Failure("a node goes down", 9, "host", BOUND_SECONDS),

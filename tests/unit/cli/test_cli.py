@@ -112,29 +112,42 @@ def carried_out(monkeypatch):
         ("--backend dpp", USAGE, ["'dpp'", "Did you mean ddp?", "none, ddp, manual, horovod, mpi"]),
         ("--backend allreduce", USAGE, ["'allreduce'", "Did you mean manual?"]),
         ("--backend gloo", USAGE, ["Did you mean ddp:process_group=gloo?"]),
-        ("--backend ddp --nproc-per-node 2 -np 2", USAGE, ["--nproc-per-node", "-np 2 is given", "Use -np"]),
-        ("--backend ddp --nproc-per-node 2 -H a:2,b:2", USAGE, ["--nproc-per-node", "other hosts"]),
+        ("--backend ddp --nproc-per-node 2", USAGE, ["earlier version", "ringside run --backend ddp -np 2"]),
         ("--backend ddp -q -v", USAGE, ["--quiet and --verbose exclude each other"]),
         ("--backend ddp:bucket=1", USAGE, ["'bucket'", "ddp:bucket=1", "bucket_cap_mb"]),
         ("--backend ddp:process_group=mpi", USAGE, ["'mpi'", "auto or nccl or gloo"]),
         ("--backend ddp,ddp,mpi", USAGE, ["named twice", "--repeats", "A/A test"]),
         ("verify --backend ddp,ddp", USAGE, ["named twice"]),
         ("--backend ddp --baseline horovod", USAGE, ["--baseline cannot be horovod", "none or ddp"]),
-        ("--backend ddp --steps 10 --warmup 30", USAGE, ["left to time", "10 training steps", "--warmup"]),
+        ("--backend ddp --steps 10:warmup=30", USAGE, ["left to time", "10 training steps", "warmup=N"]),
         *(
             (f"--backend ddp {flag} {value}", USAGE, [f"{flag} cannot be {value}"])
             for flag, value in (
-                *((flag, "0") for flag in ("--steps", "--epochs", "--repeats", "--batch-size", "--lr")),
-                *((flag, "-1") for flag in ("--max-reruns", "--seed")),
+                *((flag, "0") for flag in ("--steps", "--repeats", "--batch-size")),
+                ("--seed", "-1"),
                 *(("--steps", "1" + 20 * "0"), ("--batch-size", "60000")),
-                *(("--lr", "nan"), ("--timeout", "inf"), ("--threads", "0")),
+                *(("--timeout", "inf"), ("--threads", "0")),
+            )
+        ),
+        *(
+            (f"--backend ddp {flag}", USAGE, [says])
+            for flag, says in (
+                ("--steps 0epochs", "epochs of --steps cannot be 0"),
+                ("--steps soon", "--steps cannot be 'soon'"),
+                ("--optimizer sgd:lr=nan", "lr of --optimizer cannot be nan"),
+                ("--optimizer lion", "--optimizer cannot be lion"),
+                ("--timeout 5m:stall=soon", "stall cannot be 'soon'"),
+                ("--timeout soon", "--timeout cannot be 'soon'"),
+                ("--interleave launches:reruns=-1", "reruns of --interleave cannot be -1"),
+                ("--interleave turns", "--interleave cannot be turns"),
+                ("--data digits:where=x", "no option 'where'"),
+                ("--export run.pdf", "no suffix that names a format"),
             )
         ),
         ("--backend ddp --model resnet", USAGE, ["--model cannot be resnet", "mlp or wide or convnet"]),
         ("--backend ddp --device tpu", USAGE, ["--device", "'tpu'", "'cpu', 'cuda'"]),
         ("--backend ddp --budget soon", USAGE, ["'--budget'", "'soon' is not a length of time", "5m"]),
         ("--backend ddp --wait-for-hosts nan", USAGE, ["--wait-for-hosts cannot be nan"]),
-        ("--backend ddp --dataset cifar", USAGE, ["'cifar'", "'mnist', 'digits'"]),
         *((f"-np {value}", USAGE, ["-np"]) for value in ("0", "two")),
         *((wrong, USAGE, [wrong.split()[0]]) for wrong in ("--no-such-flag", "--batch-size x", "rnu")),
         ("--backend ,", USAGE, ["--backend names no arm"]),
@@ -152,15 +165,14 @@ def carried_out(monkeypatch):
             UNAVAILABLE,
             ["localhost has too few GPUs for 2 ranks", "--device cpu"],
         ),
-        ("--backend ddp --export-json gone/run.json", OUTPUT, ["gone/run.json cannot be written"]),
-        ("--backend ddp --export-json .", OUTPUT, ["is a folder"]),
+        ("--backend ddp --export gone/run.json", OUTPUT, ["gone/run.json cannot be written"]),
         (
-            "--backend ddp --export-csv - --export-json -",
+            "--backend ddp --export -.csv --export -",
             USAGE,
             ["Two formats cannot both go to standard output."],
         ),
         *(
-            (f"--backend {arms} --dataset digits {more}", USAGE, [says])
+            (f"--backend {arms} --data digits {more}", USAGE, [says])
             for arms, more, says in (
                 ("none,none", "", "An A/A test needs an arm that synchronises"),
                 ("ddp,ddp", "--repeats 7", "--repeats of an A/A test cannot be 7"),
@@ -179,12 +191,12 @@ def carried_out(monkeypatch):
         ("collectives -b 8Q", USAGE, ["-b/--begin cannot be '8Q'", "64M"]),
         ("collectives -b 1M -e 1K", USAGE, ["-b/--begin cannot be 1048576", "1024"]),
         ("doctor -H localhost --hostfile x", USAGE, ["--hostfile and -H both name hosts"]),
-        ("doctor --export-json gone/x.json", OUTPUT, ["gone/x.json cannot be written"]),
+        ("doctor --export gone/x.json", OUTPUT, ["gone/x.json cannot be written"]),
         ("report . --format pdf", USAGE, ["--format", "'pdf'", *FORMATS, *SEE_HELP]),
         *((f"report {path}", OUTPUT, ["no run", "ringside run"]) for path in ("gone", ".")),
         *(
-            (f"{command} {LONG_NAME}", OUTPUT, [REFUSED_NAME])
-            for command in ("report", "--backend ddp --export-json", "doctor --export-json")
+            (f"{command}{LONG_NAME}.json", OUTPUT, [REFUSED_NAME])
+            for command in ("report ", "--backend ddp --export ", "doctor --export ")
         ),
     ],
 )
@@ -231,7 +243,7 @@ def test_run_with_damaged_data_exits_with_3(compare, carried_out, monkeypatch):
     Path("data/MNIST/raw").mkdir(parents=True)
     for name in FILES:
         (Path("data/MNIST/raw") / name).write_bytes(b"damaged")
-    ended = compare("run", "--backend", "ddp", "--dataset", "mnist", "--data-dir", "data")
+    ended = compare("run", "--backend", "ddp", "--data", "mnist:folder=data")
     assert ended.code == DATA
     assert TRAIN_IMAGES in " ".join(ended.parts)
     assert compare("setup", "data", "--check", "--data", "data").code == DATA
@@ -373,8 +385,8 @@ def test_shells_complete_commands_and_choices(words, completed):
 # ---- exports ----
 
 
-EXPORTS = {form: f"out.{form}" for form in ("json", "csv", "markdown", "html")}
-EXPORT_FLAGS = [text for form, name in EXPORTS.items() for text in (f"--export-{form}", name)]
+EXPORTS = {"json": "out.json", "csv": "out.csv", "markdown": "out.md", "html": "out.html"}
+EXPORT_FLAGS = [text for name in EXPORTS.values() for text in ("--export", name)]
 
 
 @pytest.mark.parametrize("folder", ["out", "out [bold]", "out [/]"])
@@ -423,7 +435,7 @@ def test_command_that_ends_early_exports_every_format(
     ("error", "code"),
     [(KeyboardInterrupt(), 130), (errors.LaunchError("ddp, round 1: rank 1 failed."), LAUNCH)],
 )
-@pytest.mark.parametrize("command", ["run", f"gate --against {sys.executable} --export-junit out.junit"])
+@pytest.mark.parametrize("command", ["run", f"gate --against {sys.executable} --export out.xml"])
 def test_run_that_ends_early_exports_what_is_kept(compare, monkeypatch, command, error, code):
     failed = isinstance(error, errors.LaunchError)
     failure = Failure(arm="ddp", round=1, kind="LaunchError", message=str(error)) if failed else None
@@ -439,32 +451,34 @@ def test_run_that_ends_early_exports_what_is_kept(compare, monkeypatch, command,
     assert "could not be" not in ended.err
     assert "ringside report" in ended.err
     assert json.loads(Path("out.json").read_text())["run"]["complete"] is False
-    assert "INCOMPLETE" in Path("out.markdown").read_text()
+    assert "INCOMPLETE" in Path("out.md").read_text()
     if command != "run":
-        suite = ET.fromstring(Path("out.junit").read_text())
+        suite = ET.fromstring(Path("out.xml").read_text())
         assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
         message = suite.find("testcase/error").get("message")
         assert message == f"INCOMPLETE: {error if failed else 'It ended before its last round.'}"
 
 
-@pytest.mark.parametrize("form", ["json", "csv", "markdown", "html"])
-def test_run_export_to_standard_output_is_alone_there(compare, carried_out, form):
+@pytest.mark.parametrize(
+    ("form", "place"), [("json", "-"), ("csv", "-.csv"), ("markdown", "-.md"), ("html", "-.html")]
+)
+def test_run_export_to_standard_output_is_alone_there(compare, carried_out, form, place):
     carried_out(a_run())
-    ended = compare("run", "--backend", "ddp", "--output", "out", f"--export-{form}", "-")
+    ended = compare("run", "--backend", "ddp", "--output", "out", "--export", place)
     assert ended.code == 0
     assert ended.out.rstrip("\n") == render(a_run(), analyse(a_run()), form)
     assert "Results: " in ended.err
     assert "A step of ddp takes" in ended.err
-    assert not Path("-").exists()
+    assert not Path(place).exists()
 
 
 def test_listing_commands_print_json(compare):
-    arms = json.loads(compare("backends", "--json").out)
+    arms = json.loads(compare("backends", "--format", "json").out)
     assert {entry["arm"] for entry in arms} >= set(BACKENDS)
     assert all(entry["available"] is not bool(entry["problem"]) for entry in arms)
     files = compare("setup", "data", "--check", "--data", "none", "--format", "json")
     assert (files.code, {file["form"] for file in json.loads(files.out)}) == (DATA, {"missing"})
-    assert json.loads(compare("doctor", "--quick", "--json").out)["hosts"]
+    assert json.loads(compare("doctor", "--quick", "--format", "json").out)["hosts"]
 
 
 # ---- how a run ends ----
@@ -496,7 +510,7 @@ def test_verify_prints_its_table_and_exits_with_its_code(compare, monkeypatch, o
         return Verification(run=run, arms=[ArmVerification(arm="ddp", gates=gates, seconds=1.0)])
 
     monkeypatch.setattr(verification, "verify", verify)
-    ended = compare(*("verify", "--backend", "ddp", "-np", 3, "--output", "out", "--export-json", "v.json"))
+    ended = compare(*("verify", "--backend", "ddp", "-np", 3, "--output", "out", "--export", "v.json"))
     assert ended.code == code
     assert "the same training" in ended.out.replace("NOT ", "")
     assert ("NOT" in ended.out) == (outcome == "failed")
@@ -619,7 +633,7 @@ def test_run_without_a_backend_takes_all_that_can_run(compare):
     assert set(dry_run(compare, "-H", "localhost:2")) == expected
 
 
-@pytest.mark.parametrize("spelling", ["-np 3", "--num-proc 3", "--num_proc=3", "--nproc_per_node=3"])
+@pytest.mark.parametrize("spelling", ["-np 3", "--num-proc 3", "--num_proc=3"])
 def test_flags_may_be_spelled_with_dashes_or_underscores(compare, spelling):
     asked = ("--backend", "ddp", "--no_control", "--batch_size", "32", *spelling.split())
     (command,) = dry_run(compare, *asked).values()
@@ -652,7 +666,7 @@ def test_backends_lists_every_option_and_why_one_is_missing(compare):
 
 
 def test_doctor_without_hosts_examines_this_machine(compare):
-    ended = compare("doctor", "--quick", "--export-json", "found.json", "--export-markdown", "found.md")
+    ended = compare("doctor", "--quick", "--export", "found.json", "--export", "found.md")
     found = json.loads(Path("found.json").read_text())
     assert ended.code == (HOST if any(f["level"] == "problem" for f in found["findings"]) else 0)
     assert [host["host"]["name"] for host in found["hosts"]] == ["localhost"]
@@ -698,7 +712,7 @@ for arguments in ["-h", "--help", *(f"{{name}} --help" for name in {[*SUMMARIES,
 """
     done = execute(["-c", script])
     assert done.returncode == 0, done.stderr
-    for flag in ("--backend", "--num-proc", "--hostfile", "--format", "--data-dir", "--force"):
+    for flag in ("--backend", "--num-proc", "--hostfile", "--format", "--data", "--force"):
         assert flag in done.stdout
 
 

@@ -92,7 +92,6 @@ def folders(tmp_path_factory):
 FORMATS = [["--format", form] for form in ("markdown", "csv", "json", "html")]
 CALLS = [
     *(["report", name, *flags] for name in ("run", "stopped", "collectives") for flags in ([], *FORMATS)),
-    ["report", "run", "--wide"],
     *(["report", name, "--detail"] for name in ("run", "collectives")),
     ["report", "run", "--format", "lesson"],
     *(["report", "run", "run", *flags] for flags in ([], FORMATS[0], FORMATS[2])),

@@ -1,5 +1,6 @@
 """Flags from a file: found, read, refused; the command line wins."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -25,6 +26,15 @@ def write(text, name="run.toml"):
     Path(name).write_text(text)
 
 
+def use(text):
+    """Let commands in this folder take these settings."""
+    lines = ["[tool.ringside]", *text.splitlines()]
+    write(
+        "\n".join(re.sub(r"^\[(?!tool)(\w+)\]$", r"[tool.ringside.\1]", line) for line in lines),
+        "pyproject.toml",
+    )
+
+
 def settings(text, command="run", path="run.toml"):
     write(text, path)
     return settings_for(
@@ -44,7 +54,7 @@ def test_settings_hold_for_every_command_and_tables_for_one():
     [
         ("backend = 'ddp,mpi'", {"backend": ["ddp,mpi"]}),
         ("backend = ['ddp', 'mpi']", {"backend": ["ddp", "mpi"]}),
-        ("lr = 1", {"lr": "1"}),
+        ("optimizer = 'adam:lr=1'", {"optimizer": "adam:lr=1"}),
         ("control = false", {"control": False}),
         ("output = '-'", {"output": "-"}),
     ],
@@ -140,32 +150,51 @@ def requested(monkeypatch, capfd):
 
 
 def test_flags_of_a_file_are_taken_and_named(requested):
-    write(
+    use(
         'backend = ["ddp", "manual"]\nbudget = "5m"\ncontrol = false\nnum-proc = 3\nwait-for-hosts = 120\n'
         'device = "cpu"'
     )
-    request, err = requested(*RUN, "--config", "run.toml")
+    request, err = requested(*RUN)
     assert [arm.label for arm in request.arms] == ["ddp", "manual"]
     assert (request.config["budget_seconds"], request.config["device"]) == (300, "cpu")
     assert (request.control, request.allocation.hosts[0].slots) == (False, 3)
     assert request.wait_seconds == 120
-    assert "Settings of run.toml: backend, budget, control, num_proc, wait_for_hosts, device" in err
+    assert "Settings of pyproject.toml: backend, budget, control, num_proc, wait_for_hosts, device" in err
 
 
 def test_flags_of_the_command_line_win_over_the_file(requested):
-    write('backend = ["ddp"]\nsteps = 60\n[run]\nbaseline = "ddp"\n')
-    request, err = requested(*RUN, "--config", "run.toml", "--backend", "mpi", "--baseline", "mpi")
+    use('backend = ["ddp"]\nsteps = 60\n[run]\nbaseline = "ddp"\n')
+    request, err = requested(*RUN, "--backend", "mpi", "--baseline", "mpi")
     assert [arm.label for arm in request.arms] == ["mpi"]
     assert (request.baseline, request.config["steps"]) == ("mpi", 60)
-    assert "Settings of run.toml: steps\n" in err
+    assert "Settings of pyproject.toml: steps\n" in err
 
 
 def test_flags_of_the_command_line_replace_their_rivals_in_the_file(requested):
     write("node1 slots=2\n", "hosts")
-    write('hostfile = "hosts"\nsteps = 90\n')
-    request, _ = requested(*RUN, "--config", "run.toml", "-H", "localhost:5", "--epochs", "2")
+    use('hostfile = "hosts"\nsteps = 90\n')
+    request, _ = requested(*RUN, "-H", "localhost:5", "--steps", "2epochs")
     assert [host.slots for host in request.allocation.hosts] == [5]
     assert (request.config["steps"], request.config["epochs"]) == (None, 2)
+
+
+def test_settings_are_recorded_as_flags(requested):
+    use('backend = ["ddp", "manual"]\ncontrol = false\nenv = "KEY=hunter2"')
+    request, _ = requested(*RUN)
+    words = ["--backend", "ddp", "--backend", "manual", "--no-control", "--env", "KEY="]
+    assert list(request.command[3:-1]) == words[:-1]
+    assert request.command[-1].startswith(words[-1])
+    assert "hunter2" not in str(request.command)
+
+
+def test_names_of_data_sets_are_no_paths_of_a_file():
+    Path("conf").mkdir()
+    for written, read in (
+        ("mnist", "mnist"),
+        ("data", "conf/data"),
+        ("digits:folder=/d", "digits:folder=/d"),
+    ):
+        assert settings(f"data = '{written}'", path="conf/run.toml") == {"data": read}
 
 
 def test_settings_of_the_nearest_pyproject_are_recorded(requested, folder, monkeypatch):
@@ -175,32 +204,29 @@ def test_settings_of_the_nearest_pyproject_are_recorded(requested, folder, monke
     request, err = requested(*RUN)
     assert request.config["steps"] == 90
     assert "Settings of ../pyproject.toml: steps" in err
-    assert list(request.command) == ["ringside", *RUN, "--config", str(folder / "pyproject.toml")]
-    named, _ = requested(*RUN, "--config", str(folder / "pyproject.toml"))
-    assert named.config == request.config
+    assert list(request.command) == ["ringside", *RUN, "--steps", "90"]
 
 
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        ("device = 'gpu'", "run.toml: device: 'gpu' is not one of"),
-        ("num-proc = 0", "run.toml: num_proc: "),
-        ("[run]\nbudget = 'soon'", "run.toml: budget: 'soon' is not a length of time"),
-        ("config = 'other.toml'", "there is no setting 'config'"),
+        ("device = 'gpu'", "pyproject.toml: device: 'gpu' is not one of"),
+        ("num-proc = 0", "pyproject.toml: num_proc: "),
+        ("[run]\nbudget = 'soon'", "pyproject.toml: budget: 'soon' is not a length of time"),
         ("help = true", "there is no setting 'help'"),
     ],
 )
 def test_values_that_a_flag_refuses_are_refused_with_file_and_key(requested, written, says):
-    write(written)
-    code, err = requested(*RUN, "--config", "run.toml")
+    use(written)
+    code, err = requested(*RUN)
     assert code == 2
     assert says in err
 
 
 @pytest.mark.parametrize(("written", "flag"), [("quiet = true", ""), ("verbose = true", "-q"), ("", "-q")])
 def test_quiet_command_does_not_name_its_settings(requested, written, flag):
-    write(f"steps = 90\n{written}\n")
-    request, err = requested(*RUN, *flag.split(), "--config", "run.toml")
+    use(f"steps = 90\n{written}\n")
+    request, err = requested(*RUN, *flag.split())
     assert (request.config["steps"], err) == (90, "")
 
 

@@ -29,11 +29,11 @@ def test_submit_to_kubernetes_prints_the_manifest_alone_on_stdout():
 
 
 @pytest.mark.parametrize(
-    ("more", "lost"), [((), True), (("--export-json", "-"), False), (("--output=/volume",), False)]
+    ("more", "lost"), [((), True), (("--export", "-"), False), (("--output=/volume",), False)]
 )
 def test_submit_says_when_the_result_would_end_with_the_pod(more, lost):
     done = submit(*POD, "--", *VERIFY, *more)
-    assert ("add: --export-json -" in done.stderr) is lost
+    assert ("add: --export -" in done.stderr) is lost
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,7 @@ def test_status_of_files_that_cannot_be_looked_for_says_why(tmp_path):
     assert {file.problem for file in found} == {"cannot be looked for: Too many levels of symbolic links"}
     with pytest.raises(DataError, match="4 files in") as refused:
         data.fetch_mnist(tmp_path)
-    assert "--data-dir" in refused.value.remedy
+    assert "--data" in refused.value.remedy
 
 
 # ---- fetching --------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def test_fetch_that_fails_leaves_no_file(tmp_path, mirror, monkeypatch, fault, r
     assert caught.value.reason == "no mirror served it whole"
     assert f"127.0.0.1:{mirror.server_port}: " in caught.value.found
     assert reason in caught.value.found
-    assert "--dataset digits" in caught.value.remedy
+    assert "--data digits" in caught.value.remedy
     assert visible(tmp_path / "MNIST" / "raw") == []
 
 
@@ -479,7 +479,7 @@ def test_resolve_never_substitutes_a_named_data_set(tmp_path, digits_root):
     for name in ("auto", "mnist", "digits"):
         with pytest.raises(OutputError, match="cannot be written") as caught:
             data.resolve(name, tmp_path / "file" / "data")
-        assert "--data-dir" in caught.value.remedy
+        assert "--data" in caught.value.remedy
     found = data.resolve("digits", digits_root)
     assert (found.name, found.requested, found.note) == ("digits", "digits", "")
 

@@ -225,10 +225,10 @@ def test_what_is_given_to_the_ranks_is_read_and_never_shown():
         "run -x A=*** -xB=*** --env C=*** --env=D=*** -x TOKEN --backend x:y=1 -vx A=*** -vxB=*** --en=D=***"
     )
     assert environment.hide_exports(written.split()) == shown.split()
-    assert environment.hide_exports(["--en", "E=6", "--export-json", "a=b"]) == [
+    assert environment.hide_exports(["--en", "E=6", "--export", "a=b"]) == [
         "--en",
         "E=***",
-        "--export-json",
+        "--export",
         "a=b",
     ]
 
@@ -344,8 +344,8 @@ def test_choose_own_takes_the_place_of_a_model(workload):
     ("given", "says"),
     [
         ({"conflicting": {"--model": None, "--optimizer": "sgd"}}, "--optimizer"),
-        ({"conflicting": {"--data-dir": "/data"}}, "--data-dir"),
-        ({"epochs": 2}, "--epochs"),
+        ({"conflicting": {"--data": "/data"}}, "--data"),
+        ({"epochs": 2}, "Epochs in --steps"),
     ],
 )
 def test_choose_own_refuses_flags_that_contradict_it(workload, given, says):

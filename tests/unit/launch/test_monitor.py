@@ -102,8 +102,8 @@ def test_monitor_ends_a_launch_whose_watchdog_is_overdue(monitor, files, monkeyp
 @pytest.mark.parametrize(
     ("limits", "printed"),
     [
-        ((90.0, 90.0), ["made no progress for 90 s", "--stall sets the minimum of this limit"]),
-        ((30.0, 300.0), ["made no progress for 30 s", "--stall sets this limit"]),
+        ((90.0, 90.0), ["made no progress for 90 s", "stall in --timeout sets the minimum of this limit"]),
+        ((30.0, 300.0), ["made no progress for 30 s", "stall in --timeout sets this limit"]),
     ],
 )
 def test_stall_is_reported_with_the_limit_of_the_rank(monitor, files, limits, printed):
@@ -126,7 +126,10 @@ def test_stall_on_too_few_cores_may_be_slowness(files, waiting):
         exits(files, rank, 1)
     error = failure_of(monitor)
     assert isinstance(error, StalledError)
-    assert "Ranks outnumber the cores, so they may only be slow: --stall sets this limit." in error.remedy
+    assert (
+        "Ranks outnumber the cores, so they may only be slow: stall in --timeout sets this limit."
+        in error.remedy
+    )
 
 
 @pytest.mark.parametrize(

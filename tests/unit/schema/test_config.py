@@ -23,14 +23,14 @@ WRONG = {
     ("--batch-size", "batch_size_per_rank"): (0, 60_001),
     ("--repeats", "rounds"): (0,),
     ("--threads", "threads_per_rank"): (0,),
-    ("--epochs", "epochs"): (0,),
+    ("epochs of --steps", "epochs"): (0,),
     ("--steps", "steps"): (0, -5),
-    ("--warmup", "warmup_steps"): (-1,),
+    ("warmup of --steps", "warmup_steps"): (-1,),
     ("--timeout", "launch_timeout_seconds"): (0.0, NAN, INFINITE),
-    ("--stall", "stall_seconds"): (-1.0, NAN, INFINITE),
-    ("--lr", "learning_rate"): (0.0, -0.1, NAN, INFINITE),
+    ("stall of --timeout", "stall_seconds"): (-1.0, NAN, INFINITE),
+    ("lr of --optimizer", "learning_rate"): (0.0, -0.1, NAN, INFINITE),
     ("--seed", "seed"): (-1,),
-    ("--max-reruns", "max_reruns"): (-1,),
+    ("reruns of --interleave", "max_reruns"): (-1,),
     ("--accumulate", "accumulate"): (0,),
 }
 
@@ -42,7 +42,7 @@ def test_config_names_the_flag_of_a_wrong_value(flag, field):
         assert flag in error.what
         assert str(value) in error.what
         assert error.remedy
-    if flag not in {"-np", "--batch-size", "--warmup", "--lr"}:
+    if flag not in {"-np", "--batch-size", "warmup of --steps", "lr of --optimizer"}:
         # JSON, the watchdog and torch's generators hold smaller numbers than Python.
         assert flag in refusal(**{field: 10**30}).what
 
@@ -142,7 +142,7 @@ def test_config_refuses_a_run_without_timed_steps(steps, warmup):
     assert "time" in error.what
     assert str(steps) in error.found
     assert "--steps" in error.remedy
-    assert "--warmup" in error.remedy
+    assert "warmup=N" in error.remedy
 
 
 def test_config_accepts_the_least_and_prefers_steps_to_epochs():
