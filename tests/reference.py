@@ -148,7 +148,7 @@ def read_flag(given: Any, shown: str, meaning: str) -> Flag:
     names, _, value = (shown, "", "") if argument else shown.partition(" <")
     if argument:
         names = re.sub(r" <.*>$", "", shown)
-    elif not value and (written := re.fullmatch(r"(.*) ([A-Z]+)", shown)):
+    elif not value and (written := re.fullmatch(r"(.*) ([^-/ ][^ ]*)", shown)):
         names, value = written.groups()
     value = value.rstrip(">")
     meaning, facts = split_facts(meaning)

@@ -61,5 +61,12 @@ GROUPS = {
     },
 }
 """The commands in the order of the usual workflow, in groups, each with its summary."""
+MOST_USED = {
+    "run": [
+        *("--backend", "--model", "--workload", "--data", "--steps"),
+        *("--budget", "--num-proc", "--hosts", "--export", "--dry-run"),
+    ],
+}
+"""The flags of a command that its help shows first, in this order."""
 SUMMARIES = {name: summary for commands in GROUPS.values() for name, summary in commands.items()}
 """The summary of each command, which is also the first line of its own help."""

@@ -73,6 +73,7 @@ Backends = Annotated[
     list[str] | None,
     arms_flag(
         "--backend",
+        metavar="ARMS",
         help="Arms, comma separated or repeated: ddp,manual:mode=overlap,horovod:controller=mpi,mpi. "
         "`ringside backends` lists them with their options.",
         show_default="all available of the default arms in `ringside backends`; "
@@ -141,6 +142,7 @@ class LaunchFlags(HostFlags):
         hosts_flag(
             *("-np", "--num-proc"),
             min=1,
+            metavar="N",
             show_default="the hostfile's slots, or else 2",
             help="Number of ranks.",
         ),

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 import typer
 from typer.core import TyperCommand
 
-from compare.cli.help import EXAMPLES
+from compare.cli.help import EXAMPLES, MOST_USED
 from compare.errors import UsageError, system_reason
 from compare.text import printable
 
@@ -122,12 +122,15 @@ class ConfiguredCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the flags, with each group below its name."""
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
+        first = MOST_USED.get(ctx.command_path.partition(" ")[2], [])
+        parameters = self.get_params(ctx)
+        most_used = [next(one for one in parameters if flag in one.opts) for flag in first]
+        groups: dict[str, list[tuple[str, str]]] = {"Most used": []} if most_used else {}
+        for parameter in [*most_used, *(one for one in parameters if one not in most_used)]:
             if described := parameter.get_help_record(ctx):
                 argument = parameter.param_type_name == "argument"
                 name = getattr(parameter, "rich_help_panel", None) or ("Arguments" if argument else "Options")
-                groups.setdefault(name, []).append(described)
+                groups.setdefault("Most used" if parameter in most_used else name, []).append(described)
         for name, lines in groups.items():
             with formatter.section(name):
                 formatter.write_dl(lines)

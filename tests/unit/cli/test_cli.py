@@ -329,6 +329,10 @@ def test_every_command_has_examples_and_every_long_help_has_groups(compare):
     members = ["setup horovod", "setup mpich", "setup data", "setup workload"]
     assert {*SUMMARIES, *members} - {"setup"} == set(EXAMPLES)
     shown = compare("run", "--help").out
+    first = shown.partition("\nMost used:\n")[2].partition("\n\n")[0]
+    assert re.findall(r"^  (?:-\w+, )?--([a-z-]+)", first, re.MULTILINE) == [
+        *("backend", "model", "workload", "data", "steps", "budget", "num-proc", "hosts", "export", "dry-run")
+    ]
     for group in ("Arms:", "Training:", "Time:", "Ranks and hosts:", "Output:", "Options:", "Examples:"):
         assert f"\n{group}\n" in shown
     assert re.search(r"^Options:\n  -h, --help .*\n\n", shown, re.MULTILINE), "every flag is in a group"
