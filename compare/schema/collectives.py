@@ -1,6 +1,6 @@
 """Define the settings and the results of ``ringside collectives``.
 
-``docs/results.md`` describes every field of ``collectives.json``.
+``docs/results.md`` describes ``collectives.json``.
 """
 
 from __future__ import annotations

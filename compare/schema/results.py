@@ -1,8 +1,8 @@
 """Define the schema of a run and of its ranks' results.
 
 A run holds raw samples, from which ``compare.analysis`` derives all figures. Names contain the unit: times
-are in seconds, sizes in bytes, and raw clock readings in whole nanoseconds. docs/results.md describes every
-field of ``results.json``.
+are in seconds, sizes in bytes, and raw clock readings in whole nanoseconds. docs/results.md describes the
+fields of ``results.json`` whose names do not say it all.
 """
 
 from __future__ import annotations
