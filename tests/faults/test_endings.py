@@ -84,7 +84,7 @@ def test_parent_killed_leaves_nothing(start, record, launcher):
     assert len(run.processes()) >= 3
     took = killed_and_gone(run)
     assert not read_run(run.directory).complete
-    record("`compare`: kill -9, until nothing is left", launcher, -signal.SIGKILL, "", took)
+    record("`ringside`: kill -9, until nothing is left", launcher, -signal.SIGKILL, "", took)
 
 
 @pytest.mark.parametrize("launcher", by_launcher())

@@ -24,7 +24,7 @@ def test_rank_that_hangs_is_named_and_ended(start, record, launcher, kind):
         assert 'sitecustomize.py", line' in run.named_file(printed)
     run.assert_launched_once(printed)
     run.assert_nothing_is_left()
-    record(f"rank: {kind} (`--timeout 5m:stall=15`)", launcher, run.process.returncode, printed, took)
+    record(f"rank: {kind} (stall 15 s)", launcher, run.process.returncode, printed, took)
 
 
 @pytest.mark.faults

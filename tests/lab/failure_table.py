@@ -43,9 +43,9 @@ class Times:
         cells[column] = max(seconds, cells.get(column, 0.0))
 
     def seconds(self, row: NamedTuple) -> list[str]:
-        """Render the cells of a row."""
+        """Render the cells of a row, in seconds."""
         cells = self._cells[row]
-        return [f"{cells[name]:.1f} s" if name in cells else "–" for name in self.columns]
+        return [f"{cells[name]:.1f}" if name in cells else "–" for name in self.columns]
 
 
 class FailureTable(Times):
@@ -59,12 +59,12 @@ class FailureTable(Times):
         """
         if missing := [failure.what for failure in order if failure not in self._cells]:
             raise ValueError(f"not measured: {', '.join(missing)}")
-        heads = ["what fails", "exit code", "what is named", "bound", *self.columns.values()]
+        heads = ["what fails", "exit code", "what is named", "bound, s", *self.columns.values()]
         lines = [line(heads), line(["---", "---", "---", "---:", *["---:"] * len(self.columns)])]
         return "\n".join([*lines, *(self._row(failure) for failure in order)])
 
     def _row(self, failure: Failure) -> str:
-        bound = f"{failure.bound_seconds:g} s"
+        bound = f"{failure.bound_seconds:g}"
         return line([failure.what, str(failure.code), failure.named, bound, *self.seconds(failure)])
 
 

@@ -57,7 +57,7 @@ QUICK = {
 FAILURES = {
     "raise": Failure("a rank raises", 6, "rank, host, error, file:line", BOUND_SECONDS),
     "kill": Failure("a rank is killed", 6, "rank, host", BOUND_SECONDS),
-    "hang": Failure("a rank hangs (`--timeout 5m:stall=12`)", 7, "rank, host, file:line", BOUND_SECONDS),
+    "hang": Failure("a rank hangs (stall 12 s)", 7, "rank, host, file:line", BOUND_SECONDS),
     "link_down": Failure("a host's link goes down", 9, "host", BOUND_SECONDS),
     "drop_packets": Failure("a host's packets are dropped", 9, "host", BOUND_SECONDS),
     "stop": Failure("a host goes down", 9, "host", BOUND_SECONDS),
@@ -74,7 +74,7 @@ FAILURES = {
         "a port is taken meanwhile (time of the whole run)", 0, "that it was started again", 60.0
     ),
     "ctrl-c": Failure("Ctrl-C", 130, "what was finished", BOUND_SECONDS),
-    "parent": Failure("`compare` is killed (-9)", "–", "–", BOUND_SECONDS),
+    "parent": Failure("`ringside` is killed (-9)", "–", "–", BOUND_SECONDS),
 }
 """Every row of the table in docs/hosts.md, in its order."""
 

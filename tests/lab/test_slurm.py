@@ -211,7 +211,7 @@ def kill_the_parent(run):
 FAILURES = {
     "kill": Failure("a rank is killed", 6, "rank, host", BOUND_SECONDS),
     "raise": Failure("a rank raises", 6, "rank, host, error, file:line", BOUND_SECONDS),
-    "stop": Failure("a rank is stopped (`--timeout 5m:stall=12`)", 7, "rank, host", BOUND_SECONDS),
+    "stop": Failure("a rank is stopped (stall 12 s)", 7, "rank, host", BOUND_SECONDS),
     "silent": Failure("a node is silent from the start", 9, "host", BOUND_SECONDS),
     "link": Failure("a node's link goes down", 9, "host", BOUND_SECONDS),
     "node": Failure("a node goes down", 9, "host", BOUND_SECONDS),
@@ -219,7 +219,7 @@ FAILURES = {
     "preemption": Failure("preemption", 13, "that Slurm preempted the job", KILL_WAIT_SECONDS),
     "time limit": Failure("the time limit", 13, "the limit", 2 * KILL_WAIT_SECONDS),
     "Ctrl-C": Failure("Ctrl-C", 130, "what was finished", BOUND_SECONDS),
-    "parent": Failure("`compare` is killed (-9)", "–", "–", BOUND_SECONDS),
+    "parent": Failure("`ringside` is killed (-9)", "–", "–", BOUND_SECONDS),
 }
 """Every row of the table of Slurm in docs/failures.md, in its order."""
 IN_A_RANK = {
