@@ -10,7 +10,7 @@ from tests.lab.failure_table import LAUNCHERS, Times, line, write
 if TYPE_CHECKING:
     from pathlib import Path
 
-_FOUND_CHARACTERS = 100
+_FOUND_CHARACTERS = 90
 
 
 class _Row(NamedTuple):
@@ -28,7 +28,7 @@ class Outcomes(Times):
 
     def markdown(self) -> str:
         """Render all rows."""
-        heads = ["fault", "exit code", "message, of rank 1", *LAUNCHERS]
+        heads = ["fault", "exit code", "message about rank 1, in short", *LAUNCHERS]
         rules = ["---", "---", "---", *["---:"] * len(LAUNCHERS)]
         rows = [[row.fault, str(row.code), row.message, *self.seconds(row)] for row in self._cells]
         return "\n".join(map(line, [heads, rules, *rows]))
@@ -39,10 +39,10 @@ class Outcomes(Times):
 
 
 def _message(printed: str) -> str:
-    """Return the error without arm, rank, host and paths, which differ or repeat."""
+    """Return the error in short: without arm, rank, host, paths and explanations."""
     lines = [line.strip() for line in printed.partition("error: ")[2].splitlines()]
     what = lines[0].partition(": ")[2] if lines else ""
     found = lines[1] if len(lines) > 1 else ""
-    what = re.sub(r"^rank 1 on \S+ ", "", what)
+    what = re.sub(r"^rank 1 on \S+ (?:(?:died|failed)\.)?", "", what)
     found = re.sub(r"Last seen .*|^rank 0 was at .*", "", found)[:_FOUND_CHARACTERS]
-    return f"{what} {found}".replace("|", "/").strip()
+    return re.sub(r" \([^)]*\)", "", f"{what} {found}").replace("|", "/").strip()
