@@ -90,7 +90,7 @@ def test_commands_of_a_workflow_are_found_whole():
     """The command is indented, and continues on a second line."""
     (line,) = commands_of(DOCS / "ci-gate.md", {"yaml"})
     assert line.startswith("ringside gate --against")
-    assert line.endswith("--export gate.md")
+    assert line.endswith("--export gate.xml --export gate.md")
 
 
 def test_every_exit_code_has_its_row():
