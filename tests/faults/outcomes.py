@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.lab.failure_table import LAUNCHERS, Times, line, write
+from tests.lab.failure_table import Times, line, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,9 +28,9 @@ class Outcomes(Times):
 
     def markdown(self) -> str:
         """Render all rows."""
-        heads = ["fault", "exit code", "message about rank 1, in short", *LAUNCHERS]
-        rules = ["---", "---", "---", *["---:"] * len(LAUNCHERS)]
-        rows = [[row.fault, str(row.code), row.message, *self.seconds(row)] for row in self._cells]
+        heads = ["fault", "exit code", "message about rank 1, in short", "seconds"]
+        rules = ["---", "---", "---", "---:"]
+        rows = [[row.fault, str(row.code), row.message, self.seconds(row)] for row in self._rows]
         return "\n".join(map(line, [heads, rules, *rows]))
 
     def write(self, file: Path) -> None:

@@ -11,12 +11,6 @@ from tests.lab import failure_table
 from tests.lab.failure_table import FailureTable
 from tests.lab.hosts import Lab, why_not
 
-SLURM_COLUMNS = {
-    "turns": "torchrun and horovodrun in turns",
-    "ddp": "torchrun",
-    "horovod": "horovodrun, Gloo",
-    "mpi": "mpirun",
-}
 TABLE, SLURM_TABLE = pytest.StashKey[FailureTable](), pytest.StashKey[FailureTable]()
 
 
@@ -34,7 +28,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.stash[TABLE] = FailureTable()
-    config.stash[SLURM_TABLE] = FailureTable(SLURM_COLUMNS)
+    config.stash[SLURM_TABLE] = FailureTable()
 
 
 @pytest.hookimpl(trylast=True)

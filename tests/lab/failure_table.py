@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
-LAUNCHERS = {
-    "torchrun": "torchrun",
-    "horovodrun-gloo": "horovodrun, Gloo",
-    "horovodrun-mpi": "horovodrun, MPI",
-    "mpirun": "mpirun",
-}
 BEFORE = "before any starts"
 
 
@@ -27,25 +20,20 @@ class Failure(NamedTuple):
 
 
 class Times:
-    """The measured times, one a cell of a row and a column.
+    """The measured times, by the row of a table and the launcher."""
 
-    Args:
-        columns: the heads of columns, by the names that ``record`` takes.
-    """
+    def __init__(self) -> None:
+        self._rows: dict[NamedTuple, dict[str, float]] = {}
 
-    def __init__(self, columns: Mapping[str, str] = LAUNCHERS) -> None:
-        self.columns = columns
-        self._cells: dict[NamedTuple, dict[str, float]] = {}
-
-    def record(self, row: NamedTuple, column: str, seconds: float) -> None:
+    def record(self, row: NamedTuple, launcher: str, seconds: float) -> None:
         """Record the time from failure to exit; the longest counts."""
-        cells = self._cells.setdefault(row, {})
-        cells[column] = max(seconds, cells.get(column, 0.0))
+        times = self._rows.setdefault(row, {})
+        times[launcher] = max(seconds, times.get(launcher, 0.0))
 
-    def seconds(self, row: NamedTuple) -> list[str]:
-        """Render the cells of a row, in seconds."""
-        cells = self._cells[row]
-        return [f"{cells[name]:.1f}" if name in cells else "–" for name in self.columns]
+    def seconds(self, row: NamedTuple) -> str:
+        """Render the shortest and the longest time over launchers."""
+        times = [f"{time:.1f}" for time in sorted(self._rows[row].values())]
+        return "–".join(dict.fromkeys([times[0], times[-1]]))
 
 
 class FailureTable(Times):
@@ -57,15 +45,15 @@ class FailureTable(Times):
         Raises:
             ValueError: a failure of the order was not measured.
         """
-        if missing := [failure.what for failure in order if failure not in self._cells]:
+        if missing := [failure.what for failure in order if failure not in self._rows]:
             raise ValueError(f"not measured: {', '.join(missing)}")
-        heads = ["what fails", "exit code", "what is named", "bound, s", *self.columns.values()]
-        lines = [line(heads), line(["---", "---", "---", "---:", *["---:"] * len(self.columns)])]
+        heads = ["what fails", "exit code", "what is named", "bound, s", "seconds"]
+        lines = [line(heads), line(["---", "---", "---", "---:", "---:"])]
         return "\n".join([*lines, *(self._row(failure) for failure in order)])
 
     def _row(self, failure: Failure) -> str:
         bound = f"{failure.bound_seconds:g}"
-        return line([failure.what, str(failure.code), failure.named, bound, *self.seconds(failure)])
+        return line([failure.what, str(failure.code), failure.named, bound, self.seconds(failure)])
 
 
 def write(table: str, file: Path, name: str = "failures") -> None:
