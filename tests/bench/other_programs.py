@@ -27,6 +27,7 @@ from tests.comparing import ROOT
 TURNS = 5
 RANKS = 2
 BEGIN_BYTES, END_BYTES, FACTOR = 1 << 10, 4 << 20, 4
+SIZES = [BEGIN_BYTES * FACTOR**power for power in range(7)]
 LIMIT, LIMIT_FROM_BYTES = 0.15, 32 << 10
 MOST_MICROSECONDS = 3.0
 """Below ``LIMIT_FROM_BYTES`` the time of Python itself shows."""
@@ -36,7 +37,8 @@ _IMPI = "impi-rt==2021.19.0"
 _DOCUMENT = ROOT / "docs" / "collectives.md"
 _BEGIN, _END = "<!-- others: begin -->", "<!-- others: end -->"
 _TIMEOUT_SECONDS = 120
-_VERDICTS = ("holds", "holds, within noise", "MISSED, within noise", "MISSED")
+_MARKS = {"holds": "", "holds, within noise": " ~", "MISSED, within noise": " ✗~", "MISSED": " ✗"}
+"""The mark of a verdict in the table, the best verdict first."""
 
 
 def fetch(folder: Path) -> None:
@@ -128,19 +130,16 @@ def _execute(launcher, command, environment):
 
 
 def compare(name, theirs, ours, turns):
-    """Take turns, and return rows of the table with the conditions."""
+    """Take turns, and return the cells of each collective, with the conditions."""
     found = theirs()  # no first start counts
     wanted = sorted(key for key in ours() if key in found)
     members = {"theirs": partial(_measure, theirs, wanted), "ours": partial(_measure, ours, wanted)}
     taken = take_launches(members, turns)
-    rows = []
+    rows = {f"{name} {collective}": dict.fromkeys(SIZES, "–") for collective, _ in wanted}
     for key in wanted:
         (collective, nbytes), ratio = key, taken.ratio("ours", "theirs", key)
-        their, our = taken.median("theirs", key), taken.median("ours", key)
-        rows.append(
-            f"| {name} | {collective} | {nbytes} | {their:.2f} | {our:.2f} | {ratio.ratio:.2f} "
-            f"[{ratio.low:.2f}, {ratio.high:.2f}] | {our - their:+.2f} | {judge(nbytes, their, ratio)} |"
-        )
+        mark = _MARKS[judge(nbytes, taken.median("theirs", key), ratio)]
+        rows[f"{name} {collective}"][nbytes] = f"{ratio.ratio:.2f} ({ratio.low:.2f}–{ratio.high:.2f}){mark}"
     return rows, taken.conditions
 
 
@@ -150,7 +149,7 @@ def judge(nbytes, their_microseconds, found):
         targets = [at_most(1 + MOST_MICROSECONDS / their_microseconds)]
     else:
         targets = [at_least(1 - LIMIT), at_most(1 + LIMIT)]
-    return max((target.judge(found) for target in targets), key=_VERDICTS.index)
+    return max((target.judge(found) for target in targets), key=list(_MARKS).index)
 
 
 def _measure(program, wanted):
@@ -167,12 +166,11 @@ def main() -> None:
     given = parser.parse_args()
     folder = given.folder.resolve()
     fetch(folder)
-    rows = ["| program | collective | bytes | its µs | ours µs | ours over its | more µs | |"]
-    rows += ["| :-- | :-- | --: | --: | --: | --: | --: | :-- |"]
+    rows = [f"| | {' | '.join(map(str, SIZES))} |", f"| :-- |{' --: |' * len(SIZES)}"]
     notes = [f"{datetime.now().astimezone():%Y-%m-%d}, {report.place().machine}, {_IMPI}."]
     for name, (theirs, ours) in programs_of(folder).items():
         found, conditions = compare(name, theirs, ours, given.turns)
-        rows += found
+        rows += [f"| {head} | {' | '.join(cells.values())} |" for head, cells in found.items()]
         notes.append(f"{name}: {conditions}.")
     written = "\n".join([*rows, "", " ".join(notes)])
     before, _, rest = _DOCUMENT.read_text().partition(_BEGIN)
