@@ -104,8 +104,10 @@ NAMED = {
         {"ddp": CAUSES["little_compute"], "manual": {}},
         {},
         [("little_compute", "ddp"), ("bandwidth", "ddp")],
-        "too little computation per step: ddp's own computing takes 1.00 ms; "
-        "its collectives alone take 4.01 ms.",
+        (
+            "too little computation per step: ddp's own computing takes 1.00 ms; "
+            "its collectives alone take 4.01 ms."
+        ),
     ),
     "latency": (
         LATENCY | {"manual": {}},
