@@ -62,16 +62,20 @@ class FSDPReplica(Replica):
 
 
 def _shard(model: nn.Module) -> list[FSDPModule]:
-    """Shard a model in place, and return the modules whose parameters are gathered together.
+    """Shard a model in place, and return the modules that gather their parameters at once, last the model."""
+    # Before a layer computes, forward and backward, its hooks gather the layer's shards of parameters.
+    # After its backward they sum the gradients, and leave each rank its shard of them.
+    return [*map(fully_shard, _layers(model)), fully_shard(model)]
 
-    These are the direct children that share no parameter, unless only one has any, and last the model itself.
-    """
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """Return the direct children that share no parameter, or none if only one child has any."""
     layers = [layer for layer in model.children() if any(True for _ in layer.parameters())]
     uses = [id(parameter) for layer in layers for parameter in layer.parameters()]
     direct = {id(parameter) for parameter in model.parameters(recurse=False)}
-    units = []
-    for layer in layers:
-        held = {id(parameter) for parameter in layer.parameters()}
-        if not held & direct and all(uses.count(one) == 1 for one in held) and len(layers) > 1:
-            units.append(fully_shard(layer))
-    return [*units, fully_shard(model)]
+    held = {layer: {id(parameter) for parameter in layer.parameters()} for layer in layers}
+    return [
+        layer
+        for layer in layers
+        if not held[layer] & direct and all(uses.count(one) == 1 for one in held[layer]) and len(layers) > 1
+    ]

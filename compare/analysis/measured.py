@@ -1,7 +1,4 @@
-"""Take from a run what predictions and lessons need, or state what is missing, and predict one step.
-
-A lesson explains to learners what an arm sends in a step.
-"""
+"""Take from a run what predictions need, or state what is missing, and predict one step."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from compare.analysis.budget import is_oversubscribed
-from compare.analysis.collectives import FORM_FROM_BYTES, FORMS, Form, OfRanks, others_share
+from compare.analysis.collectives import FORMS, Form
 from compare.analysis.cost_model import (
     Call,
     Curve,
@@ -24,11 +21,9 @@ from compare.analysis.cost_model import (
     expected_maximum,
     predict_call,
     simulate_calls,
-    split_collectives,
     sweep_points,
 )
 from compare.analysis.figures import LaunchFigures
-from compare.analysis.summary import ArmSummary, Summary
 from compare.schema.arms import Arm
 from compare.schema.hosts import Link
 from compare.schema.results import Launch, RankResult, Run
@@ -50,17 +45,8 @@ GOODPUT = {"ring": 0.94, "Rabenseifner": 0.64}
 If the rate of a measured link is not known, it is estimated with this share.
 """
 
-_MODES_WITHOUT_ALL_REDUCE = {"shared_memory", "ring", "reduce_broadcast", "reduce_scatter", "all_gather"}
+MODES_WITHOUT_ALL_REDUCE = {"shared_memory", "ring", "reduce_broadcast", "reduce_scatter", "all_gather"}
 """Modes of ``manual`` whose calls are not the all-reduce that the sweep times."""
-_MODES_WITH_KNOWN_BYTES: dict[str, tuple[OfRanks, OfRanks | None]] = {
-    "ring": (lambda n: 2 * others_share(n), lambda n: 2 * (n - 1)),
-    "reduce_scatter": (lambda n: 2 * others_share(n), None),
-    "all_gather": (lambda n: n - 1, None),
-}
-"""For modes of ``manual``: the bytes that a rank sends, divided by those of the message, and the rounds.
-
-The rounds are None if they depend on the library.
-"""
 
 
 class MeasuredLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +136,7 @@ def _reasons_of_calls(rank: RankResult) -> Iterator[str]:
     group, replica = rank.attestation["group"], rank.attestation.get("replica", {})
     if not rank.message_bytes or replica.get("comm_hook", "none") != "none":
         yield "its calls are not an all-reduce of its gradients"
-    if replica.get("mode") in _MODES_WITHOUT_ALL_REDUCE:
+    if replica.get("mode") in MODES_WITHOUT_ALL_REDUCE:
         yield f"predictions have no model of mode={replica['mode']}"
     if len(rank.sweep) < 2:  # noqa: PLR2004 -- a curve takes two
         yield "its run has no sweep of message sizes"
@@ -312,84 +298,3 @@ def _timeline(measured: MeasuredLaunch, network: Network, messages: Sequence[flo
         fusion_bytes=measured.fusion_bytes,
     )
     return measured.forward_seconds + end + measured.optimizer_seconds, calls
-
-
-# ---- lessons ----
-
-
-class Lesson(msgspec.Struct, frozen=True, kw_only=True):
-    """What one arm sends in a step; a figure that is not known is None."""
-
-    arm: Arm
-    figures: ArmSummary
-    ranks: int
-    library: str
-    gradient_tensors: int
-    form: str
-    """Name of the algorithm of the arm's calls; empty if it is not known."""
-    sent_bytes: float | None
-    """Bytes that the busiest rank sends in a step, calculated from the algorithm and not counted."""
-    messages_in_a_row: float | None
-    """Number of a call's messages that wait for each other in a row, calculated from the algorithm."""
-    schedule: Schedule | None
-    """When the calls run; None if a step has no messages."""
-    fixed_seconds: float | None
-    """Seconds of a step's calls that do not depend on message sizes, measured without training."""
-    fusion_bytes: int
-    """Maximum number of bytes that the library fuses into one message; 0 if it does not fuse."""
-
-    @property
-    def in_shared_memory(self) -> bool:
-        """Return whether the ranks send nothing, because they sum gradients in memory that they share."""
-        return self.arm.options.get("mode") == "shared_memory"
-
-
-def lessons(run: Run, summary: Summary) -> list[Lesson]:
-    """Return a lesson for each arm that communicates, in the order of the summary."""
-    arms = {arm.label: arm for arm in run.config.arms if arm.traits.communicates}
-    return [_lesson(run, arms[figures.arm], figures) for figures in summary.arms if figures.arm in arms]
-
-
-def _lesson(run: Run, arm: Arm, figures: ArmSummary) -> Lesson:
-    launches = run.of(arm)
-    rank, ranks = launches[-1].ranks[0], len(launches[-1].ranks)
-    mode, group = rank.attestation.get("replica", {}).get("mode"), rank.attestation.get("group", {})
-    name, sent, rounds = _algorithm(rank, str(mode), ranks) or ("", None, None)
-    timed = (
-        []
-        if mode in _MODES_WITHOUT_ALL_REDUCE
-        else [split_collectives(LaunchFigures(launch)) for launch in launches]
-    )
-    shares = [parts.latency / parts.seconds for parts in timed if parts]
-    collective = figures.detail.collective_seconds
-    return Lesson(
-        arm=arm,
-        figures=figures,
-        ranks=ranks,
-        library=str(group.get("library", "")),
-        gradient_tensors=rank.gradient_tensors,
-        form=name,
-        sent_bytes=sent(ranks) * sum(rank.message_bytes) if sent else None,
-        messages_in_a_row=rounds(ranks) if rounds else None,
-        schedule=schedule_of(rank) if rank.message_bytes else None,
-        fixed_seconds=statistics.fmean(shares) * collective.mean if shares and collective else None,
-        fusion_bytes=int(group.get("fusion_bytes", 0)),
-    )
-
-
-def _algorithm(rank: RankResult, mode: str, ranks: int) -> tuple[str, OfRanks, OfRanks | None] | None:
-    """Return the name of a call's algorithm, the bytes that a rank sends, and the number of rounds.
-
-    The last two are functions of the number of ranks, and the bytes are divided by those of the messages. The
-    result is None if the algorithm is not known, and the rounds are None if only they are not known.
-    """
-    if ranks < 2 or not rank.message_bytes:  # noqa: PLR2004 -- one rank sends nothing
-        return None
-    if mode in _MODES_WITH_KNOWN_BYTES:
-        return mode, *_MODES_WITH_KNOWN_BYTES[mode]
-    # Horovod fuses its requests, so its messages may be as large as all requests together.
-    least = sum(rank.message_bytes) if library_of(rank) == "Horovod" else min(rank.message_bytes)
-    if mode in _MODES_WITHOUT_ALL_REDUCE or least < FORM_FROM_BYTES:
-        return None
-    known = (form for form in FORMS["all_reduce"] if form.name == form_of(rank))
-    return next(((form.name, form.sent, form.rounds) for form in known), None)

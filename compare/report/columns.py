@@ -116,7 +116,7 @@ def describe_verdict(verdict: Verdict) -> str:
     If rounds after the look that settled the arm widened its interval beyond 1, that look is named.
     """
     low, high = verdict.low, verdict.high
-    state = "" if verdict.kind in {"faster", "slower"} else str(verdict.kind)
+    state = str(verdict.kind) if verdict.kind in {"open", "same"} else ""
     if not state and low is not None and high is not None and low <= 1 <= high and verdict.settled_after:
         state = f"by round {verdict.settled_after}"
     return format_ratio(verdict.speed_ratio, low, high, state)

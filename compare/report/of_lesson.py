@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from backends.code import Quote, code_of, summary_of
 from compare.analysis import Analysis
-from compare.analysis.measured import Lesson, lessons
+from compare.analysis.lessons import Lesson, lessons
 from compare.report.causes import explain
 from compare.report.cells import in_units
 from compare.report.document import Column, Document, Row, Table
@@ -33,6 +33,7 @@ _FORMS = {
     "all_gather": "Each rank sends all it has to every other, and each sums by itself.",
 }
 _SCHEDULES = {
+    "shards": "Before each layer computes, in forward and in backward, and after its backward.",
     "after": "After backward, one call after the other. The rank waits for them.",
     "overlap": "During backward: a call starts as soon as its bucket of gradients is full.",
     "fused": "During backward: a thread of the library collects what is ready, and sends it together.",
@@ -124,8 +125,8 @@ def _arm_rows(
         yield "Each rank", _each_rank(lesson)
     if lesson.ranks > 1:
         yield "Takes", _takes(lesson)
-    if lesson.schedule:
-        yield "When", _SCHEDULES[lesson.schedule]
+    if lesson.schedule or lesson.gathers:
+        yield "When", _SCHEDULES[lesson.schedule or "shards"]
     yield "So", " ".join(_conclusions(lesson, computing_seconds))
     causes = [cause for cause in analysis.causes if cause.arm == lesson.figures.arm]
     for line in explain(causes, noisy=bool(analysis.summary.noisy_rounds)):
@@ -145,6 +146,12 @@ def _sends(lesson: Lesson) -> str:
             f"Nothing. Ranks write their shares of {size} into memory that all of them map. Each adds up its "
             "own part there."
         )
+    if lesson.gathers:
+        size = _bytes(lesson.figures.detail.gradient_bytes)
+        return (
+            f"Layer by layer, {size} of parameters, which are gathered {counted(lesson.gathers, 'time')} in "
+            f"each step, and {size} of gradients, which are summed so that each rank gets its shard; {by}."
+        )
     if not sizes:
         return f"The sizes of its messages were not recorded; {by}."
     calls = counted(len(sizes), "request" if lesson.fusion_bytes else "call")
@@ -159,6 +166,14 @@ def _sends(lesson: Lesson) -> str:
 def _each_rank(lesson: Lesson) -> str:
     if lesson.sent_bytes is None:
         return "How its messages travel is not known, and no bytes were counted."
+    if lesson.gathers:
+        whole, parts = lesson.figures.detail.gradient_bytes, lesson.gathers + 1
+        return (
+            f"Of each of these {parts} rounds a rank sends what it does not keep: among "
+            f"{counted(lesson.ranks, 'rank')}, {lesson.sent_bytes / whole:.3g} × {_bytes(whole)} = "
+            f"{_bytes(lesson.sent_bytes)}. An all-reduce would be two of them. This is arithmetic: no bytes "
+            "were counted."
+        )
     total = sum(lesson.figures.detail.message_bytes)
     in_a_row = lesson.messages_in_a_row
     waits = f", in {counted(int(in_a_row), 'message')} that wait for each other" if in_a_row else ""

@@ -74,3 +74,16 @@ def test_lesson_of_named_arms_has_no_other():
     text = lesson_of(measured(), ["mpi"])
     assert "\nmpi\n" in text
     assert "\nddp\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("units", "gathered", "sent"), [(3, "2 times", "1.5 × 814 kB = 1.22 MB"), (1, "1 time", "1 × 814 kB")]
+)
+def test_lesson_of_shards_says_what_is_sent(units, gathered, sent):
+    attested = {"group": {"transport": "TCP over lo"}, "replica": {"units": units}}
+    ranks = [a_rank(rank, message_bytes=[], collective_ns=[], attestation=attested) for rank in range(2)]
+    words = words_of(a_run({"fsdp": []}, launches=[a_launch("fsdp", ranks=ranks)]))
+    assert f"814 kB of parameters, which are gathered {gathered} in each step" in words
+    assert f"among 2 ranks, {sent}" in words
+    assert "not known" not in words
+    assert "fully_shard(model)" in words
