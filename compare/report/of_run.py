@@ -38,7 +38,7 @@ from compare.report.sentences import (
 )
 from compare.schema.arms import Arm
 from compare.schema.results import Run
-from compare.text import listed
+from compare.text import duration, listed
 
 _LONGEST_BASELINE = 12
 _HASH_DIGITS = 12
@@ -65,7 +65,7 @@ def brief(run: Run, analysis: Analysis, view: View) -> Document:
             *detectable_differences(shown.summary),
             *_cause_and_proof(run, shown),
         ],
-        statements=(),
+        statements=list(_in_plain_words(run, shown)),
         notes=[f"More: ringside report {view.report_argument} --detail"],
     )
 
@@ -111,7 +111,11 @@ def page(run: Run, analysis: Analysis, view: View) -> Document:
         name=f"{listed(backends)}: {model_and_data(run)}",
         source=source_of(run, run, headline(run, shown.summary)),
         glance=_short_table(run, shown),
-        lead=[*_cause_and_proof(run, shown), *mark_notes(run, shown.summary)],
+        lead=[
+            *_in_plain_words(run, shown),
+            *_cause_and_proof(run, shown),
+            *mark_notes(run, shown.summary),
+        ],
         draw=lambda: draw(run, shown),
         facts=[
             *facts_of(run),
@@ -239,6 +243,28 @@ def _training(arm: Arm) -> str:
 def _cause_and_proof(run: Run, analysis: Analysis) -> list[str]:
     cause = main_cause(analysis, run.config.baseline)
     return [*filter(None, [cause]), *proof(run, analysis.summary)]
+
+
+def _in_plain_words(run: Run, analysis: Analysis) -> Iterator[str]:
+    """Yield a line for readers who do not know what an arm is; nothing if there was nothing to compare.
+
+    It says what is compared, and how long the fastest arm takes for what the baseline does in an hour.
+    """
+    summary = analysis.summary
+    ways = [arm for arm in summary.arms if arm.arm in {one.label for one in run.config.synchronising}]
+    if len(ways) < 2 or analysis.aa:  # noqa: PLR2004 -- a comparison takes two
+        return
+    what = f"In plain words: the ranks can keep their models alike in {len(ways)} ways here (arms)"
+    fastest = summary.lead.fastest if summary.lead else None
+    if fastest is None or fastest == run.config.baseline:
+        which = "none is shown to be the fastest" if fastest is None else f"{fastest} trains fastest"
+        yield f"{what}, and {which}."
+        return
+    steps = {arm.arm: arm.step_seconds.mean for arm in ways}
+    if run.config.baseline not in steps:
+        return
+    time = duration(60 * round(60 * steps[fastest] / steps[run.config.baseline]))
+    yield f"{what}. What takes 1 h with {run.config.baseline} takes {time} with {fastest}."
 
 
 # ---- for programs ----

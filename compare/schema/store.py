@@ -41,8 +41,9 @@ _NEW_NAMES = {2: {"set_aside": "discarded"}, SCHEMA_VERSION: {}}
 def find_run(path: Path, names: Sequence[str]) -> Path:
     """Return ``path`` unchanged, or for ``last`` the folder of the newest run in ``runs``.
 
-    The newest run is the folder whose file with one of ``names`` was written last. If there is a file or
-    folder called ``last``, it is returned instead.
+    The newest run is the folder whose file with one of ``names`` was written last. A run that still goes on
+    is left out, as long as there is another. If there is a file or folder called ``last``, it is returned
+    instead.
 
     Raises:
         OutputError: ``path`` is ``last``, and there is no run yet.
@@ -56,7 +57,24 @@ def find_run(path: Path, names: Sequence[str]) -> Path:
             found=f"No folder in {RUNS.absolute()} holds a run.",
             remedy="Run `ringside run` first, change to the folder where you ran it, or name a run's folder.",
         )
-    return max(files, key=lambda file: file.stat().st_mtime).parent
+    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    return next((file for file in files if not _goes_on(file)), files[0]).parent
+
+
+class _Ending(msgspec.Struct):
+    """What the file of a result says about its end; other results than runs may say nothing."""
+
+    complete: bool = True
+    failure: msgspec.Raw | None = None
+
+
+def _goes_on(file: Path) -> bool:
+    """Return whether a result has no end: its command still goes on, or its process was killed."""
+    try:
+        ending = msgspec.json.decode(file.read_bytes(), type=_Ending)
+    except (OSError, msgspec.MsgspecError):
+        return False  # reading it properly names the reason
+    return not ending.complete and ending.failure is None
 
 
 def list_runs(root: Path) -> list[Path]:

@@ -31,7 +31,7 @@ from compare.schema.results import (
     MachineUse,
     Verification,
 )
-from compare.schema.store import RESULTS_FILE, read_run
+from compare.schema.store import RESULTS_FILE, find_run, read_run
 from compare.system.files import temporary_root, write_json, write_text
 from tests.comparing import ROOT
 from tests.unit.factories import DIGITS, INITIAL, a_block, a_launch, a_phased_block, a_rank, a_run
@@ -412,3 +412,29 @@ def test_read_run_recognises_a_verification(tmp_path):
     assert "is a verification" in error.what
     assert "ringside verify" in error.found
     assert "ringside run" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("newest", "older", "chosen"),
+    [
+        ({"complete": False}, {}, "older"),
+        ({"complete": False}, {"complete": False}, "newest"),
+        (
+            {
+                "complete": False,
+                "failure": Failure(arm="ddp", round=1, kind="KeyboardInterrupt", message="It was stopped."),
+            },
+            {},
+            "newest",
+        ),
+        ({}, {}, "newest"),
+    ],
+)
+def test_last_is_a_run_that_has_ended_if_there_is_one(tmp_path, monkeypatch, newest, older, chosen):
+    monkeypatch.chdir(tmp_path)
+    for seconds, (name, changes) in enumerate({"older": older, "newest": newest}.items(), 1_700_000_000):
+        file = tmp_path / "runs" / name / RESULTS_FILE
+        file.parent.mkdir(parents=True)
+        write_json(file, a_run(**changes))
+        os.utime(file, (seconds, seconds))
+    assert find_run(Path("last"), [RESULTS_FILE]).name == chosen
