@@ -110,7 +110,7 @@ def test_causes_of_little_compute_do_not_include_the_only_transport(measure):
     keys = {reason.key for reason in reasons}
     assert "little_compute" in keys
     assert not keys & {"straggler", "transport", "background", "oversubscription"}
-    assert "too little computation per step: manual:mode=per_parameter computes for" in text
+    assert "too little computation per step: manual:mode=per_parameter's own computing takes" in text
 
 
 def test_causes_with_more_threads_than_cores_are_nothing_else(measure):
