@@ -146,7 +146,8 @@ class LaunchFigures:
         """Return how many cores other processes used on the busiest host; 0 if no host recorded that.
 
         All processes but the ranks count, even Ringside's own parent process and the launchers. Hosts with
-        one kernel and the same CPUs are one machine, as in a rehearsal.
+        one kernel and the same CPUs are one machine, as in a rehearsal. Their packets are this kernel's own
+        work, so what it does in interrupts does not count there.
         """
         return max([0.0, *(cores for cores, _ in self._cores_of_others())])
 
@@ -197,7 +198,10 @@ class LaunchFigures:
         for rank in self.ranks:
             if rank.machine is not None:
                 here = [one for one in self.ranks if machines.get(one.host) == machines[rank.host]]
-                other_ns = rank.machine.busy_ns - sum(one.cpu_ns for one in here)
+                busy_ns = rank.machine.busy_ns
+                if rank.machine.processes_ns is not None and len({one.host for one in here}) > 1:
+                    busy_ns = min(busy_ns, rank.machine.processes_ns)
+                other_ns = busy_ns - sum(one.cpu_ns for one in here)
                 yield other_ns / rank.machine.wall_ns, rank.machine.cpus
 
 

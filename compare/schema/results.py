@@ -74,6 +74,11 @@ class MachineUse(msgspec.Struct, frozen=True, kw_only=True):
     """Time in which these CPUs were not idle, added up over the CPUs."""
     stolen_ns: Difference
     """The part of ``busy_ns`` that other virtual machines on the same hardware took."""
+    processes_ns: Difference | None = None
+    """The part of ``busy_ns`` outside interrupts, by the kernel's samples; None in older results.
+
+    The kernel handles most packets between the hosts of a rehearsal in interrupts.
+    """
     boot_id: str = ""
     """Boot id of the kernel; hosts with the same id are one machine. It is empty in older results."""
 

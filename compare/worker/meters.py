@@ -153,13 +153,14 @@ class CPUMeter:
             # The counts of a CPU that goes offline are lost, so these may be negative.
             busy_ns=max(0, cpus * counts.wall - counts.idle if accounts else counts.sampled),
             stolen_ns=max(0, counts.stolen),
+            processes_ns=max(0, counts.sampled - counts.interrupts),
             boot_id=boot_id(),
         )
         return use, counts.own
 
     def _read_counts(self) -> _Counts:
         tick = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-        idle = sampled = stolen = 0
+        idle = sampled = stolen = interrupts = 0
         for line in Path("/proc/stat").read_text().splitlines():
             name, *ticks = line.split()
             if name in self._cpus:
@@ -167,7 +168,8 @@ class CPUMeter:
                 idle += tick * (idling + iowait)
                 sampled += tick * (user + nice + system + irq + softirq + steal)
                 stolen += tick * steal
-        return _Counts(perf_counter_ns(), idle, sampled, stolen, process_time_ns())
+                interrupts += tick * (irq + softirq)
+        return _Counts(perf_counter_ns(), idle, sampled, stolen, interrupts, process_time_ns())
 
 
 class _Counts(NamedTuple):
@@ -179,6 +181,8 @@ class _Counts(NamedTuple):
     """Busy time of the CPUs, as the kernel samples it at its ticks."""
     stolen: int = 0
     """Time that a hypervisor gave to other machines."""
+    interrupts: int = 0
+    """The part of ``sampled`` in which the kernel handled interrupts, such as those of packets."""
     own: int = 0
     """CPU time of this process."""
 

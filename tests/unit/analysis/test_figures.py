@@ -121,6 +121,19 @@ def test_other_cpu_load_counts_the_ranks_of_all_hosts_of_one_machine():
     assert of(apart).other_cpu_load == pytest.approx(0.5), "two containers on other CPUs"
 
 
+@pytest.mark.parametrize(("hosts", "other_cores"), [(["a", "b"], 0.1), (["a", "a"], 0.7)])
+def test_packets_between_hosts_of_one_machine_are_not_other_load(hosts, other_cores):
+    """At a low rate the kernel handles packets in interrupts for longer than the ranks compute."""
+    use = MachineUse(
+        wall_ns=10**9, cpus=2, busy_ns=11 * 10**8, processes_ns=5 * 10**8, stolen_ns=0, boot_id="one"
+    )
+    ranks = [a_rank(rank, host=host, cpu_ns=2 * 10**8, machine=use) for rank, host in enumerate(hosts)]
+    assert of(ranks).other_cores == pytest.approx(other_cores)
+    old = msgspec.structs.replace(use, processes_ns=None)
+    ranks = [msgspec.structs.replace(rank, machine=old) for rank in ranks]
+    assert of(ranks).other_cores == pytest.approx(0.7), "results of an older version"
+
+
 @pytest.mark.parametrize(("busy", "noisy"), [(0, False), (199, False), (201, True), (2000, True)])
 def test_launch_is_noisy_above_the_limit(busy, noisy):
     assert OTHER_LOAD_LIMIT == 0.10

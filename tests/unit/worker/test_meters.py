@@ -143,6 +143,15 @@ def test_cpu_meter_takes_allowed_cpus_as_busy_while_not_idle(monkeypatch, allowe
     assert use.stolen_ns == (40 * TICK_NS if 0 in allowed else 0)
 
 
+def test_cpu_meter_tells_processes_from_interrupts(monkeypatch):
+    """Interrupts took 7 of the sampled ticks more, those of packets 20."""
+    before = "cpu0 100 0 50 1000 0 5 6 10 0 0\n"
+    after = "cpu0 130 0 60 1100 0 12 26 10 0 0\n"
+    use = measured(monkeypatch, {0}, before, after)
+    assert use.busy_ns == 100 * TICK_NS
+    assert use.processes_ns == 40 * TICK_NS
+
+
 def test_cpu_meter_takes_the_samples_where_idle_time_is_not_counted(monkeypatch):
     before, after = PROC_STAT.format(100, 10, 30, 0), PROC_STAT.format(120, 20, 30, 0)
     assert measured(monkeypatch, {0}, before, after).busy_ns == 30 * TICK_NS
