@@ -69,8 +69,7 @@ def parse(arguments):
     while hasattr(command, "commands"):
         context = command.make_context("ringside", arguments[:1], parent=context, resilient_parsing=True)
         command, arguments = command.commands[arguments[0]], arguments[1:]
-    settings = {"allow_interspersed_args": False} if command.name == "rehearse" else {}
-    return command.make_context(command.name, arguments, parent=context, **settings).params
+    return command.make_context(command.name, arguments, parent=context).params
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -80,7 +79,7 @@ def test_commands_of_a_page_parse(page):
         if "--help" in asked:
             continue
         given = parse(asked)
-        if behind := given.get("command"):  # of a rehearsal or a job
+        if behind := given.get("command"):  # of a job
             given = parse(list(behind))
         if page.name != "add-an-arm.md":  # its arm is the reader's
             parse_arms(given.get("backend") or [])

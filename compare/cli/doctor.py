@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +12,10 @@ from compare.cli.flag_options import read_exports
 from compare.cli.options import Exports, Formats, HostFlags, with_flags
 from compare.cli.output import make_console, make_say, show_and_export
 from compare.cli.requests import find_hosts
+
+if TYPE_CHECKING:
+    from compare.doctor.facts import Examination
+    from compare.launch.engines import Allocation
 
 
 @with_flags(HostFlags)
@@ -39,7 +44,6 @@ def doctor(
     Exits with 0 where there is no problem, otherwise with 9; warnings and notes are no problems.
     """
     from compare.data import own_source
-    from compare.doctor.examine import examine
     from compare.doctor.report import document_of
     from compare.schema.store import require_writable
     from compare.text import counted
@@ -51,10 +55,11 @@ def doctor(
     hosts = allocation.hosts
     source = own_source(workload) if workload else None
     joint = ": " if allocation.source.startswith("this machine") else " of "
-    make_say(make_console(stderr=True))(f"Examining {counted(len(hosts), 'host')}{joint}{allocation.source}")
-    examination = examine(
-        hosts,
-        carrier=allocation.carrier,
+    say = make_say(make_console(stderr=True))
+    say(f"Examining {counted(len(hosts), 'host')}{joint}{allocation.source}")
+    examination = _examine(
+        allocation,
+        say,
         python=python or sys.executable,
         quick=quick,
         ports=ports and not quick and len(hosts) > 1,
@@ -62,3 +67,14 @@ def doctor(
     )
     show_and_export(document_of(examination), exports, form)
     raise typer.Exit(examination.exit_code)
+
+
+def _examine(allocation: Allocation, say: Callable[[str], None], **options: Any) -> Examination:
+    """Examine the hosts of an allocation, which are made or waited for before if that is needed."""
+    from compare.doctor.examine import examine
+    from compare.launch.engines.commands import wait_for_hosts
+
+    with allocation.opened() as opened:
+        if opened.wait_seconds:
+            wait_for_hosts(opened.hosts, carrier=opened.carrier, seconds=opened.wait_seconds, say=say)
+        return examine(opened.hosts, carrier=opened.carrier, **options)

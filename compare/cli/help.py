@@ -25,7 +25,6 @@ _ARGUMENTS = {
         "--nodes 2 --wait -- run --backend ddp,horovod",
         "--engine kubernetes --image registry/ringside:1 -- run --backend ddp",
     ),
-    "rehearse": ("--hosts 4 --link 1gbit,2ms -- run --backend ddp", "--hosts 2 -- doctor"),
     "setup horovod": ("", "--constraints constraints.txt"),
     "setup mpich": ("", "--help"),
     "setup data": ("", "--check --data data"),
@@ -54,7 +53,6 @@ GROUPS = {
         "doctor": "Examine the hosts, or this machine.",
         "backends": "List the backends with version, transport and options.",
         "submit": "Submit a command as a job of Slurm, or print an MPIJob.",
-        "rehearse": "Execute a command on hosts that are made for it.",
     },
     "Set up": {
         "setup": "Show what is set up here and what is missing, with the command for each.",

@@ -214,8 +214,7 @@ def _load_commands() -> dict[str, Any]:
             for member in _MEMBERS[name]:
                 _register(group, getattr(module, member), member)
         else:
-            # Flags behind the command that is rehearsed are those of that command.
-            _register(root, getattr(module, name), name, allow_interspersed_args=name != "rehearse")
+            _register(root, getattr(module, name), name)
     return dict(typer.main.get_group(root).commands)
 
 

@@ -106,31 +106,25 @@ class HostFlags:
 
     hostfile: Annotated[Path | None, hosts_flag(help="Where the ranks run; see hostfiles/.")] = None
     hosts: Annotated[
-        str | None, hosts_flag("-H", "--hosts", help="Hosts instead of a file: node1:4,node[2-3]:2.")
+        str | None,
+        hosts_flag(
+            "-H",
+            "--hosts",
+            help="Hosts instead of a file: node1:4,node[2-3]:2. With --hostfile or in a job, only these of "
+            "its hosts, or all but ^node3.",
+        ),
     ] = None
     engine: Annotated[
-        Literal["auto", "local", "ssh", "slurm"],
+        str,
         hosts_flag(
-            help="How hosts are reached. auto: your hosts by ssh; else those of the "
-            "allocation that this program runs in; else this machine."
+            metavar="ENGINE[:OPTION=VALUE,…]",
+            help="How hosts are reached: auto, local, ssh:port=2222,user=ann,identity=FILE, slurm. These "
+            "take interface=eth0 as well, and all but local wait=5m for hosts that are starting. "
+            "rehearsal:hosts=4,slots=2,rate=1gbit,latency=2ms makes hosts on this machine, with real limits. "
+            "auto: your hosts by ssh; else those of the allocation that this program runs in; else this "
+            "machine.",
         ),
     ] = "auto"
-    include: Annotated[list[str] | None, hosts_flag(help="Use only these of the hosts: node[1-2],node7.")] = (
-        None
-    )
-    exclude: Annotated[list[str] | None, hosts_flag(help="Leave these hosts out: node3.")] = None
-    ssh_user: Annotated[
-        str, hosts_flag(show_default="as ssh is configured", help="For hosts that name no user themselves.")
-    ] = ""
-    ssh_port: Annotated[
-        int | None, hosts_flag(min=1, max=65535, show_default="as ssh is configured", help="Port of sshd.")
-    ] = None
-    ssh_identity: Annotated[
-        Path | None,
-        hosts_flag(
-            exists=True, dir_okay=False, show_default="as ssh is configured", help="File of the private key."
-        ),
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,21 +139,6 @@ class LaunchFlags(HostFlags):
             metavar="N",
             show_default="the hostfile's slots, or else 2",
             help="Number of ranks.",
-        ),
-    ] = None
-    wait_for_hosts: Annotated[
-        float,
-        hosts_flag(
-            parser=read_seconds,
-            metavar="TIME",
-            help="Maximum time for hosts that are starting, in seconds or as 5m.",
-        ),
-    ] = 0.0
-    interface: Annotated[
-        str | None,
-        hosts_flag(
-            show_default="the one that all hosts share; lo on one machine",
-            help="Network interface of all arms.",
         ),
     ] = None
     env: Annotated[

@@ -204,16 +204,19 @@ def carry_out(
     Returns:
         The result, and the path of its folder.
     """
+    from dataclasses import replace
+
     from compare.report.progress import LiveProgress
 
     log = make_console(stderr=True)
     write: Callable[[ResultType], None] = exporting or partial(export, exports=flags.exports, view=view)
-    result, directory = start(
-        request,
-        make_say(log, quiet=flags.quiet),
-        partial(LiveProgress, log, verbose=flags.verbose, quiet=flags.quiet, counts=counts),
-        write,
-    )
+    with request.allocation.opened() as allocation:
+        result, directory = start(
+            replace(request, allocation=allocation),
+            make_say(log, quiet=flags.quiet),
+            partial(LiveProgress, log, verbose=flags.verbose, quiet=flags.quiet, counts=counts),
+            write,
+        )
     write(result)
     return result, directory
 

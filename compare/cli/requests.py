@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast, get_args
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from compare.launch.engines import Allocation
     from compare.schema.config import LaunchFields, RunFields
 
-REHEARSED: ContextVar[Allocation | None] = ContextVar("REHEARSED", default=None)
-"""The hosts that ``ringside rehearse`` made for the command inside it."""
 _REPLACED_BY_WORKLOAD = ("model", "data", "optimizer")
 _DATASETS = ("auto", "mnist", "digits")
 """Flags that ``--workload`` replaces, so that both may not be given."""
@@ -142,25 +139,20 @@ def read_launch_request(flags: LaunchFlags, config: LaunchFields) -> LaunchReque
         OutputError: a file to export to cannot be written.
     """
     from compare.experiment.settle import LaunchRequest
-    from compare.schema.config import LARGEST_NUMBER, require
     from compare.schema.environment import read_env_flags
     from compare.schema.store import require_writable
 
     if flags.quiet and flags.verbose:
         raise UsageError("--quiet and --verbose exclude each other.", remedy="Leave out one of them.")
-    wait, right = flags.wait_for_hosts, f"a number of seconds from 0 to {LARGEST_NUMBER}"
-    require(0 <= wait <= LARGEST_NUMBER, "--wait-for-hosts", wait, right)
     allocation = read_allocation(flags)
     for _, path in flags.exports:
         require_writable(path, to_be_made=flags.output)
     return LaunchRequest(
         allocation=allocation,
-        interface=flags.interface,
         exported=read_env_flags(flags.env or [], os.environ),
         output=flags.output,
         threads_per_rank=flags.threads,
         command=command_line(),
-        wait_seconds=wait,
         config={
             "device": flags.device,
             **_read_timeout(flags.timeout),
@@ -194,40 +186,20 @@ def read_allocation(flags: LaunchFlags) -> Allocation:
     """
     from compare.experiment.allocation import choose_allocation
 
-    return choose_allocation(
-        _find_allocation(flags),
-        flags.num_proc,
-        include=flags.include or (),
-        exclude=flags.exclude or (),
-    )
+    return choose_allocation(find_hosts(flags), flags.num_proc)
 
 
 def find_hosts(flags: HostFlags) -> Allocation:
-    """Return the hosts that the flags choose, each with all of its slots.
+    """Return the hosts that the flags or a job give, each with all of its slots.
 
     Raises:
         UsageError: a flag has a wrong value, or two contradict each other.
     """
-    from compare.schema.hostfile import select
-
-    allocation = _find_allocation(flags)
-    return allocation._replace(hosts=select(allocation.hosts, flags.include or (), flags.exclude or ()))
-
-
-def _find_allocation(flags: HostFlags) -> Allocation:
-    """Return all hosts that flags, a job or a rehearsal give, before any are included or excluded."""
     from compare.experiment.allocation import find_allocation
-    from compare.launch.engines.ssh import Ssh
+    from compare.launch.engines.detect import OPTIONS
+    from compare.schema.config import require
 
-    if rehearsed := REHEARSED.get():
-        choosing = ("hostfile", "hosts", "engine", "ssh_user", "ssh_port", "ssh_identity")
-        if given := [name for name in choosing if getattr(flags, name) != getattr(HostFlags(), name)]:
-            raise UsageError(
-                "A rehearsal makes its own hosts.",
-                found=f"--{given[0].replace('_', '-')} is meant for other hosts.",
-                remedy="Leave it out, and set the number of hosts with `ringside rehearse --hosts`.",
-            )
-        return rehearsed
-    identity = str(flags.ssh_identity.absolute()) if flags.ssh_identity else ""
-    ssh = Ssh(user=flags.ssh_user, port=flags.ssh_port, identity=identity)
-    return find_allocation(flags.engine, flags.hostfile, flags.hosts, ssh=ssh)
+    name = flags.engine.partition(":")[0].strip()
+    require(name in OPTIONS, "--engine", name, " or ".join(OPTIONS))
+    engine, options = read_options("--engine", flags.engine, OPTIONS[name])
+    return find_allocation(engine, options, flags.hostfile, flags.hosts)

@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from compare.errors import AllocationError, BudgetError, HostError, LaunchError, UsageError
-from compare.launch.engines import Allocation, Carrier, ScheduledJob, slurm
-from compare.launch.engines.detect import ENGINES, require_started_once
+from compare.errors import (
+    AllocationError,
+    BudgetError,
+    HostError,
+    LaunchError,
+    UnavailableError,
+    UsageError,
+)
+from compare.launch.engines import Allocation, Carrier, ScheduledJob, rehearsal, slurm
+from compare.launch.engines.detect import ENGINES, OPTIONS, require_started_once
+from compare.launch.engines.slurm import Slurm
 from compare.launch.engines.ssh import Ssh
 from compare.launch.signals import uninterrupted
-from compare.schema.hostfile import parse_hosts, read_hostfile, select
-from compare.schema.hosts import Host, fill_slots, is_local, listed_hosts, local_host, printable_line
+from compare.schema.hostfile import LEFT_OUT, names_any, parse_hosts, read_hostfile, select
+from compare.schema.hosts import fill_slots, is_local, listed_hosts, local_host, printable_line
 from compare.system.clock import unix_time
 from compare.text import duration
 
@@ -30,26 +39,18 @@ DEFAULT_RANKS = 2
 _ONLY_THIS_MACHINE = (local_host(1),)
 
 
-def choose_allocation(
-    found: Allocation, ranks: int | None, *, include: Sequence[str] = (), exclude: Sequence[str] = ()
-) -> Allocation:
+def choose_allocation(found: Allocation, ranks: int | None) -> Allocation:
     """Return the hosts of a run, chosen among those that were ``found``, with as many slots as ranks.
 
     Without ``ranks`` every slot is filled. If neither the user nor a scheduler names hosts, this machine
     takes all ranks.
 
     Raises:
-        UsageError: the slots are fewer than ``ranks``, this machine is named twice, or there are no hosts
-            from which ``include`` and ``exclude`` could choose.
+        UsageError: the slots are fewer than ``ranks``, or this machine is named twice.
     """
-    if found.hosts == _ONLY_THIS_MACHINE:
-        if include or exclude:
-            raise UsageError(
-                "--include and --exclude choose among hosts, and none are named.",
-                remedy="Name hosts with --hostfile or -H.",
-            )
+    hosts = found.hosts
+    if hosts == _ONLY_THIS_MACHINE:
         return found._replace(hosts=(local_host(ranks or DEFAULT_RANKS),))
-    hosts = select(found.hosts, include, exclude)
     here = [host for host in hosts if is_local(host)]
     if len(here) > 1:
         raise UsageError(
@@ -65,57 +66,98 @@ def choose_allocation(
 
 def find_allocation(
     engine: str,
+    options: Mapping[str, Any],
     hostfile: Path | None,
     named: str | None,
     *,
-    ssh: Ssh,
     environ: Mapping[str, str] = os.environ,
 ) -> Allocation:
     """Return all hosts that a run could use, with all their slots, and how to reach them.
 
-    ``engine`` is the choice of ``--engine``, and ``named`` the text of ``-H``.
+    ``engine`` is the choice of ``--engine`` with its ``options``, and ``named`` the text of ``-H``. The
+    latter chooses among the hosts of the hostfile or of a job if it names one of these.
 
     Raises:
-        UsageError: the hosts are not valid, or the engine cannot reach them.
+        UsageError: the hosts are not valid, the engine cannot reach them, or an option has no effect.
         UnavailableError: Slurm does not answer.
     """
     require_started_once(environ)
-    if hostfile and named is not None:
-        raise UsageError("--hostfile and -H both name hosts.", remedy="Use only one of them.")
-    asked = () if named is None else parse_hosts(named)
-    if hostfile:
-        asked = read_hostfile(hostfile)
-    source = printable_line(str(hostfile or "-H"))
-    if engine == "local":
-        return _allocate_this_machine(asked, source)
+    if engine == "rehearsal":
+        if hostfile or named is not None:
+            raise UsageError(
+                "A rehearsal makes its own hosts.",
+                found=f"{'--hostfile' if hostfile else '-H'} is meant for other hosts.",
+                remedy="Leave it out, and set the number of hosts: --engine rehearsal:hosts=4",
+            )
+        return rehearsal.allocate(options)
+    listed = _listed_hosts(hostfile)
+    found = listed
     if engine == "slurm":
-        return _allocate_slurm_nodes(asked, source, environ)
-    if asked:
-        return Allocation(asked, ssh, source)
-    found = next((allocation for detect in ENGINES if (allocation := detect(environ))), None)
-    if engine == "ssh" and (found is None or found.hosts == _ONLY_THIS_MACHINE):
+        found = _allocate_slurm_nodes(listed, environ)
+    elif listed is None and engine != "local":
+        found = _find_job(named, environ)
+    if named is not None:
+        found = _choose_named(found, named, must_be_among=listed is not None or engine == "slurm")
+    if engine == "local":
+        found = _allocate_this_machine(found)
+    elif engine == "ssh" and (found is None or found.hosts == _ONLY_THIS_MACHINE):
         raise UsageError("--engine ssh needs hosts.", remedy="Name them with --hostfile or -H.")
     if found is None:
         source = "this machine, because no hosts are named and no scheduler's job was found"
-        return Allocation(_ONLY_THIS_MACHINE, Carrier(), source)
-    by_ssh = engine == "ssh" or isinstance(found.carrier, Ssh)
-    return found._replace(carrier=ssh) if by_ssh else found
+        found = Allocation(_ONLY_THIS_MACHINE, Carrier(), source)
+    return _with_options(found, engine, options)
 
 
-def _allocate_this_machine(asked: tuple[Host, ...], source: str) -> Allocation:
-    """Return the allocation of ``--engine local``; a ``UsageError`` if ``asked`` has another machine."""
-    if other_machines := [host for host in asked if not is_local(host)]:
+def _listed_hosts(hostfile: Path | None) -> Allocation | None:
+    """Return the allocation of a hostfile's hosts; None without a file."""
+    return Allocation(read_hostfile(hostfile), Ssh(), printable_line(str(hostfile))) if hostfile else None
+
+
+def _find_job(named: str | None, environ: Mapping[str, str]) -> Allocation | None:
+    """Return the allocation of the job that an engine finds; None outside of one.
+
+    If ``named``, the text of ``-H``, names hosts, a job whose hosts are not known counts as none.
+    """
+    try:
+        return next((allocation for detect in ENGINES if (allocation := detect(environ))), None)
+    except (UnavailableError, UsageError):
+        if named is None or LEFT_OUT in named:
+            raise
+        return None
+
+
+def _choose_named(found: Allocation | None, named: str, *, must_be_among: bool) -> Allocation:
+    """Return the hosts that ``-H`` names: those of ``found`` if it names one of them, or else its own.
+
+    A ``UsageError`` says that the text is wrong, or that it names other hosts although they ``must_be_among``
+    those that were found.
+    """
+    has_hosts = found is not None and found.hosts != _ONLY_THIS_MACHINE
+    if found and has_hosts and (must_be_among or names_any(found.hosts, named)):
+        return found._replace(hosts=select(found.hosts, named))
+    if LEFT_OUT in named:
+        raise UsageError(
+            f"-H {printable_line(named)} leaves hosts out, and none are named.",
+            remedy="Name all hosts with --hostfile, or only those to use with -H.",
+        )
+    return Allocation(parse_hosts(named), Ssh(), "-H")
+
+
+def _allocate_this_machine(found: Allocation | None) -> Allocation:
+    """Return the allocation of ``--engine local``; a ``UsageError`` if another machine was named."""
+    if found is None:
+        return Allocation(_ONLY_THIS_MACHINE, Carrier(), "this machine alone (--engine local)")
+    if other_machines := [host for host in found.hosts if not is_local(host)]:
         raise UsageError(
             f"--engine local and {other_machines[0].source} contradict each other.",
             found=f"{other_machines[0].name} is another machine.",
             remedy="Leave out one of them.",
         )
-    source = source if asked else "this machine alone (--engine local)"
-    return Allocation(asked or _ONLY_THIS_MACHINE, Carrier(), source)
+    return found._replace(carrier=Carrier())
 
 
-def _allocate_slurm_nodes(asked: tuple[Host, ...], source: str, environ: Mapping[str, str]) -> Allocation:
-    """Return the nodes of the Slurm job, or those that were ``asked`` for; a ``UsageError`` without a job."""
+def _allocate_slurm_nodes(listed: Allocation | None, environ: Mapping[str, str]) -> Allocation:
+    """Return the nodes of the Slurm job, or those that are ``listed``; a ``UsageError`` without a job."""
     found = slurm.detect(environ)
     if found is None:
         raise UsageError(
@@ -124,14 +166,36 @@ def _allocate_slurm_nodes(asked: tuple[Host, ...], source: str, environ: Mapping
             remedy="Run the command within salloc or sbatch, or submit it: ringside submit --engine slurm -- "
             "run …",
         )
+    if listed is None:
+        return found
     names = {host.name for host in found.hosts}
-    if strangers := [host for host in asked if host.name not in names]:
+    if strangers := [host for host in listed.hosts if host.name not in names]:
         raise UsageError(
             f"{strangers[0].source}: {strangers[0].name} is not a node of {found.source}.",
             found=listed_hosts(found.hosts),
             remedy="Name only nodes of the job, or leave the hosts out.",
         )
-    return found._replace(hosts=asked, source=f"{found.source}, from {source}") if asked else found
+    return found._replace(hosts=listed.hosts, source=f"{found.source}, from {listed.source}")
+
+
+def _with_options(found: Allocation, engine: str, options: Mapping[str, Any]) -> Allocation:
+    """Return the allocation with the options of its engine; a ``UsageError`` if one has no effect there."""
+    carrier = found.carrier
+    if engine == "ssh":
+        carrier = Ssh()
+    reached_by = "ssh" if isinstance(carrier, Ssh) else "slurm" if isinstance(carrier, Slurm) else "local"
+    if useless := next((name for name in options if name not in OPTIONS[reached_by]), None):
+        raise UsageError(
+            f"--engine {engine}: {useless} has no effect here.",
+            found=f"The hosts are reached by {reached_by}: {found.source}.",
+            remedy=f"Leave it out. The options of {reached_by} are {', '.join(OPTIONS[reached_by])}.",
+        )
+    if isinstance(carrier, Ssh):
+        given = {name: options[name] for name in ("user", "port", "identity") if name in options}
+        carrier = msgspec.structs.replace(carrier, **given)
+    return found._replace(
+        carrier=carrier, interface=options.get("interface"), wait_seconds=options.get("wait", 0.0)
+    )
 
 
 @contextmanager

@@ -99,11 +99,12 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
         UnavailableError: the program that reaches the hosts is missing on this machine.
         UsageError: the network interface is missing or cannot be chosen, or two hosts are one machine.
     """
-    hosts, carrier, source, job, _ = request.allocation
-    if source:
-        say(f"Hosts: {source}")
-    if request.wait_seconds:
-        wait_for_hosts(hosts, carrier=carrier, seconds=request.wait_seconds, say=say)
+    allocation = request.allocation
+    hosts, carrier = allocation.hosts, allocation.carrier
+    if allocation.source:
+        say(f"Hosts: {allocation.source}")
+    if allocation.wait_seconds:
+        wait_for_hosts(hosts, carrier=carrier, seconds=allocation.wait_seconds, say=say)
     findings = check_beforehand(hosts, carrier=carrier)
 
     def say_findings(*, failed: bool) -> None:
@@ -112,9 +113,9 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
 
     with ExitStack() as opened:
         try:
-            with naming_scheduler(job):
+            with naming_scheduler(allocation.job):
                 cluster = opened.enter_context(
-                    open_cluster(request.allocation, interface=request.interface, exported=request.exported)
+                    open_cluster(allocation, interface=allocation.interface, exported=request.exported)
                 )
         except RingsideError:
             say_findings(failed=True)
@@ -288,7 +289,7 @@ def plan(request: UserRequest) -> Plan:
     """
     hosts = assume_facts(
         request.allocation,
-        interface=request.interface,
+        interface=request.allocation.interface,
         exported=request.exported,
         with_gpus=request.config["device"] == "cuda",
     )
@@ -317,6 +318,6 @@ def _notes(request: UserRequest, hosts: HostFacts, source: DatasetSource) -> lis
         cpus = counted(len(hosts.machines[0].cpus), "CPU")
         gpus = "a GPU for each rank" if request.config["device"] == "cuda" else "no GPU"
         notes.append(f"No host was asked. Each is assumed to be like this machine, with {cpus} and {gpus}.")
-        if request.interface is None:
+        if request.allocation.interface is None:
             notes.append(f"{INTERFACE} stands for the network interface that all hosts share.")
     return notes

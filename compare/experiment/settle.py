@@ -44,8 +44,6 @@ class LaunchRequest:
 
     allocation: Allocation
     """The hosts, each with as many slots as it has ranks."""
-    interface: str | None
-    """The network interface that the user named, or None."""
     exported: Mapping[str, str]
     """Environment variables of the ranks, as ``-x`` gives their names and values."""
     output: Path | None
@@ -56,8 +54,6 @@ class LaunchRequest:
     """All other fields of the config that have a flag."""
     command: Sequence[str] = ()
     """The command line as the user typed it."""
-    wait_seconds: float = 0.0
-    """Maximum time to wait for hosts that are starting."""
 
 
 @dataclass(frozen=True, kw_only=True)

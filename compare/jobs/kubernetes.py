@@ -59,12 +59,13 @@ def write_manifest(resources: Resources, words: Sequence[str]) -> str:
     command = ["ringside", *(word.replace("$", "$$") for word in words)]  # Kubernetes would expand $(NAME)
     start_seconds, measure_seconds = _divide_time(resources, words)
     # Without --engine ssh, a command might use only the launcher's pod.
-    defaults = {"--engine": "ssh", "--wait-for-hosts": f"{start_seconds:g}"}
+    engine = flag_value(words, "--engine") or "ssh"
+    if "wait" not in _engine_options(words) and engine.partition(":")[0] != "local":
+        engine += f"{',' if ':' in engine else ':'}wait={start_seconds:g}"
+    if engine != flag_value(words, "--engine"):
+        command += ["--engine", engine]
     if _adds_budget(words):
-        defaults["--budget"] = f"{measure_seconds:g}"
-    for flag, value in defaults.items():
-        if flag_value(words, flag) is None:
-            command += [flag, value]
+        command += ["--budget", f"{measure_seconds:g}"]
     sshd = {
         # StrictModes would refuse the operator's keys, because every user may write to their folder.
         "command": ["/usr/sbin/sshd", "-De", "-oStrictModes=no", f"-p{_SSHD_PORT}"],
@@ -105,9 +106,9 @@ def explain_time(resources: Resources, words: Sequence[str], usual_seconds: floa
         f"{duration(_END_SECONDS)} is kept to save the result. "
         f"That leaves {duration(measure_seconds)} to measure"
     )
-    budget_seconds = _flag_seconds(words, "--budget") if words[0] == "run" else None
-    if budget_seconds is not None:
-        budget = f"--budget {flag_value(words, '--budget')}"
+    given = flag_value(words, "--budget") if words[0] == "run" else None
+    if given is not None:
+        budget, budget_seconds = f"--budget {given}", _seconds("--budget", given)
         if budget_seconds <= measure_seconds:
             return f"{division}: enough for {budget}."
         return (
@@ -134,10 +135,10 @@ def _divide_time(resources: Resources, words: Sequence[str]) -> tuple[float, flo
     """Return the seconds in which the workers may start, and the seconds that are left to measure.
 
     Raises:
-        UsageError: no time is left to measure, or the value of ``--wait-for-hosts`` is wrong.
+        UsageError: no time is left to measure, or the option ``wait`` of ``--engine`` is wrong.
     """
     limit = 60 * resources.minutes
-    given = _flag_seconds(words, "--wait-for-hosts")
+    given = _wait_seconds(words)
     start_seconds = min(_START_SECONDS, limit // 3) if given is None else given
     measure_seconds = limit - start_seconds - _END_SECONDS
     if not measure_seconds > 0:
@@ -145,7 +146,7 @@ def _divide_time(resources: Resources, words: Sequence[str]) -> tuple[float, flo
             f"-t {resources.minutes} leaves no time to measure.",
             found=f"The workers may take {start_seconds:g} s to start, and {_END_SECONDS} s are kept "
             "to save the result.",
-            remedy="Give the job longer with -t, or shorten --wait-for-hosts.",
+            remedy="Give the job longer with -t, or shorten the wait: --engine ssh:wait=60.",
         )
     return start_seconds, measure_seconds
 
@@ -153,28 +154,33 @@ def _divide_time(resources: Resources, words: Sequence[str]) -> tuple[float, flo
 def _least_minutes(words: Sequence[str], seconds: float) -> int:
     """Return the time limit in minutes of the shortest job that leaves ``seconds`` to measure."""
     needed = seconds + _END_SECONDS
-    given = _flag_seconds(words, "--wait-for-hosts")
+    given = _wait_seconds(words)
     # In a short job, the workers may take a third of the time to start.
     return math.ceil((min(needed + _START_SECONDS, needed * 3 / 2) if given is None else needed + given) / 60)
 
 
-def _flag_seconds(words: Sequence[str], flag: str) -> float | None:
-    """Return the value of a flag in seconds, or None if the command line lacks the flag.
+def _engine_options(words: Sequence[str]) -> dict[str, str]:
+    """Return the options that a command line gives to ``--engine``, as they are written."""
+    options = (flag_value(words, "--engine") or "").partition(":")[2]
+    return dict(option.partition("=")[::2] for option in options.split(","))
 
-    Raises:
-        UsageError: the value is not a time, or is out of range.
-    """
-    value = flag_value(words, flag)
-    if value is None:
-        return None
+
+def _wait_seconds(words: Sequence[str]) -> float | None:
+    """Return the time that a command line lets hosts take to start, or None without such an option."""
+    wait = _engine_options(words).get("wait")
+    return None if wait is None else _seconds("--engine ssh:wait", wait)
+
+
+def _seconds(flag: str, written: str) -> float:
+    """Return a value in seconds; a ``UsageError`` that names the ``flag`` if it is not a time in range."""
     try:
-        seconds = seconds_of(value)
+        seconds = seconds_of(written)
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds <= LARGEST_NUMBER:
         raise UsageError(
-            f"{flag} cannot be {value!r}.",
-            remedy=f"Give a number of seconds, or a number with a unit: {flag} 5m.",
+            f"{flag} cannot be {written!r}.",
+            remedy="Give a number of seconds, or a number with a unit, such as 5m.",
         )
     return seconds
 

@@ -127,8 +127,8 @@ class HostFacts:
                 f"This machine has no address on {network.interface} in {network.network}.",
                 found=f"It has {', '.join(addresses) or 'none'} there, but mpirun and horovodrun run on this "
                 "machine, and the hosts connect back to them.",
-                remedy="Start Ringside on a host of the run, name another --interface, or compare only arms "
-                "that torchrun starts, such as ddp and manual.",
+                remedy="Start Ringside on a host of the run, name another interface with --engine "
+                "auto:interface=NAME, or compare only arms that torchrun starts, such as ddp and manual.",
             )
 
     def require_compilers(self) -> None:
@@ -159,7 +159,7 @@ def assume_facts(
     Raises:
         UsageError: this machine is the only host, and has no such ``interface``.
     """
-    hosts, _, _, job, rehearsed = allocation
+    hosts, _, _, job, rehearsed, *_ = allocation
     here = describe()
     machines = [
         here if is_local(host) else msgspec.structs.replace(here, gpus=host.slots * with_gpus)
@@ -187,7 +187,7 @@ def open_cluster(
         HostError: a host cannot be reached, has another version, or sees too little of the job.
         UsageError: the network interface is missing or cannot be chosen, or two hosts are one machine.
     """
-    hosts, carrier, _, job, rehearsed = allocation
+    hosts, carrier, _, job, rehearsed, *_ = allocation
     # mpirun and horovodrun start on this machine, also where it is no host of the run.
     launcher_hosts = () if any(map(is_local, hosts)) else (local_host(1),)
     with connected((*hosts, *launcher_hosts), carrier) as everyone:
@@ -258,7 +258,7 @@ class Cluster(HostFacts):
                 f"Host {name} does not answer.",
                 found=f"Its agent is connected, but sent no answer for {seconds:g} s.",
                 remedy="Is it overloaded, or its disk stuck? Examine it with `ringside doctor`, or leave it "
-                f"out: --exclude {name}.",
+                f"out: -H ^{name}.",
             )
 
     def job_for(self, agent: Connection, job: LaunchJob) -> LaunchJob:

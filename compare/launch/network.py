@@ -67,7 +67,8 @@ def choose_network(
         raise UsageError(
             what,
             found="\n".join(f"{host}: {_listed(of_host)}" for host, of_host in list(addresses.items())[:8]),
-            remedy="Name an interface with --interface that all hosts have, each with a different address.",
+            remedy="Name an interface that all hosts have, each with a different address: "
+            "--engine auto:interface=NAME",
         )
     matches = [sum(a == b for a, b in zip(each.addresses, reached_at, strict=True)) for each in shared]
     best = [each for each, count in zip(shared, matches, strict=True) if count == max(matches)]
@@ -75,7 +76,7 @@ def choose_network(
         first, *others = best
         remedy = "All are on one interface. Name the hosts by their addresses in the network that you mean."
         if any(each.interface != first.interface for each in others):
-            remedy = f"Name one: --interface {first.interface}"
+            remedy = f"Name one: --engine auto:interface={first.interface}"
         raise UsageError(
             "The hosts share more than one network, and none is preferred.",
             found="; ".join(f"{each.interface} in {each.network}" for each in best),
@@ -95,9 +96,9 @@ def network_of_one_machine(addresses: Mapping[str, Sequence[str]], *, asked: str
     """
     interface = asked or LOOPBACK
     if interface not in addresses:
-        remedy = "Name one of these with --interface."
+        remedy = "Name one of these: --engine auto:interface=NAME"
         if asked is None:
-            remedy = f"Start it with `ip link set {LOOPBACK} up`, or name another --interface."
+            remedy = f"Start it with `ip link set {LOOPBACK} up`, or name another interface."
         raise UsageError(
             f"This machine has no interface {interface} that is up.",
             found=f"Up: {', '.join(addresses) or 'none'}.",

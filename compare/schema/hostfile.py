@@ -56,10 +56,12 @@ MAX_FILE_BYTES = 16 * 2**20
 
 _FILE_FORM = "Write one host a line as 'host slots=N', for example 'node1 slots=4'."
 _LIST_FORM = "Write the hosts as 'host:N,host:N', for example 'node1:4,node2:4'."
-_NAME_FORM = "Name hosts as the hostfile does, such as 'node1,node[3-4]'. -np sets the number of ranks."
+_NAME_FORM = "Name hosts as the hostfile or the job does, such as 'node1,node[3-4]', or leave out '^node2'."
 _REPEAT_FORM = "Name a host once with slots=N, or repeat its bare name, one slot a line."
 _RANGE_FORM = "is not a range of host names such as node[1-4] or node[01-08,12]"
 
+LEFT_OUT = "^"
+"""The mark before a host that ``-H`` leaves out."""
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """The first bytes of a text in UTF-16, as Windows writes it."""
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -126,25 +128,35 @@ def parse_hosts(spec: str) -> tuple[Host, ...]:
     return _collect(_Line("-H", number, item, _LIST_FORM) for number, item in enumerate(items, 1))
 
 
-def select(
-    hosts: Sequence[Host], include: Iterable[str] = (), exclude: Iterable[str] = ()
-) -> tuple[Host, ...]:
-    """Return the hosts that are included and not excluded, in their order.
+def select(hosts: Sequence[Host], spec: str) -> tuple[Host, ...]:
+    """Return those hosts that a text of ``-H`` names, or all but those that it leaves out, in their order.
 
-    Without ``include`` all hosts are included. Each text of ``include`` and ``exclude`` is a name, a range,
-    or a comma-separated list of them.
+    Each host to leave out has a ``^`` before its name. A host that is named with slots gets these.
 
     Raises:
-        UsageError: a text is wrong or names a host that is not in ``hosts``, or no host is left.
+        UsageError: the text is wrong or names a host that is not in ``hosts``, or no host is left.
     """
-    known = {host.key for host in hosts}
-    wanted = _keys_of_patterns(include, "--include", hosts) or known
-    unwanted = _keys_of_patterns(exclude, "--exclude", hosts)
-    kept = tuple(host for host in hosts if host.key in wanted - unwanted)
-    if not kept:
-        remedy = "Exclude fewer hosts, or include one that is not excluded."
-        raise UsageError("--exclude: no host is left", found=listed_hosts(hosts), remedy=remedy)
-    return kept
+    known, named = {host.key: host for host in hosts}, dict[str, Host]()
+    items = list(_split_list(spec))
+    leaves_out = items[0].startswith(LEFT_OUT)
+    if any(item.startswith(LEFT_OUT) != leaves_out for item in items):
+        remedy = f"Put '{LEFT_OUT}' before every host, or before none."
+        raise UsageError("-H names hosts and leaves others out", found=printable_line(spec), remedy=remedy)
+    for number, item in enumerate(items, 1):
+        try:
+            named |= {host.key: host for host in _named_hosts(item.removeprefix(LEFT_OUT), known)}
+        except HostFaultError as fault:
+            raise _Line("-H", number, spec, _NAME_FORM).error(fault) from None
+    if leaves_out:
+        named = {key: host for key, host in known.items() if key not in named}
+    if not named:
+        raise UsageError("-H: no host is left", found=listed_hosts(hosts), remedy="Leave fewer hosts out.")
+    return tuple(named[key] for key in known if key in named)
+
+
+def names_any(hosts: Sequence[Host], spec: str) -> bool:
+    """Return whether a text of ``-H`` chooses among ``hosts``: it names one of them, or leaves some out."""
+    return LEFT_OUT in spec or bool({host.key for host in hosts} & {host.key for host in parse_hosts(spec)})
 
 
 def format_hostfile(hosts: Sequence[Host]) -> str:
@@ -329,24 +341,12 @@ def _split_list(spec: str) -> Iterator[str]:
     yield spec[start:].strip(_BLANKS)
 
 
-def _keys_of_patterns(patterns: Iterable[str], flag: str, hosts: Sequence[Host]) -> set[str]:
-    """Return the keys of the hosts that the values of a flag name; raise a ``UsageError`` for others."""
-    known = {host.key: host for host in hosts}
-    keys: set[str] = set()
-    for number, text in enumerate(patterns, 1):
-        try:
-            keys.update(key for item in _split_list(text) for key in _keys_of_item(item, known))
-        except HostFaultError as fault:
-            raise _Line(flag, number, text, _NAME_FORM).error(fault) from None
-    return keys
-
-
-def _keys_of_item(item: str, known: Mapping[str, Host]) -> Iterator[str]:
+def _named_hosts(item: str, known: Mapping[str, Host]) -> Iterator[Host]:
+    """Yield the hosts of ``known`` that a name or range means, each with the slots that are given with it."""
     pattern, user, slots = _parse_entry(as_hostfile_line(item)[0])
     for name in _expand(pattern):
         named = Host(name, 1 if slots is None else slots, user)
         host = known.get(named.key)
-        if not host or user not in {"", host.user} or slots not in {None, host.slots}:
-            text = named.destination if slots is None else host_with_slots(named)
-            raise HostFaultError(text, f"is none of the {listed_hosts(known.values())}")
-        yield named.key
+        if not host or user not in {"", host.user}:
+            raise HostFaultError(named.destination, f"is none of the {listed_hosts(known.values())}")
+        yield host if slots is None else msgspec.structs.replace(host, slots=slots)

@@ -72,7 +72,7 @@ _REFUSED_FORMS = (
     (
         "'{0}=' is not a key of a hostfile",
         r"\s(user|ifhn|binding|map|netmask|ib|port)\s*=",
-        "Write 'alice@n1 slots=2' for a user, and use the flags --interface and --ssh-port.",
+        "Write 'alice@n1 slots=2' for a user, and name a port with --engine ssh:port=2222.",
     ),
     (
         "'{0}' is another program's word for slots",
@@ -179,7 +179,7 @@ def may_be_a_port(count: str) -> bool:
 
 def slots_or_port_remedy(name: str, count: str) -> str:
     """Return the remedy for a number after a host's name, which states how to write slots and how a port."""
-    return f"Write '{name} slots={count}' for slots, or '{name}' and --ssh-port {count} for a port."
+    return f"Write '{name} slots={count}' for slots, or '{name}' and --engine ssh:port={count} for a port."
 
 
 def _code_point(group: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
+import math
 import re
 import socket
 from collections.abc import Iterable, Sequence
@@ -51,13 +52,12 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """Return the rate and the latency as people read them: ``1 gbit/s, 2 ms``, or ``no rate limit``."""
-        if self.bits_per_second is None:
-            return "no rate limit"
-        rate = next(
-            f"{self.bits_per_second / size:g} {prefix}bit/s"
-            for prefix, size in reversed(_RATE_UNITS.items())
-            if self.bits_per_second >= size
-        )
+        rate = "no rate limit"
+        if self.bits_per_second is not None:
+            prefix, size = next(
+                unit for unit in reversed(_RATE_UNITS.items()) if self.bits_per_second >= unit[1]
+            )
+            rate = f"{self.bits_per_second / size:g} {prefix}bit/s"
         return f"{rate}, {self.latency_seconds * 1e3:g} ms" if self.latency_seconds else rate
 
 
@@ -69,20 +69,33 @@ def parse_link(text: str, flag: str = "--link") -> Link:
     Raises:
         UsageError: the text has another form, or a value is out of range.
     """
-    rate_text, comma, latency_text = text.lower().partition(",")
-    rate, latency = _RATE.fullmatch(rate_text.strip()), _LATENCY.fullmatch(latency_text.strip())
-    if rate is None or (comma and latency is None):
+    rate, comma, latency = text.partition(",")
+    try:
+        return Link(bits_per_second=read_rate(rate), latency_seconds=read_latency(latency) if comma else 0.0)
+    except ValueError as error:
         raise UsageError(
-            f"{flag} cannot be {text!r}.", remedy="Use RATE or RATE,LATENCY: 100mbit, or 1gbit,2ms."
-        )
-    bits = float(rate[1]) * _RATE_UNITS[rate[2]]
-    seconds = float(latency[1]) * _LATENCY_UNITS[latency[2]] if latency else 0.0
-    if not _MIN_BITS_PER_SECOND <= bits <= _MAX_BITS_PER_SECOND or seconds > _MAX_LATENCY_SECONDS:
-        raise UsageError(
-            f"{flag} {text} is out of range.",
-            remedy="Use a rate from 100kbit to 1tbit, and a latency of at most 10s.",
-        )
-    return Link(bits_per_second=round(bits), latency_seconds=seconds)
+            f"{flag} cannot be {text!r}.",
+            found=f"{error}.",
+            remedy="Use RATE or RATE,LATENCY: 100mbit, or 1gbit,2ms.",
+        ) from None
+
+
+def read_rate(text: str) -> int:
+    """Return the bits per second of a rate such as ``100mbit``; a ``ValueError`` says what is right."""
+    match = _RATE.fullmatch(text.strip().lower())
+    bits = round(float(match[1]) * _RATE_UNITS[match[2]]) if match else 0
+    if not _MIN_BITS_PER_SECOND <= bits <= _MAX_BITS_PER_SECOND:
+        raise ValueError("It must be a rate from 100kbit to 1tbit, such as 1gbit")
+    return bits
+
+
+def read_latency(text: str) -> float:
+    """Return the seconds of a latency such as ``2ms``; a ``ValueError`` says what is right."""
+    match = _LATENCY.fullmatch(text.strip().lower())
+    seconds = float(match[1]) * _LATENCY_UNITS[match[2]] if match else math.inf
+    if seconds > _MAX_LATENCY_SECONDS:
+        raise ValueError("It must be a latency of at most 10s, such as 2ms")
+    return seconds
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +115,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     The ranks form their group at the first address.
     """
     rehearsed: Link | None = None
-    """The limits of the hosts' links in ``ringside rehearse``; None for real hosts."""
+    """The limits of the hosts' links in a rehearsal; None for real hosts."""
 
 
 def rehearsal_headline(network: Network, hosts: Sequence[Host]) -> str:

@@ -229,7 +229,9 @@ def _held(record: Record) -> Iterator[str]:
 
 def _measure(hosts: int, link: str, output: Path) -> Path:
     arms = ARMS if (hosts, link) == BASE else f"{ARMS},{OTHER_CAP}"
-    command = [sys.executable, "-m", "compare", "rehearse", "--hosts", hosts, "--link", link, "--", "run"]
+    rate, _, latency = link.partition(",")
+    engine = f"rehearsal:hosts={hosts},rate={rate}" + (f",latency={latency}" if latency else "")
+    command = [sys.executable, "-m", "compare", "run", "--engine", engine]
     command += ["--workload", _WORKLOAD, "--backend", arms, "--batch-size", 8, "--output", output, *_RUN]
     subprocess.run(list(map(str, command)), cwd=ROOT, check=True)
     return output

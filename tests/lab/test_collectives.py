@@ -25,17 +25,8 @@ def test_forms_name_the_true_one_and_at_three_hosts_no_other(tmp_path, requires_
     if reason := why_no_rate_limit():
         pytest.skip(reason)
     done = compare(
-        *(
-            "rehearse",
-            "--hosts",
-            hosts,
-            "--link",
-            "200mbit",
-            "--",
-            "collectives",
-            "--group",
-            ",".join(TRUE_FORMS),
-        ),
+        *("collectives", "--engine", f"rehearsal:hosts={hosts},rate=200mbit"),
+        *("--group", ",".join(TRUE_FORMS)),
         *("--collective", "all_reduce,broadcast" if hosts == 3 else "all_reduce"),
         *("-b", "2M", "-e", "2M", "-n", 2, "--repeats", 1, "--threads", 1, "--detail"),
         *("--output", tmp_path / "run", "--export", tmp_path / "out.json"),

@@ -147,7 +147,7 @@ def test_launcher_waits_for_workers_and_its_log_holds_the_result(make_pods, mnis
 
 
 def test_worker_that_never_comes_is_named(make_pods, mnist_dir):
-    pods = make_pods(words_of_a_run(mnist_dir, "ddp", "--wait-for-hosts", "5"))
+    pods = make_pods(words_of_a_run(mnist_dir, "ddp", "--engine", "ssh:wait=5"))
     pods.write_hostfile(*WORKERS)
     pods.start_worker(0)
     began = time.monotonic()
@@ -155,7 +155,7 @@ def test_worker_that_never_comes_is_named(make_pods, mnist_dir):
     assert time.monotonic() - began < 20
     assert "error: 1 of 2 hosts did not answer within 5 s." in errors
     assert f"Host {WORKERS[1]} ({HOSTFILE}:2) has a name that does not resolve." in errors
-    assert f"--exclude {WORKERS[1]}" in errors
+    assert f"-H '^{WORKERS[1]}'" in errors
     assert printed == ""
     assert not (pods.lab.folder / "run").exists()
 

@@ -50,7 +50,7 @@ def test_rehearsal_link_decides_how_long_collectives_take(tmp_path, mnist_dir, r
         requires_backend(backend)
     before = traces()
     done = compare(
-        *("rehearse", "--hosts", "2", "--link", "100mbit", "--", *RUN, "--data", mnist_dir),
+        *(*RUN, "--engine", "rehearsal:hosts=2,rate=100mbit", "--data", mnist_dir),
         *("--backend", backends, "--steps", "30:warmup=5", "--model", "mlp:784-128-10"),
         *("--output", tmp_path / "run", "--export", tmp_path / "run.json"),
     )
@@ -74,7 +74,7 @@ def test_rehearsal_link_decides_how_long_collectives_take(tmp_path, mnist_dir, r
 def test_rehearsal_that_is_ended_leaves_nothing(tmp_path, mnist_dir, requires_backend, end):
     requires_backend("mpi")
     before = traces()
-    arguments = ("rehearse", "--hosts", "2", "--link", "1gbit", "--", *RUN, "--data", mnist_dir)
+    arguments = (*RUN, "--engine", "rehearsal:hosts=2,rate=1gbit", "--data", mnist_dir)
     started = subprocess.Popen(
         [sys.executable, "-m", "compare", *arguments, "--backend", "mpi", "--steps", "100000"]
         + ["--model", "mlp:784-64-10", "--output", tmp_path / "run"],
@@ -105,7 +105,7 @@ def test_rehearsal_that_is_ended_leaves_nothing(tmp_path, mnist_dir, requires_ba
 def test_rehearsal_scale_loses_efficiency_to_the_link(tmp_path, mnist_dir, requires_backend):
     requires_backend("ddp")
     done = compare(
-        *("rehearse", "--hosts", "2", "--link", "100mbit", "--", "scale", "-np", "1,2", *RUN[1:]),
+        *("scale", "--engine", "rehearsal:hosts=2,rate=100mbit", "-np", "1,2", *RUN[1:]),
         *("--data", mnist_dir, "--backend", "ddp", "--steps", "20:warmup=5", "--model", "mlp:784-128-10"),
         *("--output", tmp_path / "series"),
     )
@@ -122,8 +122,7 @@ def test_rehearsal_scale_loses_efficiency_to_the_link(tmp_path, mnist_dir, requi
 
 def test_rehearsal_doctor_finds_no_problem_and_misses_no_temporary_folder(tmp_path, every_backend):
     """Each host has a private /tmp, without the folder that TMPDIR names."""
-    words = ("rehearse", "--hosts", "2", "--", "doctor", "--quick")
-    done = compare(*words, environment={"TMPDIR": str(tmp_path)})
+    done = compare("doctor", "--quick", "--engine", "rehearsal", environment={"TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stdout
     assert "2 hosts examined" in done.stdout
     assert "rehearsal-2" in done.stdout

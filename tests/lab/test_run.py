@@ -120,7 +120,7 @@ def test_run_on_hosts_copies_the_workloads_folder_once(make_lab, mnist_dir):
 
 def test_dry_run_on_hosts_prints_commands_and_starts_nothing(make_lab, mnist_dir, every_backend):
     lab = make_lab(2)
-    more = ("--backend", ARMS, "--dry-run", "-x", "MY_TOKEN=hunter2", "--ssh-user", "root")
+    more = ("--backend", ARMS, "--dry-run", "-x", "MY_TOKEN=hunter2", "--engine", "ssh:user=root")
     done = compare(lab, "n1:2,n2:1", mnist_dir, *more)
     assert done.returncode == 0, done.stderr
     for shown in ("\nddp on n1\n", "\nddp on n2\n", "n1:2,n2:1", "--node_rank=1", "No host was asked"):

@@ -129,7 +129,7 @@ def alike(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
         ("note", "set of GPUs", lambda facts: _gpu_models(facts.gpus)),
     )
     known = hosts_with_facts(hosts)
-    fix = "Compare arms on equal hosts, because the slowest sets the pace. --exclude leaves a host out."
+    fix = "Compare arms on equal hosts, because the slowest sets the pace. -H ^NAME leaves a host out."
     for level, name, value in questions:
         for each, _, mine, expected in differing_hosts(known, [value(facts) for _, facts in known]):
             what = f"The {name} differs from that of the other hosts."

@@ -160,7 +160,7 @@ def shared_address(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
         for each, name in sharing if len(sharing) > 1 else ():
             others = listed(other.host.name for other, _ in sharing if other is not each)
             what = f"Other hosts have the same address {address}."
-            fix = f"Name the interface that connects them with --interface, or take {name} down."
+            fix = f"Name the interface that connects them: --engine auto:interface=NAME; or take {name} down."
             yield each.warning("network", what, f"It is on {name} here, and also on {others}.", fix)
 
 

@@ -1,21 +1,24 @@
 """Find the hosts of a run and reach them, with one module for each way to do so.
 
-An engine is a module with a function ``detect``, which returns the ``Allocation`` of the job that this
-program runs in; ``detect.py`` has the list of engines. An allocation says which hosts a run has, how many
+An engine is a module that declares its options of ``--engine`` as ``OPTIONS``. One that finds the
+``Allocation`` of the job in which this program runs has a function ``detect`` for that. ``detect.py`` has the
+lists of both. An allocation says which hosts a run has, how many
 ranks each takes, and which ``Carrier`` starts a process on a host. The rest is the same for every engine:
 ``commands`` runs a command on many hosts, and ``agent`` runs launches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 import msgspec
 
 from compare.errors import AllocationError, HostError
 from compare.schema.hosts import Host, Link, is_local
-from compare.text import printable
+from compare.text import printable, seconds_of
 
 STREAM_BYTES = 1 << 20
 """Maximum size of what a command on a host may print to standard output, and to standard error."""
@@ -25,6 +28,9 @@ LOCAL_REMEDY = "use only this machine: --engine local"
 """The part of a remedy that says what a user can do in every job."""
 HOSTS_REMEDY = f"Name the hosts with -H or --hostfile, or {LOCAL_REMEDY}"
 """The remedy where a job's hosts are not known."""
+
+Options: TypeAlias = Mapping[str, Callable[[str], Any]]
+"""Options of an engine by name, each with a function that reads it or raises a ``ValueError``."""
 
 _LAST_LINES = 3
 _STAND_IN = """\
@@ -110,6 +116,14 @@ class Carrier(msgspec.Struct, frozen=True):
         """
         return "" if all(map(is_local, hosts)) else self._remote_shell(hosts)
 
+    @contextmanager
+    def opened(self) -> Iterator[Self]:
+        """Yield a carrier that reaches the hosts, which are made before the block if they do not exist.
+
+        Hosts that were made are removed after the block.
+        """
+        yield self
+
     def _argv(self, _host: Host, argv: Sequence[str]) -> tuple[str, ...]:
         return tuple(argv)
 
@@ -161,7 +175,39 @@ class Allocation(NamedTuple):
     job: ScheduledJob | None = None
     """The scheduler's job that the hosts belong to; None if the engine knows of none."""
     rehearsed: Link | None = None
-    """The limits of the links between hosts of ``ringside rehearse``; None for real hosts."""
+    """The limits of the links between the hosts of a rehearsal; None for real hosts."""
+    interface: str | None = None
+    """The network interface that the user named, or None."""
+    wait_seconds: float = 0.0
+    """Maximum time to wait for hosts that are starting."""
+
+    @contextmanager
+    def opened(self) -> Iterator[Self]:
+        """Yield the allocation with hosts that exist; those of a rehearsal are removed after the block."""
+        with self.carrier.opened() as carrier:
+            yield self._replace(carrier=carrier)
+
+
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    """Return the function that reads an option which is a whole number from ``least`` to ``most``."""
+
+    def read(text: str) -> int:
+        if not (text.isdecimal() and text.isascii() and least <= int(text) <= most):
+            raise ValueError(f"It must be a whole number from {least} to {most:,}")
+        return int(text)
+
+    return read
+
+
+def _read_wait(text: str) -> float:
+    if not 0 <= (seconds := seconds_of(text)) < math.inf:
+        raise ValueError("It must be a time, such as 5m")
+    return seconds
+
+
+INTERFACE: Options = {"interface": str}
+OF_OTHER_HOSTS: Options = {**INTERFACE, "wait": _read_wait}
+"""The options of every engine that reaches other hosts."""
 
 
 def describe_host(host: Host) -> str:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from compare import PACKAGE_ROOT
 from compare.errors import AllocationError, HostError
 from compare.launch.engines import STREAM_BYTES, AbsentHostError, Answer, Carrier, describe_host
+from compare.schema.hostfile import LEFT_OUT
 from compare.schema.hosts import Host
 from compare.text import duration
 
@@ -195,12 +196,12 @@ def wait_for_hosts(
         if not awaited:
             break
         if left <= 0:
-            names = ",".join(host.name for host in awaited[:_SHOWN_REASONS])
+            names = ",".join(f"{LEFT_OUT}{host.name}" for host in awaited[:_SHOWN_REASONS])
             raise AbsentHostError(
                 f"{len(awaited)} of {len(hosts)} hosts did not answer within {duration(seconds)}.",
                 found=_listed([f"{error.what} {error.found}" for error in absent.values()]),
                 remedy="Do they start at all? For pods, `kubectl describe pods` gives the reason. Allow more "
-                f"time with --wait-for-hosts, or leave them out: --exclude {names}",
+                f"time with --engine ssh:wait=10m, or leave them out: -H '{names}'",
             )
         reasons = _listed([error.what for error in absent.values()])
         if reasons != shown:

@@ -1,4 +1,4 @@
-"""List the engines that find a scheduler's job, and refuse a launcher that starts this program many times."""
+"""List the engines, with those that find a job, and refuse a launcher that starts this program many times."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from compare.errors import UsageError
-from compare.launch.engines import Allocation, schedulers, slurm
+from compare.launch.engines import INTERFACE, Allocation, Options, rehearsal, schedulers, slurm, ssh
 from compare.launch.engines.schedulers import MANY, format_variables, matching_variables
 
 ENGINES: tuple[Callable[[Mapping[str, str]], Allocation | None], ...] = (slurm.detect, schedulers.detect)
 """The engines that find a job in environment variables; the first that finds one counts."""
+OPTIONS: Mapping[str, Options] = {
+    "auto": {**ssh.OPTIONS, **slurm.OPTIONS},
+    "local": INTERFACE,
+    "ssh": ssh.OPTIONS,
+    "slurm": slurm.OPTIONS,
+    "rehearsal": rehearsal.OPTIONS,
+}
+"""The options of each engine; those of ``auto`` are for the engine that it finds."""
 
 _LATER = "0*[1-9][0-9]*"
 """Pattern of a process's number, from 0, that matches any process except the first."""

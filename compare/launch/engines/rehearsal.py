@@ -16,20 +16,27 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Self
 
+import msgspec
 import psutil
 
 from compare import PACKAGE_ROOT
 from compare.errors import UnavailableError
-from compare.launch.engines import Allocation, Carrier, ssh_stand_in
-from compare.schema.hosts import Host, Link, is_local
+from compare.launch.engines import Allocation, Carrier, Options, ssh_stand_in, whole_number
+from compare.schema.hosts import MAX_SLOTS, Host, Link, is_local, read_latency, read_rate
 
-MOST_HOSTS = 200
+_MOST_HOSTS = 200
 """Maximum number of hosts, because they share a network of 254 addresses."""
-
+OPTIONS: Options = {
+    "hosts": whole_number(1, _MOST_HOSTS),
+    "slots": whole_number(1, MAX_SLOTS),
+    "rate": read_rate,
+    "latency": read_latency,
+}
 _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 _PACKAGES |= {"mount": "mount", "hostname": "hostname"}
 _PROGRAM = Path(__file__).with_suffix(".sh")
@@ -57,7 +64,7 @@ _QUEUE_PACKETS = 100_000
 _REMEDIES = (
     (
         ("kind is unknown", "qdisc not found"),
-        "This kernel lacks netem (latency) or tbf (rate). Load them with modprobe, or change --link.",
+        "This kernel lacks netem (latency) or tbf (rate). Load them with modprobe, or leave that option out.",
     ),
     (
         ("not permitted", "ermission denied", "ead-only"),
@@ -70,8 +77,11 @@ _REMEDIES = (
 class Rehearsal(Carrier, frozen=True):
     """The carrier that starts processes in a rehearsal's room and in its hosts."""
 
-    room: int
-    """Process id of the room's first process."""
+    hosts: int
+    """Number of hosts."""
+    link: Link = Link()
+    room: int = 0
+    """Process id of the room's first process; 0 before the room is made."""
     as_user: bool = False
     """Whether the room has a user namespace, in which this user is root, because the user is not root."""
 
@@ -81,6 +91,30 @@ class Rehearsal(Carrier, frozen=True):
         enter = ("nsenter", "-t", str(self.room), *user, *_ENTER, "--")
         return (*enter, *(() if is_local(host) else ("sh", f"/run/rehearsal/{host.name}")), *argv)
 
+    @contextmanager
+    def opened(self) -> Iterator[Self]:
+        """Make the room and its hosts, yield a carrier that reaches them, and remove them after the block.
+
+        Raises:
+            UnavailableError: this machine cannot make hosts, or this user may not.
+        """
+        room = subprocess.Popen(
+            _room_command(self.hosts, self.link),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # Ctrl-C reaches this program alone, which ends its launches first.
+            start_new_session=True,
+            env=os.environ | {"PATH": _path()},
+        )
+        try:
+            _require_up(room, self.hosts)
+            (first,) = psutil.Process(room.pid).children()
+            yield msgspec.structs.replace(self, room=first.pid, as_user=os.geteuid() != 0)
+        finally:
+            room.communicate()  # closes the pipe
+
     def _by_hand(self, host: Host) -> str:
         return shlex.join(self.argv(host, ["sh"]))
 
@@ -88,32 +122,12 @@ class Rehearsal(Carrier, frozen=True):
         return ssh_stand_in('exec sh "/run/rehearsal/$host" sh -c "$*"')
 
 
-@contextmanager
-def open_rehearsal(hosts: int, slots: int, link: Link) -> Iterator[Allocation]:
-    """Make ``hosts`` hosts of ``slots`` ranks each, yield their allocation, and remove them after the block.
-
-    Raises:
-        UnavailableError: this machine cannot make hosts, or this user may not.
-    """
-    room = subprocess.Popen(
-        _room_command(hosts, link),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Ctrl-C reaches this program alone, which ends its launches first.
-        start_new_session=True,
-        env=os.environ | {"PATH": _path()},
-    )
-    try:
-        _require_up(room, hosts)
-        (first,) = psutil.Process(room.pid).children()
-        names = [f"rehearsal-{number}" for number in range(1, hosts + 1)]
-        allocated = tuple(Host(name, slots, source="rehearsed") for name in names)
-        carrier = Rehearsal(first.pid, as_user=os.geteuid() != 0)
-        yield Allocation(allocated, carrier, "a rehearsal on this machine", rehearsed=link)
-    finally:
-        room.communicate()  # closes the pipe
+def allocate(options: Mapping[str, Any]) -> Allocation:
+    """Return the allocation of a rehearsal with the options of ``--engine``; its hosts are made later."""
+    hosts, slots = options.get("hosts", 2), options.get("slots", 1)
+    link = Link(bits_per_second=options.get("rate"), latency_seconds=options.get("latency", 0.0))
+    named = tuple(Host(f"rehearsal-{number}", slots, source="rehearsed") for number in range(1, hosts + 1))
+    return Allocation(named, Rehearsal(hosts, link), "a rehearsal on this machine", rehearsed=link)
 
 
 def _room_command(hosts: int, link: Link) -> list[str]:

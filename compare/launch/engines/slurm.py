@@ -28,9 +28,11 @@ from compare.errors import AllocationError, HostError, UnavailableError, UsageEr
 from compare.launch.engines import (
     HOSTS_REMEDY,
     LOCAL_REMEDY,
+    OF_OTHER_HOSTS,
     Allocation,
     Answer,
     Carrier,
+    Options,
     describe_host,
     ssh_stand_in,
 )
@@ -42,6 +44,7 @@ from compare.system.files import tail
 from compare.system.scontrol import UNSET, fields_of, show_job
 from compare.text import counted
 
+OPTIONS: Options = OF_OTHER_HOSTS
 _KEPT_BACK_SECONDS = 60.0
 """Time at the end of a job in which nothing is measured."""
 _STEP = (

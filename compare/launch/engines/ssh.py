@@ -14,9 +14,19 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 from compare.errors import HostError, UnavailableError
-from compare.launch.engines import AbsentHostError, Answer, Carrier, describe_host, ssh_stand_in
+from compare.launch.engines import (
+    OF_OTHER_HOSTS,
+    AbsentHostError,
+    Answer,
+    Carrier,
+    Options,
+    describe_host,
+    ssh_stand_in,
+    whole_number,
+)
 from compare.schema.hosts import Host
 
 _FAILED = 255
@@ -41,20 +51,20 @@ _TROUBLES = (
         "does not let you log in without a password",
         (
             "Set up a key with ssh-copy-id until {by_hand} asks nothing, or name the user and the key with "
-            "--ssh-user and --ssh-identity."
+            "--engine ssh:user=NAME,identity=FILE."
         ),
     ),
     (
         AbsentHostError,
         ("Could not resolve hostname", "Name or service not known"),
         "has a name that does not resolve",
-        "Correct it in the hostfile or in DNS, or let a run wait for it: --wait-for-hosts 120.",
+        "Correct it in the hostfile or in DNS, or let a run wait for it: --engine ssh:wait=2m.",
     ),
     (
         AbsentHostError,
         ("Connection refused",),
         "has no sshd that listens at this port",
-        "Start sshd there, or name the right port; or let a run wait for it: --wait-for-hosts 120.",
+        "Start sshd there, or name the right port; or let a run wait for it: --engine ssh:wait=2m.",
     ),
     (
         AbsentHostError,
@@ -66,6 +76,16 @@ _TROUBLES = (
         "Is it switched on and connected, and does {by_hand} work? If not, leave it out.",
     ),
 )
+
+
+def _read_file(text: str) -> str:
+    path = Path(text).expanduser().absolute()
+    if not path.is_file():
+        raise ValueError(f"There is no file {path}")
+    return str(path)
+
+
+OPTIONS: Options = {"port": whole_number(1, 65_535), "user": str, "identity": _read_file, **OF_OTHER_HOSTS}
 
 
 class Ssh(Carrier, frozen=True, kw_only=True):

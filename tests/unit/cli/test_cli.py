@@ -147,7 +147,6 @@ def carried_out(monkeypatch):
         ("--backend ddp --model resnet", USAGE, ["--model cannot be resnet", "mlp or wide or convnet"]),
         ("--backend ddp --device tpu", USAGE, ["--device", "'tpu'", "'cpu', 'cuda'"]),
         ("--backend ddp --budget soon", USAGE, ["'--budget'", "'soon' is not a length of time", "5m"]),
-        ("--backend ddp --wait-for-hosts nan", USAGE, ["--wait-for-hosts cannot be nan"]),
         *((f"-np {value}", USAGE, ["-np"]) for value in ("0", "two")),
         *((wrong, USAGE, [wrong.split()[0]]) for wrong in ("--no-such-flag", "--batch-size x", "rnu")),
         ("--backend ,", USAGE, ["--backend names no arm"]),
@@ -624,7 +623,7 @@ def test_dry_run_asks_no_host(compare, tmp_path_factory):
     commands = dry_run(compare, "--backend", "ddp,horovod", "--no-control", "--hostfile", hostfile)
     assert "--master_addr=nosuchhost-a" in commands["ddp on nosuchhost-b"]
     assert "nosuchhost-a:2,nosuchhost-b:1" in commands["horovod"]
-    for interface, given in (("INTERFACE", ()), ("eth0", ("--interface", "eth0"))):
+    for interface, given in (("INTERFACE", ()), ("eth0", ("--engine", "auto:interface=eth0"))):
         asked = ("--backend", "ddp", "-H", "nosuchhost-a,localhost", *given)
         assert f"GLOO_SOCKET_IFNAME={interface} " in compare("run", "--dry-run", "-v", *asked).out
     on_gpus = dry_run(compare, "--backend", "ddp", "-H", "nosuchhost-a:4", "--device", "cuda")
@@ -693,7 +692,7 @@ def test_doctor_logs_in_with_the_given_flags(compare, monkeypatch):
     monkeypatch.setattr(
         doctor, "examine", lambda hosts, **options: asked.update(options, hosts=hosts) or shown
     )
-    logins = ["-H", "a:2,b", "--ssh-user", "me", "--ssh-port", "22022", "--ssh-identity", "key"]
+    logins = ["-H", "a:2,b", "--engine", "ssh:user=me,port=22022,identity=key"]
     ended = compare("doctor", *logins, "--ports")
     assert ended.code == 0
     assert [(host.name, host.slots) for host in asked["hosts"]] == [("a", 2), ("b", 1)]

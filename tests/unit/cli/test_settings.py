@@ -151,15 +151,15 @@ def requested(monkeypatch, capfd):
 
 def test_flags_of_a_file_are_taken_and_named(requested):
     use(
-        'backend = ["ddp", "manual"]\nbudget = "5m"\ncontrol = false\nnum-proc = 3\nwait-for-hosts = 120\n'
-        'device = "cpu"'
+        'backend = ["ddp", "manual"]\nbudget = "5m"\ncontrol = false\nnum-proc = 3\n'
+        'engine = "local:interface=lo"\ndevice = "cpu"'
     )
     request, err = requested(*RUN)
     assert [arm.label for arm in request.arms] == ["ddp", "manual"]
     assert (request.config["budget_seconds"], request.config["device"]) == (300, "cpu")
     assert (request.control, request.allocation.hosts[0].slots) == (False, 3)
-    assert request.wait_seconds == 120
-    assert "Settings of pyproject.toml: backend, budget, control, num_proc, wait_for_hosts, device" in err
+    assert request.allocation.interface == "lo"
+    assert "Settings of pyproject.toml: backend, budget, control, num_proc, engine, device" in err
 
 
 def test_flags_of_the_command_line_win_over_the_file(requested):

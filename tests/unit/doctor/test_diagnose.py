@@ -309,7 +309,7 @@ def test_diagnose_one_machine_under_two_names():
 
 def test_shared_network_is_of_all_hosts_and_of_the_default_route():
     finding = diagnose(ALL_WITH_DOCKER, HERE)[0]
-    assert "--interface" in finding.fix
+    assert "interface=" in finding.fix
     assert "on docker0 here, and also on n2, n3." in finding.found
     assert shared_network(ALL_WITH_DOCKER).network == "10.0.0.0/24"
     assert shared_network(group(**FAR)) is None

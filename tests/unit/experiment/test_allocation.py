@@ -34,9 +34,8 @@ def job(monkeypatch):
     monkeypatch.setattr(slurm, "show_job", lambda *_, **__: JOB)
 
 
-def choose(environ, engine="auto", named=None, hostfile=None, ranks=None, **chosen):
-    found = find_allocation(engine, hostfile, named, ssh=Ssh(), environ=environ)
-    return choose_allocation(found, ranks, **chosen)
+def choose(environ, engine="auto", named=None, hostfile=None, ranks=None, **options):
+    return choose_allocation(find_allocation(engine, options, hostfile, named, environ=environ), ranks)
 
 
 def names(chosen):
@@ -81,13 +80,47 @@ def test_engine_may_be_named():
 
 
 @pytest.mark.parametrize(
+    ("named", "hosts", "carrier"),
+    [
+        ("n2", [("n2", 1)], Slurm),
+        ("^n2", [("n1", 2)], Slurm),
+        ("n[1-2]:1", [("n1", 1), ("n2", 1)], Slurm),
+        ("mine:2", [("mine", 2)], Ssh),
+    ],
+)
+def test_named_hosts_of_a_job_are_chosen_and_others_are_reached_by_ssh(named, hosts, carrier):
+    for engine in ("auto", "ssh"):
+        chosen = choose(OF_SLURM, engine, named=named)
+        assert [(host.name, host.slots) for host in chosen.hosts] == hosts
+        assert isinstance(chosen.carrier, Ssh if engine == "ssh" else carrier)
+
+
+def test_named_hosts_need_no_job_whose_hosts_are_known():
+    assert names(choose({"PBS_JOBID": "9"}, named="p1,p2")) == ["p1", "p2"]
+    with pytest.raises(UsageError, match="does not know its hosts"):
+        choose({"PBS_JOBID": "9"}, named="^p1")
+
+
+def test_options_of_the_engine_reach_the_allocation():
+    found = choose({}, "ssh", "n1", port=2222, user="ann", identity="/key", interface="ib0", wait=9.0)
+    assert found.carrier == Ssh(port=2222, user="ann", identity="/key")
+    assert (found.interface, found.wait_seconds) == ("ib0", 9.0)
+    assert choose(OF_SLURM, interface="ib0").interface == "ib0"
+    assert choose({}, interface="eth0").interface == "eth0"
+
+
+@pytest.mark.parametrize(
     ("environ", "options", "says"),
     [
+        (OF_SLURM, {"port": 22}, "--engine auto: port has no effect here"),
+        ({}, {"wait": 9.0}, "--engine auto: wait has no effect here"),
+        ({}, {"engine": "rehearsal", "named": "n1"}, "makes its own hosts"),
         ({}, {"engine": "slurm"}, "works only within a Slurm job"),
         ({}, {"engine": "ssh"}, "needs hosts"),
         ({"AWS_BATCH_JOB_ID": "j"}, {"engine": "ssh"}, "needs hosts"),
         ({}, {"engine": "local", "named": "n1"}, "contradict each other"),
-        (OF_SLURM, {"engine": "slurm", "named": "n9"}, "n9 is not a node of Slurm job 17"),
+        (OF_SLURM, {"engine": "slurm", "named": "n9"}, "'n9' is none of the hosts: n1:2,n2:1"),
+        (OF_SLURM, {"named": "n1,n9"}, "'n9' is none of the hosts: n1:2,n2:1"),
         ({"PBS_JOBID": "9"}, {}, "Ringside runs in PBS job 9, but does not know its hosts"),
         ({"PBS_JOBID": "9"}, {"engine": "ssh"}, "Ringside runs in PBS job 9"),
         (OF_SLURM | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}, "srun starts compare 2 times"),
@@ -115,8 +148,9 @@ def hostfile(tmp_path):
     [
         ("localhost slots=2\n", 3, {}, "3 ranks do not fit"),
         ("localhost slots=2\n127.0.0.1 slots=2\n", 2, {}, "hosts:2: this machine is named twice"),
-        ("n1\n", None, {"named": "n1"}, "both name hosts"),
-        (None, None, {"include": ["n1"]}, "none are named"),
+        ("n1\n", None, {"named": "n2"}, "'n2' is none of the hosts: n1:1"),
+        ("n1\n", None, {"named": "^n1"}, "no host is left"),
+        (None, None, {"named": "^n1"}, "none are named"),
     ],
 )
 def test_hosts_that_cannot_be_chosen_are_refused(hostfile, text, ranks, flags, what):
@@ -138,8 +172,10 @@ THREE = "n1 slots=2\nn2 slots=2\nn3 slots=2\n"
         ("localhost slots=4\n", 3, {}, [("localhost", 3)]),
         (THREE, 3, {}, [("n1", 2), ("n2", 1)]),
         (None, None, {"named": "n[1-2]:2,n3"}, [("n1", 2), ("n2", 2), ("n3", 1)]),
-        (THREE, None, {"exclude": ["n2"]}, [("n1", 2), ("n3", 2)]),
-        (THREE, None, {"include": ["n[2-3]"]}, [("n2", 2), ("n3", 2)]),
+        (THREE, None, {"named": "^n2"}, [("n1", 2), ("n3", 2)]),
+        (THREE, None, {"named": "n[2-3]"}, [("n2", 2), ("n3", 2)]),
+        (THREE, None, {"named": "n3,n1:1"}, [("n1", 1), ("n3", 2)]),
+        (THREE, 3, {"named": "^n1"}, [("n2", 2), ("n3", 1)]),
     ],
 )
 def test_slots_of_a_file_or_of_flags_are_given_to_ranks(hostfile, text, ranks, flags, hosts):

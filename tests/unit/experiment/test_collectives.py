@@ -20,7 +20,7 @@ from tests.unit.factories import a_cluster, a_survey
 
 
 def a_request(*groups):
-    flags = dict.fromkeys(["allocation", "interface", "output"])
+    flags = dict.fromkeys(["allocation", "output"])
     return collectives.SweepRequest(groups=groups, exported={}, threads_per_rank=1, config={}, **flags)
 
 

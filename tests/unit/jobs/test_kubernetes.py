@@ -74,7 +74,7 @@ def test_manifest_has_the_pods_that_were_asked_for():
     assert worker["resources"]["limits"] == {"cpu": "5", "memory": "8Gi", "nvidia.com/gpu": "2"}
     assert worker["command"][0] == "/usr/sbin/sshd"
     assert worker["readinessProbe"]["tcpSocket"]["port"] == 22
-    added = ["--engine", "ssh", "--wait-for-hosts", "400", "--budget", "740"]
+    added = ["--engine", "ssh:wait=400", "--budget", "740"]
     assert launcher["command"] == ["ringside", *WORDS, *added]
     for role, (_, container) in pods.items():
         assert container["image"] == "registry/ringside:1"
@@ -85,27 +85,28 @@ def test_manifest_has_the_pods_that_were_asked_for():
 
 
 def test_manifest_keeps_every_word_and_the_users_own_flags():
-    words = ["run", "--wait-for-hosts", "30", "--backend", "ddp,a: b", "--output", '$(HOME)"', "no"]
+    words = ["run", "--engine", "ssh:wait=30", "--backend", "ddp,a: b", "--output", '$(HOME)"', "no"]
     _, launcher = pods_of(a_manifest(words))["Launcher"]
     kept = [word.replace("$$", "$") for word in launcher["command"]]
-    assert kept == ["ringside", *words, "--engine", "ssh", "--budget", "1110"]
+    assert kept == ["ringside", *words, "--budget", "1110"]
     assert '$$(HOME)"' in launcher["command"], "Kubernetes expands $(HOME)"
 
 
 @pytest.mark.parametrize(
     ("words", "minutes", "added"),
     [
-        (["run"], 2, {"--wait-for-hosts": "40", "--budget": "20"}),
-        (["run"], 60, {"--wait-for-hosts": "600", "--budget": "2940"}),
-        (["run", "--budget=5m"], 60, {"--wait-for-hosts": "600"}),
-        (["run", "--repeats", "7"], 60, {"--wait-for-hosts": "600"}),
-        (["run", "--wait-for-hosts=9", "--wait-for-hosts", "90"], 10, {"--budget": "450"}),
-        (["verify"], 10, {"--wait-for-hosts": "200"}),
+        (["run"], 2, {"--engine": "ssh:wait=40", "--budget": "20"}),
+        (["run"], 60, {"--engine": "ssh:wait=600", "--budget": "2940"}),
+        (["run", "--budget=5m"], 60, {"--engine": "ssh:wait=600"}),
+        (["run", "--repeats", "7"], 60, {"--engine": "ssh:wait=600"}),
+        (["run", "--engine=ssh:wait=9", "--engine", "auto:wait=90"], 10, {"--budget": "450"}),
+        (["run", "--engine", "ssh:port=2222"], 2, {"--engine": "ssh:port=2222,wait=40", "--budget": "20"}),
+        (["verify"], 10, {"--engine": "ssh:wait=200"}),
     ],
 )
 def test_command_ends_before_kubernetes_deletes_its_log(words, minutes, added):
     _, launcher = pods_of(a_manifest(words, minutes=minutes))["Launcher"]
-    more = launcher["command"][len(words) + 3 :]
+    more = launcher["command"][len(words) + 1 :]
     assert dict(zip(more[::2], more[1::2], strict=True)) == added
 
 
@@ -113,9 +114,9 @@ def test_command_ends_before_kubernetes_deletes_its_log(words, minutes, added):
     ("words", "minutes", "left"),
     [
         (["run"], 2, "That leaves 20 s to measure (--budget). Verdicts may take 5 min: give the job -t 9."),
-        (["run", "--wait-for-hosts", "2m"], 4, "Verdicts may take 5 min: give the job -t 8."),
+        (["run", "--engine", "ssh:wait=2m"], 4, "Verdicts may take 5 min: give the job -t 8."),
         (["run", "--budget", "2000"], 30, "give the job -t 45, or --budget 1140."),
-        (["run", "--budget=1h", "--wait-for-hosts=9"], 60, "give the job -t 62, or --budget 3531."),
+        (["run", "--budget=1h", "--engine=ssh:wait=9"], 60, "give the job -t 62, or --budget 3531."),
         (["run", "--budget", "19m"], 30, "That leaves 19 min to measure: enough for --budget 19m."),
         (["run"], 9, "That leaves 5 min to measure (--budget)."),
         *(
@@ -130,7 +131,7 @@ def test_time_of_a_job_is_explained(words, minutes, left):
     assert printed.endswith(left)
 
 
-@pytest.mark.parametrize("words", [["run"], ["run", "--wait-for-hosts", "45"]])
+@pytest.mark.parametrize("words", [["run"], ["run", "--engine", "ssh:wait=45"]])
 @pytest.mark.parametrize("seconds", [1, 300, 1140, 1141, 1199, 2000, 86_400])
 def test_least_time_of_a_job_is_named_to_the_minute(words, seconds):
     asked = [*words, "--budget", str(seconds)]
@@ -150,9 +151,9 @@ def test_least_time_of_a_job_is_named_to_the_minute(words, seconds):
         (["run"], {"image": ""}, "needs an image"),
         (["run"], {"name": "Mine"}, "--name cannot be"),
         (["run"], {"minutes": 1}, "-t 1 leaves no time to measure"),
-        (["scale", "--wait-for-hosts", "540"], {"minutes": 10}, "-t 10 leaves no time"),
-        (["run", "--wait-for-hosts", "soon"], {}, "--wait-for-hosts cannot be 'soon'"),
-        (["run", "--wait-for-hosts", "inf"], {}, "--wait-for-hosts cannot be 'inf'"),
+        (["scale", "--engine", "ssh:wait=540"], {"minutes": 10}, "-t 10 leaves no time"),
+        (["run", "--engine", "ssh:wait=soon"], {}, "--engine ssh:wait cannot be 'soon'"),
+        (["run", "--engine", "ssh:wait=inf"], {}, "--engine ssh:wait cannot be 'inf'"),
         (["run"], {"gpus": 1}, "cannot have 2 ranks and 1 GPU"),
         (["run"], {"memory": "8 GB"}, "--memory cannot be"),
         (["run"], {"memory": "8"}, "--memory cannot be"),

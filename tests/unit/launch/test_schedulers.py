@@ -21,7 +21,7 @@ QUEUES = "a 4 all.q@a UNDEFINED\nb 2 all.q@b 0,0\na 1 big.q@a UNDEFINED\n"
 
 
 def allocated(environ, engine="auto", ranks=None):
-    return choose_allocation(find_allocation(engine, None, None, ssh=Ssh(), environ=environ), ranks)
+    return choose_allocation(find_allocation(engine, {}, None, None, environ=environ), ranks)
 
 
 def hosts(allocation):
@@ -231,7 +231,9 @@ def test_program_in_the_script_of_a_job_is_started_once():
     require_started_once({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "1"})
 
 
-@pytest.mark.parametrize("command", [["run"], ["submit", "--", "run"], ["rehearse", "--", "run"], ["doctor"]])
+@pytest.mark.parametrize(
+    "command", [["run"], ["submit", "--", "run"], ["run", "--engine=rehearsal"], ["doctor"]]
+)
 def test_command_started_by_mpirun_twice_exits_with_wrong_usage(command):
     program, environ = [sys.executable, "-m", "compare"], os.environ | {"OMPI_COMM_WORLD_SIZE": "2"}
     done = subprocess.run([*program, *command], env=environ, capture_output=True, text=True, check=False)

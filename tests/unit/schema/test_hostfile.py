@@ -17,6 +17,7 @@ from compare.schema.hostfile import (
     MAX_HOSTS,
     format_hostfile,
     format_hosts,
+    names_any,
     parse_hostfile,
     parse_hosts,
     read_hostfile,
@@ -297,50 +298,59 @@ FOUR = parse_hosts("node[1-4]:2")
 
 
 @pytest.mark.parametrize(
-    ("include", "exclude", "names"),
+    ("spec", "names"),
     [
-        ((), (), "node1 node2 node3 node4"),
-        (["node3", "node1"], (), "node1 node3"),
-        (["node3,node1"], (), "node1 node3"),
-        (["node[2-3]"], (), "node2 node3"),
-        (["node[1,4]", "NODE2"], (), "node1 node2 node4"),
-        ((), ["node[1-2]"], "node3 node4"),
-        (["node[1-3]"], ["node2"], "node1 node3"),
+        ("node3,node1", "node1 node3"),
+        ("node[2-3]", "node2 node3"),
+        ("node[1,4], NODE2", "node1 node2 node4"),
+        ("^node[1-2]", "node3 node4"),
+        ("^node1,^node3", "node2 node4"),
     ],
 )
-def test_select_keeps_the_named_hosts_in_order(include, exclude, names):
-    chosen = select(FOUR, include, exclude)
+def test_select_keeps_the_named_hosts_in_order(spec, names):
+    chosen = select(FOUR, spec)
     assert " ".join(host.name for host in chosen) == names
     assert set(chosen) <= set(FOUR)
 
 
 def test_select_takes_a_host_as_the_file_spells_it_and_any_ipv6_spelling():
     hosts = parse_hostfile("alice@node1 slots=2\n'node2'\n[::1]:2\n", "hosts")
-    assert select(hosts, ["alice@node1", "'node2'", "[::1]"]) == hosts
-    assert select(hosts, exclude=["alice@node1,[::1]:2"]) == hosts[1:2]
-    assert select(hosts, ["::1"]) == select(hosts, ["0::1"]) == hosts[2:]
+    assert select(hosts, "alice@node1,'node2',[::1]") == hosts
+    assert select(hosts, "^alice@node1,^[::1]:2") == hosts[1:2]
+    assert select(hosts, "::1") == select(hosts, "0::1") == hosts[2:]
+
+
+def test_select_gives_a_host_the_slots_that_are_named_with_it():
+    assert [(host.name, host.slots) for host in select(FOUR, "node1:1,node2")] == [("node1", 1), ("node2", 2)]
 
 
 @pytest.mark.parametrize(
-    ("include", "exclude", "what"),
+    ("spec", "what"),
     [
-        (["node1", "node[3-5]"], (), "--include:2: 'node5' is none of the hosts: node1:2,node2:2,node3:2"),
-        ((), ["node5"], "--exclude:1: 'node5' is none of the hosts"),
-        ((), ["node[1-4]"], "--exclude: no host is left"),
-        (["node1"], ["node1"], "--exclude: no host is left"),
-        (["node1:1"], (), "'node1:1' is none of the hosts: node1:2"),
-        (["alice@node1"], (), "'alice@node1' is none of the hosts"),
-        (["node1@node2:0,1"], (), "--include:1: this chooses slots or GPUs by their numbers, as DeepSpeed"),
-        ([""], (), "is an empty host name"),
-        (["node[1-100000000]"], (), "100,000,000 hosts"),
+        ("node1,node[3-5]", "-H:2: 'node5' is none of the hosts: node1:2,node2:2,node3:2"),
+        ("^node5", "-H:1: 'node5' is none of the hosts"),
+        ("^node[1-4]", "-H: no host is left"),
+        ("node1,^node2", "-H names hosts and leaves others out"),
+        ("^node1,node2", "-H names hosts and leaves others out"),
+        ("alice@node1", "'alice@node1' is none of the hosts"),
+        ("node1@node2:0,1", "this chooses slots or GPUs by their numbers, as DeepSpeed"),
+        ("", "is an empty host name"),
+        ("node[1-100000000]", "100,000,000 hosts"),
     ],
 )
-def test_select_mistakes_name_the_option(include, exclude, what):
+def test_select_mistakes_name_the_option(spec, what):
     with pytest.raises(UsageError) as caught:
-        select(FOUR, include, exclude)
+        select(FOUR, spec)
     assert what in caught.value.what
-    assert "node" in caught.value.found or include == [""]
+    assert "node" in caught.value.found or not spec
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("spec", "chooses"), [("node2", True), ("^node9", True), ("mine,NODE1:3", True), ("mine:2", False)]
+)
+def test_names_any_tells_a_choice_from_other_hosts(spec, chooses):
+    assert names_any(FOUR, spec) is chooses
 
 
 def test_hostfile_examples_have_their_hosts_and_slots():

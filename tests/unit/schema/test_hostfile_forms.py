@@ -50,7 +50,7 @@ REFUSED = {
     "cpu=": ("n1 cpu=2", "'cpu' is another program's word for slots", "'slots=2'"),
     "Torque": ("n1 np=4 gpus=2", "'np' is another program's word", "'slots=4'"),
     "Slots=": ("n1 Slots=4", "'Slots' is another program's word", "'slots=4'"),
-    "port=": ("n1 slots=4 port=2222", "'port=' is not a key of a hostfile", "--ssh-port"),
+    "port=": ("n1 slots=4 port=2222", "'port=' is not a key of a hostfile", "ssh:port=2222"),
     "slots:": ("n1 slots: 4", "'slots' takes '='", "'slots=4'"),
     "relative": ("+n0", "Open MPI's relative nodes", "its name"),
     "bullets": ("- n1:2", "bullets or numbers", "Leave them out"),
@@ -78,7 +78,7 @@ REFUSED = {
     "one line with slots": ("n1 slots=2 n2 slots=2", "a list of hosts on one line", "commas"),
     "words": ("n1 4 cpus", "a word for slots without '='", "'n1 slots=4'"),
     "port": ("192.0.2.10:22", "may mean 22 slots or a port", "'192.0.2.10 slots=22' for slots"),
-    "user and port": ("root@n1:22", "may mean 22 slots or a port", "'root@n1' and --ssh-port 22"),
+    "user and port": ("root@n1:22", "may mean 22 slots or a port", "'root@n1' and --engine ssh:port=22"),
     "address of torch": ("192.0.2.1:29500", "may mean 29500 slots or a port", "slots=29500"),
 }
 
