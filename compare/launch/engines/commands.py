@@ -201,7 +201,7 @@ def wait_for_hosts(
                 f"{len(awaited)} of {len(hosts)} hosts did not answer within {duration(seconds)}.",
                 found=_listed([f"{error.what} {error.found}" for error in absent.values()]),
                 remedy="Do they start at all? For pods, `kubectl describe pods` gives the reason. Allow more "
-                f"time with --engine ssh:wait=10m, or leave them out: -H '{names}'",
+                f"time with --engine auto:wait=10m, or leave them out: -H '{names}'",
             )
         reasons = _listed([error.what for error in absent.values()])
         if reasons != shown:

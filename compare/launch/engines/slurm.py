@@ -357,7 +357,7 @@ def _slots(
         raise UsageError(
             "It is not known how many tasks of the Slurm job each node has.",
             found=f"The job has {tasks} tasks on {len(nodes)} nodes, and no variable shows their places.",
-            remedy=f"Give the number for each node: --engine slurm -H {form}; or {LOCAL_REMEDY}",
+            remedy=f"Give the number for each node, so that ssh reaches it: -H {form}; or {LOCAL_REMEDY}",
         )
     return [gpus.get(name, 0) or 1 for name in nodes]
 
