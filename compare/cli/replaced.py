@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -158,7 +159,8 @@ def _added(command: str, given: dict[str, str]) -> dict[str, str]:
     data = [given["--dataset"]] if given.get("--dataset", "auto") != "auto" else []
     data += [given["--data-dir"]] if "--data-dir" in given else []
     hosts = [given["--include"]] if "--include" in given else []
-    hosts += [f"^{given['--exclude']}"] if "--exclude" in given else []
+    if "--exclude" in given:  # a comma in brackets belongs to a range
+        hosts.append(re.sub(r"(^|,)(?![^\[]*\])", r"\1^", given["--exclude"]))
     added |= {"--data": ":folder=".join(data)} if data else {}
     added |= {"-H": ",".join(hosts)} if hosts and "-H" not in given else {}
     return added | _COMMAND_FLAGS.get(command, lambda _: {})(given)

@@ -129,29 +129,34 @@ def parse_hosts(spec: str) -> tuple[Host, ...]:
 
 
 def select(hosts: Sequence[Host], spec: str) -> tuple[Host, ...]:
-    """Return those hosts that a text of ``-H`` names, or all but those that it leaves out, in their order.
+    """Return those hosts that a text of ``-H`` names, or else all, without those that it leaves out.
 
-    Each host to leave out has a ``^`` before its name. A host that is named with slots gets these.
+    They are in the order of ``hosts``. Each host to leave out has a ``^`` before its name, and these come
+    last, because ``^a,b`` could mean either. A host that is named with slots gets these.
 
     Raises:
         UsageError: the text is wrong or names a host that is not in ``hosts``, or no host is left.
     """
-    known, named = {host.key: host for host in hosts}, dict[str, Host]()
+    known = {host.key: host for host in hosts}
+    used, left_out = dict[str, Host](), dict[str, Host]()
     items = list(_split_list(spec))
-    leaves_out = items[0].startswith(LEFT_OUT)
-    if any(item.startswith(LEFT_OUT) != leaves_out for item in items):
-        remedy = f"Put '{LEFT_OUT}' before every host, or before none."
-        raise UsageError("-H names hosts and leaves others out", found=printable_line(spec), remedy=remedy)
-    for number, item in enumerate(items, 1):
+    marks = [item.startswith(LEFT_OUT) for item in items]
+    if marks != sorted(marks):
+        raise UsageError(
+            f"-H: a host follows one with '{LEFT_OUT}'",
+            found=printable_line(spec),
+            remedy=f"Put '{LEFT_OUT}' before every host that is left out, and these hosts last.",
+        )
+    for number, (item, is_left_out) in enumerate(zip(items, marks, strict=True), 1):
         try:
-            named |= {host.key: host for host in _named_hosts(item.removeprefix(LEFT_OUT), known)}
+            named = {host.key: host for host in _named_hosts(item.removeprefix(LEFT_OUT), known)}
         except HostFaultError as fault:
             raise _Line("-H", number, spec, _NAME_FORM).error(fault) from None
-    if leaves_out:
-        named = {key: host for key, host in known.items() if key not in named}
-    if not named:
+        (left_out if is_left_out else used).update(named)
+    kept = {key: host for key, host in (used or known).items() if key not in left_out}
+    if not kept:
         raise UsageError("-H: no host is left", found=listed_hosts(hosts), remedy="Leave fewer hosts out.")
-    return tuple(named[key] for key in known if key in named)
+    return tuple(kept[key] for key in known if key in kept)
 
 
 def names_any(hosts: Sequence[Host], spec: str) -> bool:

@@ -47,6 +47,7 @@ from compare.errors import UsageError
         ("run --interleave launches --max-reruns 0", "run --interleave launches:reruns=0"),
         ("run --ssh-user ann --ssh-port 22 --engine ssh", "run --engine ssh:user=ann,port=22"),
         ("run -x A=1 --include a,b --exclude c", "run -x A=1 -H 'a,b,^c'"),
+        ("run --exclude a,n[1,3]", "run -H '^a,^n[1,3]'"),
         ("backends --json", "backends --format json"),
     ],
 )

@@ -305,6 +305,7 @@ FOUR = parse_hosts("node[1-4]:2")
         ("node[1,4], NODE2", "node1 node2 node4"),
         ("^node[1-2]", "node3 node4"),
         ("^node1,^node3", "node2 node4"),
+        ("node[1-3],^node2", "node1 node3"),
     ],
 )
 def test_select_keeps_the_named_hosts_in_order(spec, names):
@@ -330,8 +331,8 @@ def test_select_gives_a_host_the_slots_that_are_named_with_it():
         ("node1,node[3-5]", "-H:2: 'node5' is none of the hosts: node1:2,node2:2,node3:2"),
         ("^node5", "-H:1: 'node5' is none of the hosts"),
         ("^node[1-4]", "-H: no host is left"),
-        ("node1,^node2", "-H names hosts and leaves others out"),
-        ("^node1,node2", "-H names hosts and leaves others out"),
+        ("node1,^node1", "-H: no host is left"),
+        ("^node1,node2", "-H: a host follows one with '^'"),
         ("alice@node1", "'alice@node1' is none of the hosts"),
         ("node1@node2:0,1", "this chooses slots or GPUs by their numbers, as DeepSpeed"),
         ("", "is an empty host name"),
