@@ -117,12 +117,11 @@ class HostFlags:
     engine: Annotated[
         str,
         hosts_flag(
-            metavar="ENGINE[:OPTION=VALUE,…]",
-            help="How hosts are reached: auto, local, ssh:port=2222,user=ann,identity=FILE, slurm. These "
-            "take interface=eth0 as well, and all but local wait=5m for hosts that are starting. "
-            "rehearsal:hosts=4,slots=2,rate=1gbit,latency=2ms makes hosts on this machine, with real limits. "
-            "auto: your hosts by ssh; else those of the allocation that this program runs in; else this "
-            "machine.",
+            metavar="NAME[:OPTION=VALUE,…]",
+            help="How hosts are reached. auto: your hosts by ssh; else those of the job that this program "
+            "runs in; else this machine. local, slurm or ssh:user=ann,port=2222,identity=FILE chooses. These "
+            "take interface=eth0 and wait=5m, too. rehearsal:hosts=4,rate=1gbit makes hosts on this machine, "
+            "also with slots=2 and latency=2ms.",
         ),
     ] = "auto"
 

@@ -189,7 +189,7 @@ def carried_out(monkeypatch):
         ("collectives --dtype float31", USAGE, ["--dtype cannot be float31", "bfloat16"]),
         ("collectives -b 8Q", USAGE, ["-b/--begin cannot be '8Q'", "64M"]),
         ("collectives -b 1M -e 1K", USAGE, ["-b/--begin cannot be 1048576", "1024"]),
-        ("doctor -H localhost --hostfile x", USAGE, ["--hostfile and -H both name hosts"]),
+        ("doctor -H ^localhost", USAGE, ["-H ^localhost leaves hosts out, and none are named"]),
         ("doctor --export gone/x.json", OUTPUT, ["gone/x.json cannot be written"]),
         ("report . --format pdf", USAGE, ["--format", "'pdf'", *FORMATS, *SEE_HELP]),
         *((f"report {path}", OUTPUT, ["no run", "ringside run"]) for path in ("gone", ".")),
