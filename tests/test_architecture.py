@@ -252,7 +252,8 @@ def test_only_its_engine_and_the_command_line_know_ssh():
         *("compare.launch.engines", "compare.launch.engines.ssh", "compare.launch.engines.slurm"),
         *("compare.launch.engines.rehearsal", "compare.launch.engines.schedulers"),
         "compare.jobs.kubernetes",
-        *("compare.launch.engines.detect", "compare.experiment.allocation", "compare.cli.options"),
+        *("compare.launch.engines.detect", "compare.experiment.allocation"),
+        *("compare.cli.options", "compare.cli.replaced"),
         "compare.schema.hostfile_forms",  # ssh's own files are lists of hosts, too
     }
     assert {name for name, tree in MODULES.items() if "ssh" in words_of(tree)} == known
