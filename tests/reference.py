@@ -135,7 +135,7 @@ def read_commands(command: Any, path: str = "", parent: Any = None) -> Iterator[
     context = command.make_context(path or "ringside", [], parent=parent, resilient_parsing=True)
     for name, below in getattr(command, "commands", {}).items():
         yield from read_commands(below, f"{path} {name}".strip(), context)
-    if path and not hasattr(command, "commands"):
+    if path and (not hasattr(command, "commands") or command.invoke_without_command):
         paragraphs = [" ".join(text.split()) for text in command.help.split("\n\n")]
         records = ((given, given.get_help_record(context)) for given in command.get_params(context))
         flags = [read_flag(given, *record) for given, record in records if record]  # hidden ones have none

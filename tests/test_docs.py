@@ -82,7 +82,7 @@ def test_commands_of_a_page_parse(page):
         if behind := given.get("command"):  # of a job
             given = parse(list(behind))
         if page.name != "add-an-arm.md":  # its arm is the reader's
-            parse_arms(given.get("backend") or [])
+            parse_arms(given.get("backend") or [], with_aa_test=True)
 
 
 def test_commands_of_a_workflow_are_found_whole():

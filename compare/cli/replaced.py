@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from compare.cli.flag_options import SUFFIXES
 from compare.errors import UsageError
 
 _COMMANDS = {
@@ -105,7 +106,7 @@ def spell_anew(words: Sequence[str]) -> list[str]:
     for flag, value in read:
         line += _spell(old[0] if old else "", flag, value, added)
     for flag, value in added.items():
-        if flag not in given:
+        if flag not in given and value:
             line += [flag, value]
     return line
 
@@ -179,14 +180,23 @@ def _flags_of_explain(given: dict[str, str]) -> dict[str, str]:
     return {"--format": "lesson", **in_markdown}
 
 
-_COMMAND_FLAGS = {"aa": _flags_of_aa, "explain": _flags_of_explain}
+def _flags_of_report(given: dict[str, str]) -> dict[str, str]:
+    """Return the flags of ``report`` that write a file, whose suffix says the format."""
+    if "--output" not in given:
+        return {}
+    file, form = given["--output"], given.get("--format", "markdown")
+    suffix = next((suffix for suffix, known in SUFFIXES.items() if known == form), ".md")
+    return {"--export": file if file.endswith(suffix) else file + suffix, "--format": ""}
+
+
+_COMMAND_FLAGS = {"aa": _flags_of_aa, "explain": _flags_of_explain, "report": _flags_of_report}
 
 
 def _spell(command: str, flag: str, value: str | None, added: dict[str, str]) -> list[str]:
-    """Return how one word is written now; ``added`` has the flags that replace several."""
+    """Return how one word is written now; ``added`` has the flags that replace several, or go if empty."""
     written = value or ""
     if flag in added:
-        return [flag, added[flag]]
+        return [flag, added[flag]] if added[flag] else []
     if flag in _SUFFIXES:
         suffix = _SUFFIXES[flag]
         standard = "-" if suffix == ".json" else f"-{suffix}"
@@ -198,7 +208,7 @@ def _spell(command: str, flag: str, value: str | None, added: dict[str, str]) ->
         "--wide": ["--detail"] if command == "report" else [],
     }
     if command == "report":
-        spelled["--output"] = ["--export", written]
+        spelled["--output"] = []
     elif command == "diff":
         spelled["--force"] = []
     elif command in {"run", "aa", "gate"}:

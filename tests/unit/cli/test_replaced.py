@@ -29,6 +29,7 @@ from compare.errors import UsageError
         ("rehearse doctor", "doctor --engine rehearsal"),
         ("submit -- aa --backend ddp", "submit -- run --backend ddp,ddp"),
         ("report last --wide --sort name --output 'a b.md'", "report last --detail --export 'a b.md'"),
+        ("report a b --format html --output both", "report a b --export both.html"),
         ("run --epochs 2 --warmup 10", "run --steps 2epochs:warmup=10"),
         ("run --steps 60 --warmup 10", "run --steps 60:warmup=10"),
         ("run --warmup=10", "run --steps 1epoch:warmup=10"),
