@@ -15,7 +15,8 @@ from tests.comparing import ROOT
 
 DOCS = ROOT / "docs"
 PROGRAM = typer.main.get_command(app)
-PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"])
+OTHERS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
+PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in OTHERS)])
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
@@ -40,7 +41,7 @@ def test_page_links_to_files_and_headings_that_exist(page):
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
         # The web pages are those of docs/ alone.
-        assert page.parent == ROOT or target.is_relative_to(DOCS), link
+        assert not page.is_relative_to(DOCS) or target.is_relative_to(DOCS), link
 
 
 def test_nav_lists_every_page():
@@ -98,4 +99,4 @@ def test_every_exit_code_has_its_row():
 
 
 def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
