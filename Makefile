@@ -17,6 +17,7 @@ PACKAGES := $(VENV)/.packages
 HOROVOD := $(VENV)/.horovod
 TOOLS := $(VENV)/.tools
 MPICH := $(VENV)/.mpich
+WEB := $(VENV)/.web
 
 TESTS := $(wildcard tests/test_*.py tests/unit tests/contract tests/proof tests/e2e tests/faults tests/lab)
 QUICK := not faults and not long and not lab
@@ -99,7 +100,7 @@ other-programs: setup ## time MPI's collectives beside IMB and OSU, which it fet
 reference: setup ## write all commands, flags and options, and the schema of results.json, into docs/
 	$(PY) -m tests.reference
 
-docs: setup ## build the documentation's web pages into build/web
+docs: $(WEB) ## build the documentation's web pages into build/web; this needs neither torch nor Horovod
 	$(VENV)/bin/zensical build --strict -f zensical.toml
 
 clean: ## remove .venv and the caches of tools; runs/ and data/ stay
@@ -145,6 +146,11 @@ $(HOROVOD): $(PACKAGES) $(wildcard compare/doctor/horovod/*.py compare/doctor/ho
 $(TOOLS): $(PACKAGES)
 	@$(PART) tools "$(PARTS)" $(PIP_INSTALL) -e '.[mpi,horovod,lightning,dev]'
 	@$(PY) -m compileall -qq -j 0 $(VENV)/lib || true
+	@touch $@
+
+# The generator of web pages alone, which $(TOOLS) brings as well.
+$(WEB): $(PY) constraints.txt
+	@$(PIP_INSTALL) --quiet zensical
 	@touch $@
 
 # 36 MB in ~/.cache/ringside. All else works without it.
