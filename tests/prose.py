@@ -1,7 +1,8 @@
 """Check that the project's prose is plain English.
 
 It reads docstrings, comments, messages, names and documents. It reports long sentences, banned words,
-long test names, and files and functions that grew too long.
+long test names, and files and functions that grew too long. It also prints how long the sentences of README
+and docs are on average, which should be 14 to 18 words, and which of them begin as telegrams do.
 
 Usage: python tests/prose.py [PATH ...]
 """
@@ -30,6 +31,11 @@ FUNCTION_LINES = 60
 
 CHECKED = ("backends", "compare", "tests", "docs", "hostfiles", "README.md", "CONTRIBUTING.md")
 CHECKED += ("Makefile", ".ci", "pyproject.toml")
+PAGES = ("docs", "README.md")
+"""The texts whose mean is printed, without what is written from the code."""
+WRITTEN_FROM_CODE = "docs/reference"
+TELEGRAM = re.compile(r"\W*(?:Nor|Else|So (?:is|are|was|were|does)|Such|Of them)\b")
+"""Openings of sentences that leave out what joins them to the one before."""
 PRODUCT = ("backends", "compare")
 """Folders whose files and functions have a length limit."""
 MESSAGES = (*PRODUCT, "tests/bench")
@@ -221,6 +227,26 @@ def hash_comments(text: str) -> Iterator[tuple[int, int, str]]:
             yield number, comment.start(), comment.group()
 
 
+def page_sentences(text: str) -> list[str]:
+    """List the whole sentences of a Markdown document, without headings and cells that are none."""
+    found = [sentence for chunk in document(text) for sentence in sentences(plain(chunk.text))]
+    return [sentence for sentence in found if re.search(r"[.?!:][)\"'”*_]*$", sentence.strip())]
+
+
+def summary_of_pages(pages: Iterable[Path]) -> str:
+    """Return how many sentences the pages have, their mean length, and each that begins as a telegram."""
+    by_page = {page: page_sentences(page.read_text(encoding="utf-8")) for page in pages}
+    counts = [words(sentence) for found in by_page.values() for sentence in found]
+    telegrams = [
+        f"{page.name}: begins as a telegram: {sentence.strip()[:60]}"
+        for page, found in by_page.items()
+        for sentence in found
+        if TELEGRAM.match(sentence)
+    ]
+    mean = sum(counts) / max(len(counts), 1)
+    return "\n".join([*telegrams, f"{len(counts)} sentences of README and docs, mean {mean:.1f} words"])
+
+
 # ---- Python ----------------------------------------------------------------------------------------------
 
 
@@ -356,6 +382,8 @@ def main() -> int:
     """Print the violations in the files and folders of the command line, or in all."""
     found = violations([str(Path(path).resolve().relative_to(ROOT)) for path in sys.argv[1:]] or CHECKED)
     print("\n".join(map(str, found)))
+    pages = [page for path in PAGES for page in files(ROOT / path) if page.suffix == ".md"]
+    print(summary_of_pages(page for page in pages if not page.is_relative_to(ROOT / WRITTEN_FROM_CODE)))
     return 1 if found else 0
 
 
