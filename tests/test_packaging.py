@@ -16,7 +16,7 @@ from tests.comparing import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # Somebody else owns `ringside` on the registry, and ours is not published. A hint with either name may
 # install a stranger's code.
-_OUR_NAMES = re.compile(r"pip install[^\n`]*?\b(gradient-)?ringside\b(?!/)")
+_OUR_NAMES = re.compile(r"pip install[^\n`&]*?\b(gradient-)?ringside\b(?!/)")
 
 
 def test_distribution_has_a_name_of_its_own_and_both_commands():
