@@ -67,7 +67,7 @@ def commands_of(page, languages=("", "bash", "yaml")):
 def parse(arguments):
     """Parse a command line as the program does, without carrying it out."""
     command, context = PROGRAM, None
-    while hasattr(command, "commands"):
+    while hasattr(command, "commands") and arguments:
         context = command.make_context("ringside", arguments[:1], parent=context, resilient_parsing=True)
         command, arguments = command.commands[arguments[0]], arguments[1:]
     return command.make_context(command.name, arguments, parent=context).params
