@@ -133,7 +133,7 @@ class LiveProgress:
             TextColumn("{task.fields[left]}"),
             auto_refresh=False,
         )
-        self._launches = self._bar.add_task("launches", total=None, left="")
+        self._launches = self._bar.add_task("launches", total=self._pace.expected, left="")
         drawn = console.is_terminal and not console.is_dumb_terminal and not quiet
         # Without a thread that redraws: only events do.
         self._live = Live(console=console, auto_refresh=False, transient=True) if drawn else None
@@ -160,7 +160,7 @@ class LiveProgress:
     def _draw(self, doing: str) -> None:
         if self._live:
             left = self._pace.time_left(time.monotonic())
-            total = self._pace.expected if self._pace.knows_total else None
+            total = max(self._pace.expected, self._pace.done)
             self._bar.update(self._launches, left=left, completed=self._pace.done, total=total)
             line = Text(printable(doing), style="dim", no_wrap=True, overflow="ellipsis")
             self._live.update(Group(self._bar, line), refresh=True)

@@ -169,6 +169,13 @@ def test_terminal_shows_the_number_and_the_stage_of_a_launch(live):
     assert "none (1 of 3): starting" in written(), "launches count anew where turns are given up"
 
 
+def test_terminal_counts_towards_five_rounds_if_their_number_is_open():
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, legacy_windows=False, _environ={})
+    with LiveProgress(console, a_start(0, DEFAULT).config) as progress:
+        progress.launch_begins(a_planned())
+    assert "0/15" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
+
+
 def test_terminal_draws_nothing_while_an_arm_trains(live):
     progress, written = live
     progress.launch_begins(a_planned())
