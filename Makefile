@@ -39,9 +39,9 @@ setup: $(PACKAGES) $(HOROVOD) $(TOOLS) $(MPICH) ## make .venv with everything, H
 demo: PARTS := packages horovod comparison
 demo: $(PACKAGES) $(HOROVOD) ## compare ddp, horovod and a fast arm, two ranks on this machine
 	@horovod=$$([ ! -e $(HOROVOD) ] || echo horovod,); \
-	$(PART) comparison "$(PARTS)" $(VENV)/bin/compare run \
+	$(PART) comparison "$(PARTS)" $(VENV)/bin/ringside run \
 	  --num-proc 2 --repeats 5 --device cpu --backend "ddp,$${horovod}manual:mode=shared_memory"
-	@echo 'All arms that can run here: $(VENV)/bin/compare run'
+	@echo 'All arms that can run here: $(VENV)/bin/ringside run'
 
 test: lint test-untimed test-timed ## lint, then all tests except those of the targets below (PYTEST_ARGS="-k name")
 	@[ ! -e $(NONE)-untimed ] || [ ! -e $(NONE)-timed ] || { \
