@@ -229,7 +229,8 @@ def hash_comments(text: str) -> Iterator[tuple[int, int, str]]:
 
 def page_sentences(text: str) -> list[str]:
     """List the whole sentences of a Markdown document, without headings and cells that are none."""
-    found = [sentence for chunk in document(text) for sentence in sentences(plain(chunk.text))]
+    body = re.sub(r"^#+ .*$", "", text, flags=re.MULTILINE)
+    found = [sentence for chunk in document(body) for sentence in sentences(plain(chunk.text))]
     return [sentence for sentence in found if re.search(r"[.?!:][)\"'”*_]*$", sentence.strip())]
 
 
