@@ -19,6 +19,8 @@ _COMMANDS = {
     ("data", "status"): ("setup", "data", "--check"),
     ("install", "horovod"): ("setup", "horovod"),
     ("install", "mpich"): ("setup", "mpich"),
+    ("install",): ("setup",),
+    ("data",): ("setup",),
 }
 """The words of each former command, and what is written for it; ``rehearse`` is an engine now."""
 _SUFFIXES = {
@@ -123,7 +125,7 @@ def _without_rehearse(words: Sequence[str]) -> list[str]:
             options |= {"rate": rate, **({"latency": latency} if comma else {})}
         else:
             options[flag.removeprefix("--")] = value
-    inner = spell_anew(rest[1:] if rest[:1] == ["--"] else rest)
+    inner = spell_anew(rest[1:] if rest[:1] == ["--"] else rest) or ["run"]
     settings = ",".join(f"{name}={value}" for name, value in options.items())
     return [*inner[:1], "--engine", f"rehearsal:{settings}" if settings else "rehearsal", *inner[1:]]
 
@@ -169,8 +171,9 @@ def _added(command: str, given: dict[str, str]) -> dict[str, str]:
 
 def _flags_of_aa(given: dict[str, str]) -> dict[str, str]:
     """Return the flags of ``run`` that make an A/A test, with rounds for as many comparisons."""
-    rounds = int(given.get("--comparisons", "10")) * int(given.get("--repeats", "5"))
-    repeats = {"--repeats": str(rounds)} if {"--comparisons", "--repeats"} & set(given) else {}
+    numbers = given.get("--comparisons", "10"), given.get("--repeats", "5")
+    is_given = {"--comparisons", "--repeats"} & set(given) and all(map(str.isdecimal, numbers))
+    repeats = {"--repeats": str(int(numbers[0]) * int(numbers[1]))} if is_given else {}
     return {"--backend": ",".join([given.get("--backend", "ddp")] * 2), **repeats}
 
 

@@ -14,6 +14,7 @@ from compare.errors import UsageError
     [
         ("aa --backend ddp", "run --backend ddp,ddp"),
         ("aa --backend mpi --comparisons 4 --steps 300", "run --backend mpi,mpi --steps 300 --repeats 20"),
+        ("aa --comparisons many", "run --backend ddp,ddp"),
         ("explain last", "report last --format lesson"),
         ("explain last --arm ddp --format markdown", "report last --arm ddp --format lesson --export -.md"),
         ("history", "report"),
@@ -26,7 +27,10 @@ from compare.errors import UsageError
             "rehearse --hosts 4 --link=1gbit,2ms -- run --backend ddp",
             "run --engine rehearsal:hosts=4,rate=1gbit,latency=2ms --backend ddp",
         ),
+        ("install", "setup"),
+        ("data", "setup"),
         ("rehearse doctor", "doctor --engine rehearsal"),
+        ("rehearse --hosts 2", "run --engine rehearsal:hosts=2"),
         ("submit -- aa --backend ddp", "submit -- run --backend ddp,ddp"),
         ("report last --wide --sort name --output 'a b.md'", "report last --detail --export 'a b.md'"),
         ("report a b --format html --output both", "report a b --export both.html"),
