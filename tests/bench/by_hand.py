@@ -26,16 +26,13 @@ COSTS = (
 )
 RANKS, STEPS, PUBLISHED_STEPS = 2, 330, 180
 TEXT = f"""\
-{RANKS} ranks, one thread each, MLP, batch 64. The scripts are in `tests/bench/scripts`. They use the
-backend's library directly, under the same launcher with the same flags and environment. They hold the same
-data in memory as floats, normalised once; the product holds bytes and normalises each batch. They test at the
-end, as `ringside run` does. A pair is one launch of each, and the order alternates. Start-up counts from the
-start of the launcher on both sides. The script of `mode=overlap` starts an all_reduce for each of the four
-tensors. The product makes buckets of 1 MB, and the MLP fills one."""
+{RANKS} ranks, one thread each, MLP, batch 64: Ringside over the scripts of `tests/bench/scripts`, which use
+each library directly under the same launcher, with the same flags and environment. They hold the data in
+memory as floats, normalised once, while Ringside holds bytes. Start-up counts from the start of the
+launcher."""
 PUBLISHED_TEXT = f"""\
-{RANKS} ranks, one thread each, MLP, batch 64. The published loop uses DistributedDataParallel, a
-DistributedSampler, a DataLoader and torchrun. The product's fastest arms are compared with it, and with the
-product's `ddp`. Launches take turns, each started as a user does."""
+{RANKS} ranks, one thread each, MLP, batch 64. The published loop uses DistributedDataParallel, a DataLoader
+and torchrun. Each launch is started as a user does."""
 
 
 def bench(settings) -> Section:

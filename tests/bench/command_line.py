@@ -14,8 +14,8 @@ from tests.bench.machine import LoadMeter, family_seconds
 from tests.bench.pairs import take_launches
 
 TEXT = """\
-Whole processes in turns. The first ratio is `ringside --help` over `python -c 'import typer'`. The second
-compares two processes with a torch optimizer. One exits at once, as ranks do. One tears Python down."""
+Whole processes: `ringside --help` over `python -c 'import typer'`, and a process with a torch optimizer
+that exits at once, as ranks do, over one that tears Python down."""
 OPTIMIZER = "import os, torch; torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)"
 
 

@@ -26,10 +26,9 @@ def _take(settings, script, arguments, wanted, *, arm="ddp", ranks=RANKS, merge=
 # ---- the loop --------------------------------------------------------------------------------------------
 
 LOOP_TEXT = """\
-One rank, one thread. *Published* is the loop of PyTorch's and Horovod's examples, with a DataLoader in the
-same process. In every epoch it converts every image to a PIL image and a tensor, and normalises it.
-*Floor* is the product's loop without fetching: the same model on the last batch. The ConvNet mostly computes,
-so a loop can gain little, and there is no target."""
+One rank, one thread: the speed of Ringside's loop. *Published* is the loop of PyTorch's and Horovod's
+examples, whose DataLoader converts and normalises every image anew in every epoch. *Floor* is Ringside's
+loop on one batch, without fetching. The ConvNet mostly computes, so there a loop can gain little."""
 
 
 class Case(NamedTuple):
@@ -87,10 +86,9 @@ STEPS = {"mlp": (80, 3), "convnet": (4, 3), "wide": (3, 2)}
 SHARED_TARGETS = {"mlp": at_least(3.0), "convnet": at_least(1.05), "wide": at_least(1.25)}
 IN_STEP = "none, in step"
 AVERAGING_TEXT = f"""\
-{RANKS} ranks, one thread each, batch 64. The product's replicas of all arms take turns in the same processes
-over the same Gloo process group. The first step of a turn is not timed. The ratio is the speed over DDP's.
-*none* does not average. *{IN_STEP}* does not average either, but its ranks wait for each other after
-every backward pass. An arm that averages can only be faster than that by noise."""
+{RANKS} ranks, one thread each, batch 64: the speed over DDP's, of arms that take turns in the same
+processes over the same Gloo group. *none* does not average. *{IN_STEP}* does not either, but its ranks wait
+for each other after every backward pass, so that an arm can be faster than that only by noise."""
 
 
 def bench_averaging(settings) -> Section:
@@ -112,8 +110,8 @@ def bench_averaging(settings) -> Section:
 
 
 FLOOR_TEXT = """\
-The time in which `manual:mode=shared_memory` sums so many bytes between two ranks. The ratio is over the time
-of one rank that adds two tensors of that size while the other waits."""
+The time in which `manual:mode=shared_memory` sums so many bytes between two ranks, over the time in which
+one rank adds two tensors of that size."""
 
 
 def bench_floor(settings) -> Section:
@@ -136,10 +134,9 @@ The arm with the shortest steps is the hardest case. Turns are short: the cost i
 machine's drift.
 """
 MEASURING_TEXT = f"""\
-{RANKS} ranks, one thread each, MLP, batch 64. *Reported* is the step time that the product reports, with a
-reference in turns, over that without a clock. *Whole* is the time of all training with
-clock, progress records and watchdog, over that without. It does not contain the parent's checks of a launch,
-two a second. *A/A* is the training without a clock over itself: the difference that noise alone makes."""
+{RANKS} ranks, one thread each, MLP, batch 64, over the same training without a clock. *Reported* is the
+step time that Ringside reports, and *whole* the time of all training with clock, progress records and
+watchdog. *A/A* is the training without a clock over itself: the difference that noise alone makes."""
 
 
 def bench_measuring(settings) -> Section:

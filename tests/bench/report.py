@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import subprocess
+from collections.abc import Iterator
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -59,13 +60,11 @@ def write(output: Path, name: str, section: Section, command: str, *, order: lis
 def markdown(records) -> str:
     """Write all sections as Markdown; they were measured in one place."""
     parts = [
-        "# What `make bench` measured\n",
-        "The bench writes this file from the JSON of the same name. Do not edit it by hand.\n",
+        "# Ringside itself, measured\n",
+        _INTRODUCTION,
+        _summary([record.section for record in records]),
         f"- {records[0].place.machine}",
         f"- {records[0].place.versions}\n",
-        _READING,
-        _ONE_BY_ONE,
-        _summary([record.section for record in records]),
     ]
     return "\n".join([*parts, *map(_section, records)])
 
@@ -90,19 +89,14 @@ def _code_of(record) -> str:
     return f"version {record.code}" if record.code else "version not recorded"
 
 
-_READING = """\
-Every ratio is the median over pairs measured in turns (A B, B A), with its 95 % interval. For fewer than ten
-pairs the interval is by t on the logarithms, otherwise by bootstrapping the median. A pair is one launch of
-each. Where both share a process, a pair is one launch in which they took turns several times. The order was
-shuffled, and garbage collection was off. The memory layout of a launch moves all its turns together, so a
-launch counts once. The CPU time of other programs was measured over every launch and every turn. A pair that
-lost over a quarter of the machine was repeated, up to twice as many pairs in all. The least noisy pairs
-were kept. The median decides about a target. *Within noise* means that the interval lies on both sides of it.
-"""
+_INTRODUCTION = """\
+`make bench` measures Ringside against targets and writes this page from `docs/bench.json`, which also has
+every time, target and condition. `python -m tests.bench --only NAME` measures one part.
 
-
-_ONE_BY_ONE = """\
-Benches may run one by one and with different versions of the code; each heading names its version.
+A ratio is the median over pairs in turns (A B, B A) with its 95 % interval, by t for fewer than ten pairs
+and else by bootstrap. A pair is one launch of each, or one launch in which both took turns. Pairs that lost
+over a quarter of the machine to other programs were repeated. The median decides about a target, which
+stands behind the ratio where it is missed; *within noise* means that the interval holds the target.
 """
 
 
@@ -110,17 +104,10 @@ def _summary(sections) -> str:
     judged = [(section, row) for section in sections for row in section.rows if row.target]
     missed = [(section, row) for section, row in judged if row.verdict.startswith("MISSED")]
     doubtful = sum(row.verdict == "holds, within noise" for _, row in judged)
-    lines = [
-        f"**{len(judged) - len(missed)} of {len(judged)} targets hold**, {doubtful} of them within noise."
-    ]
-    if missed:
-        lines.append("Missed:\n")
-        lines += [
-            f"- {section.title}: {row.what} ({_figure(row.found.ratio)}, {row.target}"
-            f"{row.verdict.removeprefix('MISSED')})"
-            for section, row in missed
-        ]
-    return "\n".join([*lines, ""])
+    where = ", ".join(sorted({section.title.lower() for section, _ in missed}))
+    missing = f" Missed ones are under: {where}." if missed else ""
+    held = len(judged) - len(missed)
+    return f"**{held} of {len(judged)} targets hold**, {doubtful} of them within noise.{missing}\n"
 
 
 def _section(record) -> str:
@@ -131,13 +118,26 @@ def _section(record) -> str:
         f"{section.text}\n",
     ]
     if section.rows:
-        parts += [line(_HEADS), line(["---"] * len(_HEADS))]
-        parts += [line(_cells(row)) for row in section.rows] + [""]
+        parts += [*_matrix(section.rows), ""]
     if section.appendix:
         parts.append(section.appendix)
-    if section.conditions:
-        parts += ["Conditions:\n", *(f"- {condition}" for condition in section.conditions), ""]
     return "\n".join(parts)
+
+
+def _matrix(rows) -> Iterator[str]:
+    """Write a line for each subject of the rows, with a column for each of its measures."""
+    ratios = {tuple(row.what.partition(": ")[::2]): _ratio(row) for row in rows}
+    subjects, measures = (dict.fromkeys(part) for part in zip(*ratios, strict=True))
+    yield line(["", *(measure or "ratio" for measure in measures)])
+    yield line(["---", *("---:" for _ in measures)])
+    for subject in subjects:
+        yield line([subject, *(ratios.get((subject, measure), "–") for measure in measures)])
+
+
+def _ratio(row) -> str:
+    found = row.found
+    missed = f" {row.target} {row.verdict}" if row.verdict.startswith("MISSED") else ""
+    return f"{_figure(found.ratio)}× ({_figure(found.low)}–{_figure(found.high)}){missed}"
 
 
 def _cells(row) -> list[str]:
