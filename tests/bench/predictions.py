@@ -28,6 +28,7 @@ from compare.analysis.measured import (
 )
 from compare.schema.hosts import Link
 from compare.schema.store import read_run
+from tests.bench.report import line
 from tests.comparing import ROOT
 
 ARMS = "ddp,ddp:bucket_cap_mb=1,manual,mpi,horovod"
@@ -77,6 +78,11 @@ class Cell(NamedTuple):
     def kind(self) -> tuple[str, Schedule]:
         """Return what cells must share to tell about each other."""
         return self.library, self.schedule
+
+    @property
+    def place(self) -> tuple[float, int]:
+        """Return the rate of the link, and the number of hosts."""
+        return self.link.bits_per_second, self.hosts
 
     @property
     def error(self) -> float:
@@ -203,28 +209,31 @@ def read_cells(folders: list[Path]) -> list[MeasuredLaunch]:
 
 
 def table(record: Record) -> str:
-    """Write all cells as Markdown, and what their intervals hold."""
+    """Write all cells as Markdown, a line for each arm, and what their intervals hold."""
     cells = judge(record)
-    rows = ["| arm | hosts | link | step measured ms | predicted ms | error | all-reduce alone |"]
-    rows += ["| :-- | --: | --: | --: | --: | --: | --: |"]
-    for cell in sorted(cells, key=lambda cell: (cell.arm, str(cell.link), cell.hosts)):
-        rows.append(
-            f"| {cell.arm} | {cell.hosts} | {cell.link} | {cell.measured * 1e3:.0f} | "
-            f"{cell.predicted * 1e3:.0f} | {cell.error:+.1%} | {cell.call_error:+.1%} |"
-        )
-    return "\n".join([*rows, "", *_held(record)])
+    found = {(cell.arm, cell.place): cell for cell in cells}
+    places = sorted({cell.place for cell in cells})
+    rows = [line(["arm", *(f"{hosts} hosts, {rate / 1e6:.0f} Mbit/s" for rate, hosts in places)])]
+    rows += [line([":--", *("--:" for _ in places)])]
+    for arm in sorted({cell.arm for cell in cells}):
+        rows.append(line([arm, *(_of_cell(found[arm, place]) for place in places)]))
+    return "\n".join([*rows, "", *_held(cells)])
 
 
-def _held(record: Record) -> Iterator[str]:
-    """Write how many cells the intervals of all others hold, by kind."""
-    yield "| library, calls | held by the others | largest error | interval from all |"
-    yield "| :-- | --: | --: | --: |"
-    cells = judge(record)
+def _of_cell(cell: Cell) -> str:
+    return f"{cell.measured * 1e3:.0f} → {cell.predicted * 1e3:.0f}, {cell.error:+.1%}"
+
+
+def _held(cells: Sequence[Cell]) -> Iterator[str]:
+    """Write the largest errors of each kind, and how many of its cells the intervals of the others hold."""
+    yield line(["library, calls", "largest error", "all-reduce alone", "interval", "cells held"])
+    yield line([":--", "--:", "--:", "--:", "--:"])
     for kind in sorted({cell.kind for cell in cells}):
         group = [cell for cell in cells if cell.kind == kind]
         covered = sum(is_covered(cell, group) for cell in group)
-        errors = f"×÷ {1 + largest_error(group):.3f} | ×÷ {1 + interval_error(group):.3f}"
-        yield f"| {', '.join(kind)} | {covered} of {len(group)} | {errors} |"
+        errors = [f"×÷ {1 + largest_error(group):.3f}", f"{max(abs(cell.call_error) for cell in group):.1%}"]
+        interval = f"×÷ {1 + interval_error(group):.3f}"
+        yield line([", ".join(kind), *errors, interval, f"{covered} of {len(group)}"])
 
 
 def _measure(hosts: int, link: str, output: Path) -> Path:
