@@ -5,6 +5,7 @@ Also test which rounds are repeated: whole noisy ones, a limited number of times
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -304,6 +305,8 @@ def test_a_run_saves_and_reports_what_it_discards(monkeypatch, tmp_path):
         return launched(planned, noisy=planned.number in {2, 5})
 
     monkeypatch.setattr("compare.experiment.rounds.launch_arm", launch)
+    # However slow the disk is, each launch is saved.
+    monkeypatch.setattr("compare.experiment.rounds._QUICK_SECONDS", math.inf)
     observer = Listening()
     config = a_config("none,ddp", rounds=2)
     done = carry_out(a_beginning(config), tmp_path, ALONE, observer)
