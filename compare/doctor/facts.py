@@ -19,7 +19,7 @@ down. A note only informs.
 """
 _Software = Literal["reach", "python", "ringside", "torch", "numpy", "horovod", "mpi"]
 _Machine = Literal[
-    "hostname", "network", "ports", "slots", "clock", "disk", "limits", "alike", "memory", "workload"
+    "hostname", "network", "ports", "slots", "load", "clock", "disk", "limits", "alike", "memory", "workload"
 ]
 Topic = _Software | _Machine
 """What a finding is about."""

@@ -125,7 +125,7 @@ _COLUMNS = (
     _Column("torch", frozenset({"torch"}), _package("torch")),
     _Column("horovod", frozenset({"horovod"}), _horovod),
     _Column("mpi", frozenset({"mpi"}), _mpi),
-    _Column("slots on cores", frozenset({"slots", "alike"}), _slots),
+    _Column("slots on cores", frozenset({"slots", "load", "alike"}), _slots),
     _Column("interface", frozenset({"network", "hostname", "ports"}), _interface),
     _Column("clock", frozenset({"clock"}), _clock),
     _Column("least free", frozenset({"disk"}), _disk),

@@ -43,7 +43,7 @@ def slots(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
         if facts.load > _BUSY * facts.cores:
             found = f"It has a load of {facts.load:.1f} on {counted(facts.cores, 'core')}."
             fix = "Wait until other programs end, because they would distort the measurement."
-            yield each.finding("note", "slots", "The host is busy.", found, fix)
+            yield each.finding("note", "load", "The host is busy.", found, fix)
 
 
 def usable_cores(facts: Facts) -> float:

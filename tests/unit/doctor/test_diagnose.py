@@ -178,7 +178,7 @@ DEFECTS = {
     "other name": (ENS3, "warning network", "ens3 in 10.0.0.0/24, but eth0", "link set ens3 name eth0"),
     "other mtu": ({"interfaces": [LO, eth0(3, mtu=9000)]}, "warning network", "9000", "mtu 1500"),
     "few cores": ({"core_quota": 1.5}, "warning slots", "only 1.5 cores (its control group", "1 slot,"),
-    "busy": ({"load": 3.0}, "note slots", "a load of 3.0 on 4 cores", "Wait"),
+    "busy": ({"load": 3.0}, "note load", "a load of 3.0 on 4 cores", "Wait"),
     "GPUs hidden from torch": (TWO_GPUS, "warning torch", "lists 2 GPUs, and torch is 2.13.0", "CUDA"),
     "no folder": (disks("/scratch", free_bytes=None), "problem disk", "/scratch does not exist", "Make"),
     "read-only": (disks("/scratch", writable=False), "problem disk", "/scratch is read-only", "writable"),
@@ -267,7 +267,7 @@ GROUPS = {
     "the quick check left them out": (both(quick=True, libraries={}, mpirun=None), ""),
     "a busy host, also by the quick check": (
         both(quick=True, libraries={}, mpirun=None, load=9.0),
-        "note slots n1, note slots n2",
+        "note load n1, note load n2",
     ),
     "an address on all hosts": (
         ALL_WITH_DOCKER,
@@ -278,7 +278,7 @@ GROUPS = {
     "more slots than GPUs": (both(**GPU), "warning slots n1, warning slots n2"),
     "the worst comes first": (
         [well(1, load=9.0, open_files=9), well(2, ringside="", libraries={}), well(3, open_files=9)],
-        "problem ringside n2, warning limits n1, warning limits n3, note slots n1",
+        "problem ringside n2, warning limits n1, warning limits n3, note load n1",
     ),
 }
 
