@@ -26,7 +26,7 @@ _ARGUMENTS = {
         "--engine kubernetes --image registry/ringside:1 -- run --backend ddp",
     ),
     "setup horovod": ("", "--constraints constraints.txt"),
-    "setup mpich": ("", "--help"),
+    "setup mpich": ("", "--force"),
     "setup data": ("", "--check --data data"),
     "setup workload": ("train.py", "own/train.py"),
 }

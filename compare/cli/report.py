@@ -67,6 +67,8 @@ def report(
     written = {os.path.realpath(one.path) for one in exports}
     if spoilt := [path for path in paths if os.path.realpath(result_file(path)) in written]:
         raise UsageError(f"{spoilt[0]} holds the run itself.", remedy="Export the report to another file.")
+    for one in (form, *(export.form for export in exports)):
+        _require_shown(one, len(paths))
     documents = _documents_of(paths, [*(runs or [])], form, arm or [], detail=detail)
     if opened:
         exports.append(Export("html", Path(tempfile.mkdtemp(prefix="ringside-"), "report.html")))
@@ -107,6 +109,21 @@ def _find_runs(named: Sequence[Path]) -> list[Path]:
             return [find_run(path, RESULT_FILES) for path in named]
 
 
+def _require_shown(form: str, runs: int) -> None:
+    """Raise an error if a format does not show so many ``runs``.
+
+    Raises:
+        UsageError: it does not; none are a list of all, which neither a lesson nor CSV shows.
+    """
+    most = {"lesson": 1, "csv": 1, "html": runs}.get(form, 2)
+    if runs > most or (form in {"lesson", "csv"} and not runs):
+        raise UsageError(
+            f"The format {form} shows {'two runs' if most == 2 else 'one run'}.",  # noqa: PLR2004
+            found=f"{runs or 'None'} {'is' if runs == 1 else 'are'} named.",
+            remedy="Name another number of runs, or use --format html." if runs else "Name one, as `last`.",
+        )
+
+
 def _documents_of(
     paths: Sequence[Path], named: Sequence[Path], form: str, arms: Sequence[str], *, detail: bool
 ) -> Documents:
@@ -116,18 +133,10 @@ def _documents_of(
 
     Raises:
         OutputError: a result is missing or damaged.
-        UsageError: the format does not show so many runs.
     """
     from compare.report import View, document_of
     from compare.schema.store import RUNS, read_result
 
-    most = {"lesson": 1, "csv": 1, "html": len(paths)}.get(form, 2)
-    if len(paths) > most or (form in {"lesson", "csv"} and not paths):
-        raise UsageError(
-            f"--format {form} shows {'two runs' if most == 2 else 'one run'}.",  # noqa: PLR2004
-            found=f"{len(paths) or 'None'} {'is' if len(paths) == 1 else 'are'} named.",
-            remedy="Name another number of runs, or use --format html.",
-        )
     if not paths:
         return _list(named[0] if named else RUNS)
     if form == "lesson":

@@ -287,8 +287,8 @@ def test_report_puts_several_runs_on_one_page_with_pictures(compare):
     assert set(drawn) == {f"{number}-{name}.svg" for number in (2, 3) for name in ("time", "turns", "memory")}
     assert all(text.startswith("<svg xmlns=") and "<style>" in text for text in drawn.values())
     assert all(f"Picture: shown/here/{name}" in shown.err for name in drawn)
-    assert compare("report", "one", "two", "one").parts[0] == "--format table shows two runs."
-    assert compare("report", "one", "two", "--format", "csv").parts[0] == "--format csv shows one run."
+    assert compare("report", "one", "two", "one").parts[0] == "The format table shows two runs."
+    assert compare("report", "one", "two", "--format", "csv").parts[0] == "The format csv shows one run."
 
 
 def test_report_opens_its_page_in_the_browser(compare, monkeypatch):
@@ -310,7 +310,7 @@ def test_report_prints_a_lesson_of_the_arms(compare):
     lesson = ("report", ".", "--format", "lesson", "--arm")
     assert "```python" in compare(*lesson, "mpi", "--export", "-.md").out
     assert compare(*lesson, "zero").parts[1] == "Use one of: ddp, mpi."
-    assert compare("report", "--format", "lesson").parts[0] == "--format lesson shows one run."
+    assert compare("report", "--format", "lesson").parts[0] == "The format lesson shows one run."
 
 
 @pytest.mark.parametrize("command", EXAMPLES)
