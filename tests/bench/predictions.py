@@ -214,7 +214,7 @@ def table(record: Record) -> str:
     found = {(cell.arm, cell.place): cell for cell in cells}
     places = sorted({cell.place for cell in cells})
     rows = [line(["arm", *(f"{hosts} hosts, {rate / 1e6:.0f} Mbit/s" for rate, hosts in places)])]
-    rows += [line([":--", *("--:" for _ in places)])]
+    rows += [f"|:--{'|--:' * len(places)}|"]
     for arm in sorted({cell.arm for cell in cells}):
         rows.append(line([arm, *(_of_cell(found[arm, place]) for place in places)]))
     return "\n".join([*rows, "", *_held(cells)])
@@ -227,7 +227,7 @@ def _of_cell(cell: Cell) -> str:
 def _held(cells: Sequence[Cell]) -> Iterator[str]:
     """Write the largest errors of each kind, and how many of its cells the intervals of the others hold."""
     yield line(["library, calls", "largest error", "all-reduce alone", "interval", "cells held"])
-    yield line([":--", "--:", "--:", "--:", "--:"])
+    yield "|:--|--:|--:|--:|--:|"
     for kind in sorted({cell.kind for cell in cells}):
         group = [cell for cell in cells if cell.kind == kind]
         covered = sum(is_covered(cell, group) for cell in group)

@@ -94,9 +94,9 @@ _INTRODUCTION = """\
 every time, target and condition. `python -m tests.bench --only NAME` measures one part.
 
 A ratio is the median over pairs in turns (A B, B A) with its 95 % interval, by t for fewer than ten pairs
-and else by bootstrap. A pair is one launch of each, or one launch in which both took turns. Pairs that lost
-over a quarter of the machine to other programs were repeated. The median decides about a target, which
-stands behind the ratio where it is missed; *within noise* means that the interval holds the target.
+and else by bootstrap. Pairs that lost over a quarter of the machine to other programs were repeated. The
+median decides about a target, which stands behind the ratio where it is missed; *within noise* means that
+the interval holds the target.
 """
 
 
@@ -114,7 +114,7 @@ def _section(record) -> str:
     section = record.section
     parts = [
         f"## {section.title}\n",
-        f"`{record.command}`, {record.date}, {_code_of(record)}.\n",
+        f"{record.date}, {_code_of(record)}.\n",
         f"{section.text}\n",
     ]
     if section.rows:
@@ -129,7 +129,7 @@ def _matrix(rows) -> Iterator[str]:
     ratios = {tuple(row.what.partition(": ")[::2]): _ratio(row) for row in rows}
     subjects, measures = (dict.fromkeys(part) for part in zip(*ratios, strict=True))
     yield line(["", *(measure or "ratio" for measure in measures)])
-    yield line(["---", *("---:" for _ in measures)])
+    yield f"|---{'|---:' * len(measures)}|"
     for subject in subjects:
         yield line([subject, *(ratios.get((subject, measure), "–") for measure in measures)])
 
