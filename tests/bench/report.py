@@ -93,10 +93,9 @@ _INTRODUCTION = """\
 `make bench` measures Ringside against targets and writes this page from `docs/bench.json`, which also has
 every time, target and condition. `python -m tests.bench --only NAME` measures one part.
 
-A ratio is the median over pairs in turns (A B, B A) with its 95 % interval, by t for fewer than ten pairs
-and else by bootstrap. Pairs that lost over a quarter of the machine to other programs were repeated. The
-median decides about a target, which stands behind the ratio where it is missed; *within noise* means that
-the interval holds the target.
+A ratio is the median over pairs in turns (A B, B A) with its 95 % interval. Pairs that lost over a quarter
+of the machine to other programs were repeated. The median decides about a target, which stands behind the
+ratio where it is missed; *within noise* means that the interval holds the target.
 """
 
 
