@@ -67,8 +67,8 @@ def report(
     written = {os.path.realpath(one.path) for one in exports}
     if spoilt := [path for path in paths if os.path.realpath(result_file(path)) in written]:
         raise UsageError(f"{spoilt[0]} holds the run itself.", remedy="Export the report to another file.")
-    for one in (form, *(export.form for export in exports)):
-        _require_shown(one, len(paths))
+    for shown in (form, *(each.form for each in exports)):
+        _require_shown(shown, len(paths))
     documents = _documents_of(paths, [*(runs or [])], form, arm or [], detail=detail)
     if opened:
         exports.append(Export("html", Path(tempfile.mkdtemp(prefix="ringside-"), "report.html")))
