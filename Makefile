@@ -19,7 +19,7 @@ TOOLS := $(VENV)/.tools
 MPICH := $(VENV)/.mpich
 WEB := $(VENV)/.web
 
-TESTS := $(wildcard tests/test_*.py tests/unit tests/contract tests/proof tests/e2e tests/faults tests/lab)
+TESTS := $(wildcard tests/test_*.py tests/unit tests/contract tests/proof tests/e2e tests/fuzz tests/faults tests/lab)
 QUICK := not faults and not long and not lab
 REPORTS ?=
 # Each target keeps its own list of failed tests, for --last-failed.

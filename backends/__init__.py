@@ -12,9 +12,9 @@ from pkgutil import resolve_name
 
 from backends.arms import ARMS
 from backends.base import Group, Options, Replica
-from backends.entry import Backend, GroupEntry, Option, Runtime
+from backends.entry import Backend, GroupEntry, Option, Runtime, Shards
 
-__all__ = ["BACKENDS", "GROUPS", "UNREADABLE", "Backend", "GroupEntry", "Option", "Runtime", "load"]
+__all__ = ["BACKENDS", "GROUPS", "UNREADABLE", "Backend", "GroupEntry", "Option", "Runtime", "Shards", "load"]
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in ARMS}
 """All backends by name, both those of ``arms/`` and those that other packages add."""

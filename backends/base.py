@@ -12,13 +12,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     import torch
     from torch import nn
+
+    from backends.collectives import Buffers, Collectives
 
 MakeOptimizer: TypeAlias = "Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]"
 Batch: TypeAlias = "Any"
@@ -64,55 +66,6 @@ class Placement:
     world_size: int
     local_world_size: int
     host: str
-
-
-class Collectives(NamedTuple):
-    """The collectives of one training step, which can be repeated without the training."""
-
-    message_bytes: tuple[int, ...]
-    """The size of each collective in bytes."""
-    run: Callable[[], None]
-    """A function that runs all collectives once, on buffers of its own; every rank must call it."""
-
-    @classmethod
-    def of(cls, buffers: Sequence[torch.Tensor], start: Callable[[torch.Tensor], Wait]) -> Collectives:
-        """Return one collective for each buffer; ``run`` starts them all, and then waits for all.
-
-        ``start`` starts the collective of a buffer, and returns the function that waits for its end.
-        """
-
-        def run() -> None:
-            for wait in [start(buffer) for buffer in buffers]:
-                wait()
-
-        return cls(tuple(buffer.nbytes for buffer in buffers), run)
-
-
-class Buffers(NamedTuple):
-    """One collective and this rank's buffers for it, which are flat and contiguous."""
-
-    collective: str
-    """Name of the collective.
-
-    It is ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``broadcast``, ``reduce``, ``all_to_all``,
-    ``send_recv`` or ``barrier``. The root of ``broadcast`` and ``reduce`` is rank 0. In ``send_recv`` each
-    rank sends to the next rank and receives from the previous one.
-    """
-    source: torch.Tensor
-    """The tensor that this rank contributes; ``reduce`` may overwrite it on every rank."""
-    target: torch.Tensor
-    """The tensor for the result, which is ``source`` for ``all_reduce``, ``broadcast`` and ``reduce``."""
-    operation: str = "sum"
-    """``sum``, ``prod``, ``min``, ``max`` or ``avg``; collectives that only move data ignore it."""
-
-    def calling(self, collective: Callable[..., object], *arguments: object) -> Callable[[], torch.Tensor]:
-        """Return a function that calls ``collective`` with ``arguments`` and returns ``target``."""
-
-        def call() -> torch.Tensor:
-            collective(*arguments)
-            return self.target
-
-        return call
 
 
 class Group(ABC):
@@ -182,6 +135,15 @@ class Group(ABC):
         if buffers.collective not in collectives:
             raise BackendError(f"{self.name} has no {buffers.collective}")
         return collectives[buffers.collective]
+
+    def record(self, step: Callable[[], object]) -> Collectives | None:
+        """Call ``step``, and return the collectives that it asked the library for, to be repeated without it.
+
+        Every rank must call this at the same point. The result is None if the library does not show them, or
+        if the step called none.
+        """
+        step()
+        return None
 
     def _collectives(self, buffers: Buffers) -> Mapping[str, Callable[[], torch.Tensor]]:
         """Return a function for each collective that the library has, by the collective's name."""
@@ -364,6 +326,10 @@ class Replica:
             "optimizer_state_bytes": _bytes_of(value for value in state if getattr(value, "ndim", 0)),
         }
 
+    def library_bytes(self) -> int | None:
+        """Return the bytes that the library keeps beside the gradients, such as buckets; None if unknown."""
+        return 0
+
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return the optimizers whose settings a learning-rate schedule changes."""
         return [self.optimizer]
@@ -375,9 +341,8 @@ class Replica:
     def collectives(self) -> Collectives | None:
         """Return the collectives of one step, to be timed without training, or None.
 
-        The result is None if a step has no collectives, if they cannot be repeated without training, or if
-        one bandwidth would not describe them. One bandwidth is not enough where a step mixes several kinds,
-        as in ZeRO and FSDP, where neighbours exchange activations, or where most steps have no collectives.
+        The result is None if a step has none, or if they cannot be repeated, as where neighbours exchange
+        activations. It is also None in an arm that shards, because a step is recorded there instead.
         """
         return None
 

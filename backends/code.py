@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from backends import BACKENDS
-from backends.base import Options
+from backends.base import Options, OptionValue
 
 _LINTER_COMMENT = re.compile(r" +# (?:noqa|type:).*")
 
@@ -36,8 +36,13 @@ def summary_of(backend: str, options: Options) -> str:
         KeyError: there is no such backend.
     """
     entry = BACKENDS[backend]
-    chosen = (option.summaries.get(str(options.get(option.name))) for option in entry.options)
+    chosen = (option.summaries.get(_spelled(options.get(option.name))) for option in entry.options)
     return next(filter(None, chosen), entry.summary)
+
+
+def _spelled(value: OptionValue | None) -> str:
+    """Return the value of an option as users write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def code_of(backend: str, options: Options) -> list[Quote]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from backends.base import Options, OptionValue
+
+Shards: TypeAlias = Literal["nothing", "optimizer state", "parameters", "layers"]
+"""What the ranks of a backend divide among each other; see ``Backend.shards``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,10 @@ class Option:
     rebuild: str = ""
     """The command that installs the library with every choice."""
     summaries: Mapping[str, str] = field(default_factory=dict)
-    """The summary for choices that the backend's own summary does not describe."""
+    """The summary for choices that the backend's own summary does not describe.
+
+    Those of a switch are ``true`` and ``false``.
+    """
     code: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The functions to quote for some choices, in place of the backend's ``code``."""
     while_proven: OptionValue | None = None
@@ -71,6 +77,10 @@ class Option:
 
     The check takes few steps, so it would not reach an update that the arm's own value delays.
     """
+
+    def value_in(self, options: Options) -> OptionValue:
+        """Return the option's value among ``options``, or its default if an arm lacks it."""
+        return options.get(self.name, self.default)
 
     @property
     def kind(self) -> str:
@@ -120,7 +130,7 @@ class Backend:
     """
     zeros_for_unused: bool = False
     """Whether parameters without a gradient get zeros, which weight decay then moves."""
-    shards: Literal["nothing", "optimizer state", "parameters", "layers"] = "nothing"
+    shards: Shards = "nothing"
     """What the ranks divide among each other.
 
     With ``layers``, each rank holds some layers with all their state, and all ranks train on the same batch.
@@ -158,6 +168,11 @@ class Backend:
     def in_shards(self) -> bool:
         """Return whether each rank holds only a part of the parameters."""
         return self.shards in {"parameters", "layers"}
+
+    @property
+    def mixes_collectives(self) -> bool:
+        """Return whether a step calls several kinds of collectives, because ranks hold shards."""
+        return self.shards in {"optimizer state", "parameters"}
 
     @property
     def in_layers(self) -> bool:

@@ -59,8 +59,7 @@ class OutputError(RingsideError):
         return cls(
             f"{path} could not be written.",
             found=f"{system_reason(error)}.",
-            remedy="Check the free space and the permissions there, or choose another path, for example with "
-            "--output.",
+            remedy="Check that its folder exists, may be written and has free space, or choose another path.",
         )
 
 
@@ -119,7 +118,7 @@ class SlowerError(RingsideError):
 
 
 class TooNoisyError(RingsideError):
-    """Noise, or too few rounds, leave it open whether an arm is slower than a gate allows."""
+    """Noise, uneven load or too few rounds leave it open whether an arm is slower than a gate allows."""
 
     exit_code = 15
 
@@ -131,6 +130,12 @@ class UnprovenError(RingsideError):
     """
 
     exit_code = 16
+
+
+class UnmeasuredError(RingsideError):
+    """A user's own script ran to its end, but the meter could not measure what synchronising costs in it."""
+
+    exit_code = 17
 
 
 def system_reason(error: OSError) -> str:

@@ -20,6 +20,17 @@ def counted(number: float, noun: str) -> str:
     return f"{shown} {noun}" if number == 1 else f"{shown} {noun}s"
 
 
+def in_form(number: float, form: str) -> str:
+    """Return a number in the format ``form`` as people read it: ``−1.00`` has a true minus sign."""
+    text = f"{number:{form}}"
+    return f"−{text[1:]}" if text.startswith("-") else text
+
+
+def percent(share: float, form: str = ".0f") -> str:
+    """Return a share in per cent, such as ``28 %``, its number in the format ``form``."""
+    return f"{in_form(share * 100, form)} %"
+
+
 def binary_size(size_bytes: int) -> str:
     """Return a size in the largest binary unit that it fills: ``64 GiB``, ``1.5 MiB``, ``8 B``."""
     power = min(max(size_bytes.bit_length() - 1, 0) // 10, len(_BINARY) - 1)

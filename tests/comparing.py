@@ -38,6 +38,22 @@ def compare(*arguments, environment=None, python=sys.executable, timeout=240, be
     )
 
 
+def torchrun(folder, *words, ranks=2, environment=None, timeout=240):
+    """Start a script on some ranks, in a folder, and return how it ended."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
+            *map(str, words),
+        ],
+        cwd=folder,
+        env=os.environ | (environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
 def inject(source, folder, settings):
     """Copy an injection with its settings; return the variables that load it."""
     shutil.copytree(ROOT / "tests" / source, folder)

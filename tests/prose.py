@@ -29,14 +29,14 @@ TEST_NAME_CHARACTERS = 70
 FILE_LINES = 400
 FUNCTION_LINES = 60
 
-CHECKED = ("backends", "compare", "tests", "docs", "hostfiles", "README.md", "CONTRIBUTING.md")
+CHECKED = ("backends", "compare", "ringside", "tests", "docs", "hostfiles", "README.md", "CONTRIBUTING.md")
 CHECKED += ("Makefile", ".ci", "pyproject.toml")
 PAGES = ("docs", "README.md")
 """The texts whose mean is printed, without what is written from the code."""
 WRITTEN_FROM_CODE = "docs/reference"
 TELEGRAM = re.compile(r"\W*(?:Nor|Else|So (?:is|are|was|were|does)|Such|Of them)\b")
 """Openings of sentences that leave out what joins them to the one before."""
-PRODUCT = ("backends", "compare")
+PRODUCT = ("backends", "compare", "ringside")
 """Folders whose files and functions have a length limit."""
 MESSAGES = (*PRODUCT, "tests/bench")
 """Folders whose strings are read by people."""
@@ -231,7 +231,8 @@ def page_sentences(text: str) -> list[str]:
     """List the whole sentences of a Markdown document, without headings and cells that are none."""
     body = re.sub(r"^#+ .*$", "", text, flags=re.MULTILINE)
     found = [sentence for chunk in document(body) for sentence in sentences(plain(chunk.text))]
-    return [sentence for sentence in found if re.search(r"[.?!:][)\"'”*_]*$", sentence.strip())]
+    ended = (sentence for sentence in found if re.search(r"[.?!:][)\"'”*_]*$", sentence.strip()))
+    return [sentence for sentence in ended if words(sentence)]  # the line below a table's head has none
 
 
 def summary_of_pages(pages: Iterable[Path]) -> str:

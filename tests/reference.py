@@ -8,17 +8,17 @@ files with what the code states.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import typer.main
 
-from backends import BACKENDS, GROUPS, Backend, Option
-from compare.cli.help import EXAMPLES
+from backends import Backend, Option
+from backends.arms import ARMS
+from compare.cli.help import EXAMPLES, GROUPS
 from compare.cli.main import app
 from compare.data.models import MLPS
-from compare.schema.arms import Arm
 from compare.schema.results import SCHEMA_VERSION, Run
 from compare.system.files import json_text
 from tests.comparing import ROOT
@@ -28,25 +28,20 @@ WIDEST = "run"
 """The command whose flags are described in full; others refer to it."""
 _METAVARS = {"list[str]": "TEXT", "list[Path]": "PATH", "str": "TEXT", "path": "PATH", "file": "PATH"}
 _METAVARS |= {"int": "N", "int range": "N", "float": "X", "float range": "X"}
-_TRAINING = {
-    "same": "the same",
-    "same at period 1": "another; the same with `period=1`",
-    "another": "another",
-}
 
 CLI = """\
 # Commands and flags
 
-`make reference` writes this page from the code: what it states is what `--help` prints.
-
-- [`ringside run`](#ringside-run) has every flag in full. Others list what is their own, and name the rest.
-- In flags, dashes and underscores are the same. A flag that is *repeatable* may stand several times.
-- `ringside --install-completion` makes the shell complete commands, flags and choices.
-- `ringside --version` prints the version, `-h` the help of any command.
-- [Exit codes](../errors.md) are distinct. [Arms and their options](options.md) have a page of their own.
-- `compare` and `python -m compare` are the same program.
+`make reference` writes this page from the code, so it states what `--help` prints.
+[`ringside run`](#ringside-run) has every flag in full, and each other command only what differs from that.
+Defaults stand in parentheses.
 
 {commands}
+
+Dashes and underscores in a flag are the same, and a *repeatable* flag may stand several times.
+`ringside --version` prints the version, and `ringside --install-completion` makes the shell complete
+commands, flags and choices. `compare` and `python -m compare` start the same program.
+[Exit codes](../errors.md) and [arms with their options](options.md) have pages of their own.
 
 {sections}
 
@@ -59,35 +54,35 @@ CLI = """\
 | `convnet` | the convolutional net of pytorch/examples |
 | `mlp:784-…-10` | any widths between these two |
 
-`--workload` takes [a model of your own](../own-model.md).
-
-Without MNIST, a run takes scikit-learn's handwritten digits, enlarged to MNIST's shape and size. Every table
-then states it. `--data mnist` never does that. The folder of `--data` is laid out as torchvision does it.
+`--workload` takes [a model of your own](../own-model.md). Without MNIST, a run takes scikit-learn's
+handwritten digits, enlarged to MNIST's shape and size, and every table states it. `--data mnist` never does
+that.
 """
 
 OPTIONS = """\
 # Arms and their options
 
-`make reference` writes this page from the registry, `backends/arms/`. `ringside backends` lists what is
-available on your machine. [Which arms there are](../arms.md) says what each is good for.
+`make reference` writes this page from the registry, `backends/arms/`. [Which arms there are](../arms.md) says
+what each does and is good for, and `ringside backends` which of them your machine has.
 
-An arm is a backend with options: `backend:option=value:option=value`. Commas stand between arms, and
-`--backend` may come several times.
+An arm is a backend with options, as in `ddp:bucket_cap_mb=5:static_graph=true`. Commas stand between arms,
+and `--backend` may come several times. A wrong option or value is an error that names the right ones.
 
 - Braces sweep an option: `--backend 'ddp:bucket_cap_mb={{1,5,25}}'` is three arms. Quote it.
-- `env.NAME=VALUE` sets a variable for the ranks of one arm: `ddp:env.NCCL_ALGO=Ring`. Every backend has it.
+- `env.NAME=VALUE` sets a variable for the ranks of one arm, as in `ddp:env.NCCL_ALGO=Ring`.
 - In a value, put a backslash before a colon, comma, brace or backslash.
-- A wrong option or value is an error that names the right ones.
 
-{backends}
+## What arms have in common
+
+{facts}
+
+## Options of several arms
+
+Defaults stand in parentheses.
+
+{shared}
 
 {sections}
-
-## Groups of `ringside collectives`
-
-`ringside collectives --group gloo,mpi` times the collectives of these alone.
-
-{groups}
 """
 
 
@@ -105,6 +100,11 @@ class Flag(NamedTuple):
         """Return its longest name, without the opposite of a switch."""
         return max(self.names.partition(" / ")[0].split(", "), key=len)
 
+    @property
+    def fixed(self) -> tuple[str, str, str]:
+        """Return what is the same in every command that shares the flag, so all but its default."""
+        return self.names, self.value, self.meaning
+
 
 class Section(NamedTuple):
     """A command as ``--help`` shows it."""
@@ -118,16 +118,21 @@ def cli_page() -> str:
     """Return the page of all commands."""
     sections = list(read_commands(typer.main.get_command(app)))
     widest = next(section for section in sections if section.name == WIDEST)
-    rows = (
-        (f"[`ringside {name}`](#ringside-{name.replace(' ', '-')})", prose(paragraphs[0]))
-        for name, paragraphs, _ in sections
-    )
     widths = {name: "-".join(map(str, widths)) for name, widths in MLPS.items()}
     return CLI.format(
-        commands=table(("command", "what it does"), rows),
+        commands="\n".join(command_links(sections)),
         sections="\n\n".join(command_text(section, widest) for section in sections),
         **widths,
     )
+
+
+def command_links(sections: Iterable[Section]) -> Iterator[str]:
+    """Write a line for each group of commands, with links to their sections."""
+    known = [section.name for section in sections]
+    for group, commands in GROUPS.items():
+        found = (name for name in known if name.partition(" ")[0] in commands)
+        links = (f"[`{name}`](#ringside-{name.replace(' ', '-')})" for name in found)
+        yield f"- {group}: {', '.join(links)}"
 
 
 def read_commands(command: Any, path: str = "", parent: Any = None) -> Iterator[Section]:
@@ -153,7 +158,7 @@ def read_flag(given: Any, shown: str, meaning: str) -> Flag:
     value = value.rstrip(">")
     meaning, facts = split_facts(meaning)
     notes = [note for fact in facts if (note := bounds(fact))]
-    if given.multiple and "repeat" not in meaning:
+    if given.multiple and "repeat" not in meaning.lower():
         notes.append("Repeatable.")
     if "required" in facts:
         notes.append("Required.")
@@ -187,27 +192,51 @@ def bounds(fact: str) -> str:
 
 def command_text(section: Section, widest: Section) -> str:
     """Write the section of a command."""
-    known = set(widest.flags) if section.name != WIDEST else set()
     parts = [f"## `ringside {section.name}`", *map(prose, section.paragraphs)]
     if examples := EXAMPLES.get(section.name):
         parts.append("\n".join(("```", *examples, "```")))
-    own = [flag for flag in section.flags if flag not in known]
     if section.name == WIDEST:
-        parts += (f"**{group}**\n\n{flag_table(flags)}" for group, flags in grouped(own))
-    elif own:
-        parts.append(flag_table(own))
-    if shared := [flag for flag in section.flags if flag in known]:
-        names = (
-            f"- {group}: {', '.join(f'`{flag.first}`' for flag in flags)}" for group, flags in grouped(shared)
-        )
-        parts.append(f"As in [`ringside {WIDEST}`](#ringside-{WIDEST}):\n\n" + "\n".join(names))
+        parts += (f"**{group}**\n\n{flag_list(flags)}" for group, flags in grouped(section.flags))
+        return "\n\n".join(parts)
+    known = {flag.fixed for flag in widest.flags}
+    if own := [flag for flag in section.flags if flag.fixed not in known]:
+        parts.append(flag_list(own))
+    if lines := list(shared_flags(section, widest)):
+        parts.append(f"As in [`ringside {WIDEST}`](#ringside-{WIDEST}):\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
 
 
-def flag_table(flags: Iterable[Flag]) -> str:
-    """Write a table of flags."""
-    rows = ((code(f"{flag.names} {flag.value}"), prose(flag.default), prose(flag.meaning)) for flag in flags)
-    return table(("flag", "default", "what it does"), rows)
+def shared_flags(section: Section, widest: Section) -> Iterator[str]:
+    """Write a line for each group of flags that a command shares with the widest."""
+    given = {flag.fixed: flag for flag in section.flags}
+    for group, flags in grouped(widest.flags):
+        taken = [flag for flag in flags if flag.fixed in given]
+        if not taken:
+            continue
+        text = some_of([flag.first for flag in taken], [flag.first for flag in flags])
+        for flag in taken:
+            if (default := given[flag.fixed].default) != flag.default:
+                text += f"; the default of `{flag.first}` is {prose(default)}"
+        yield f"- {group}: {text}"
+
+
+def some_of(taken: Sequence[str], every: Sequence[str]) -> str:
+    """Write names as a list, or which of all are left out where these are few."""
+    left = [name for name in every if name not in taken]
+    if len(left) * 2 >= len(taken):
+        return names(taken)
+    return f"all but {names(left)}" if left else "all"
+
+
+def flag_list(flags: Iterable[Flag]) -> str:
+    """Write a list of flags, each with its default in parentheses."""
+    return "\n".join(f"- `{flag.names} {flag.value}".rstrip() + "`" + flag_text(flag) for flag in flags)
+
+
+def flag_text(flag: Flag) -> str:
+    """Write what stands behind the name of a flag."""
+    default = f" ({prose(flag.default)})" if flag.default else ""
+    return f"{default}. {prose(flag.meaning)}" if flag.meaning else default
 
 
 def grouped(flags: Iterable[Flag]) -> list[tuple[str, list[Flag]]]:
@@ -220,70 +249,69 @@ def grouped(flags: Iterable[Flag]) -> list[tuple[str, list[Flag]]]:
 
 def options_page() -> str:
     """Return the page of all arms with their options."""
+    shared = shared_options()
     return OPTIONS.format(
-        backends=table(
-            ("backend", "what it is", "launcher", "in a plain `ringside run`", "training"),
-            map(backend_row, BACKENDS.values()),
-        ),
-        sections="\n\n".join(
-            backend_text(backend)
-            for backend in BACKENDS.values()
-            if backend.options or backend.default_runtime.install
-        ),
-        groups=table(
-            ("group", "what it is", "launched as"),
-            (
-                (f"`{name}`", entry.summary, code(Arm(entry.backend, dict(entry.options)).label))
-                for name, entry in GROUPS.items()
-            ),
-        ),
+        facts="\n".join(f"- {fact}" for fact in backend_facts()),
+        shared="\n".join(f"- {line} Of {names(arms)}." for line, arms in shared.items()),
+        sections="\n\n".join(text for backend in ARMS if (text := backend_text(backend, shared))),
     )
 
 
-def backend_row(backend: Backend) -> tuple[str, ...]:
-    """Return the row of a backend in the table of all."""
-    name = f"`{backend.name}`"
-    return (
-        f"[{name}](#{backend.name})" if backend.options or backend.default_runtime.install else name,
-        backend.summary,
-        f"`{backend.default_runtime.launcher}`",
-        "only if named" if backend.only_named else "yes" if backend.synchronises else "yes, as the control",
-        "each rank alone" if not backend.synchronises else _TRAINING[backend.training],
-    )
+def shared_options() -> dict[str, list[str]]:
+    """Return the lines of the options that several backends share, with the names of these."""
+    takers: dict[str, list[str]] = {}
+    for backend in ARMS:
+        for option in backend.options:
+            takers.setdefault(option_line(option), []).append(backend.name)
+    return {line: arms for line, arms in takers.items() if len(arms) > 1}
 
 
-def backend_text(backend: Backend) -> str:
-    """Write the section of a backend."""
-    parts = [f"## `{backend.name}`", sentence(backend.summary)]
-    if facts := list(backend_facts(backend)):
-        parts.append("\n".join(f"- {fact}" for fact in facts))
-    if backend.options:
-        rows = map(option_row, backend.options)
-        parts.append(table(("option", "values", "default", "what it does"), rows))
+def backend_text(backend: Backend, shared: Container[str]) -> str:
+    """Write the section of a backend; it is empty if the backend has no options of its own."""
+    own = [line for option in backend.options if (line := option_line(option)) not in shared]
+    if not own:
+        return ""
+    parts = [f"## `{backend.name}`", "\n".join(f"- {line}" for line in own)]
+    if others := [option.name for option in backend.options if option_line(option) in shared]:
+        parts.append(f"It also has {names(others)} ([shared](#options-of-several-arms)).")
     return "\n\n".join(parts)
 
 
-def backend_facts(backend: Backend) -> Iterator[str]:
-    """List what else the registry states of a backend."""
-    if backend.default_runtime.install:
-        yield f"Installed by `{backend.default_runtime.install}`."
-    for option, value in backend.on_one_host.items():
-        yield f"A plain `ringside run` on one host's CPUs takes `{backend.name}:{option}={value}`, too."
-    yield f"What it claims: {', '.join(backend.claims)}."
-    if backend.not_on_cpus:
-        yield f"Not on CPUs: {backend.not_on_cpus}."
-    if backend.own_step:
-        yield "It needs [a step of your own](../own-model.md#your-own-distributed-step)."
+def backend_facts() -> Iterator[str]:
+    """List the facts of the registry, each with the backends that share it."""
+    for facts in _FACTS:
+        holders: dict[str, list[str]] = {}
+        for backend in ARMS:
+            for fact in facts(backend):
+                holders.setdefault(fact, []).append(backend.name)
+        yield from (
+            f"{fact}: {some_of(arms, [backend.name for backend in ARMS])}." for fact, arms in holders.items()
+        )
+    for backend in ARMS:
+        for option, value in backend.on_one_host.items():
+            yield f"A plain run on the CPUs of one host takes `{backend.name}:{option}={value}`, too."
+        if backend.not_on_cpus:
+            yield f"`{backend.name}` does not run on CPUs: {backend.not_on_cpus}."
 
 
-def option_row(option: Option) -> tuple[str, ...]:
-    """Return the row of an option."""
+_FACTS: tuple[Callable[[Backend], Iterable[str]], ...] = (
+    lambda backend: [] if backend.only_named else ["In a plain run, while others join if you name them"],
+    lambda backend: [f"Started by `{backend.default_runtime.launcher}`"],
+    lambda backend: [f"Installed by `{install}`" for install in [backend.default_runtime.install] if install],
+    lambda backend: [f"Claim *{claim}*" for claim in backend.claims],
+)
+
+
+def option_line(option: Option) -> str:
+    """Write an option with its values, its default and what it does."""
     meaning = " ".join([sentence(option.summary, option.choices), *option_facts(option)])
-    return f"`{option.name}`", values_of(option), f"`{written(option.default)}`", meaning
+    return f"`{option.name}={values_of(option)}` (`{written(option.default)}`). {meaning}"
 
 
 def option_facts(option: Option) -> Iterator[str]:
     """List what else the registry states of an option."""
+    if option.kind == "count" and option.least > 1:
+        yield f"At least {option.least}."
     if option.needs:
         yield f"Needs `{'='.join(option.needs)}`."
     if option.lossy:
@@ -302,11 +330,8 @@ def option_facts(option: Option) -> Iterator[str]:
 
 def values_of(option: Option) -> str:
     """Write the values that an option takes."""
-    if option.kind == "choice":
-        return code("|".join(option.choices))
-    if option.kind == "switch":
-        return code("true|false")
-    return "a number" if option.kind == "number" else f"a whole number from {option.least}"
+    values = {"choice": "|".join(option.choices), "switch": "true|false", "number": "X", "count": "N"}
+    return values[option.kind]
 
 
 def written(value: object) -> str:
@@ -332,20 +357,9 @@ def prose(text: str) -> str:
     """Write the text of a help, with its flags as code."""
     parts = text.split("`")
     for plain in range(0, len(parts), 2):
-        escaped = parts[plain].replace("<", "\\<").replace("|", "\\|")
-        parts[plain] = re.sub(r"(?<![\w-])(--[a-z][a-z-]*)", r"`\1`", escaped)
+        escaped = parts[plain].replace("<", "\\<")
+        parts[plain] = re.sub(r"(?<![\w-])(--[a-z][a-z-]*(?:=[\w:=-]*\w)?)", r"`\1`", escaped)
     return "`".join(parts)
-
-
-def code(text: str) -> str:
-    """Write code into a cell; bars would end it."""
-    return "`" + text.strip().replace("|", "\\|") + "`"
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
 
 
 def results_schema() -> str:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-from backends import BACKENDS, GROUPS
+from backends import GROUPS
+from backends.arms import ARMS
 from compare import errors
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,6 +28,18 @@ MAY_IMPORT = {
     "schema": ("backends", "backends.launchers.request", "data.catalogue", "data.models", "errors", "text"),
     "worker": ("schema", "data", "backends.*", "workload", "errors", "text"),
     "workload": (),
+    "meter": ("schema", "errors", "text"),
+    "ringside": (
+        "cli",
+        "experiment",
+        "report",
+        "analysis",
+        "meter.command",
+        "meter.start",
+        "schema",
+        "errors",
+        "text",
+    ),
     "launch": ("schema", "data", "backends", "backends.launchers", "errors", "text"),
     "jobs": ("schema", "errors", "text"),
     "analysis": ("schema", "backends", "errors", "text"),
@@ -42,7 +55,17 @@ MAY_IMPORT = {
         "errors",
         "text",
     ),
-    "experiment": ("launch", "analysis", "doctor", "schema", "data", "backends", "errors", "text"),
+    "experiment": (
+        "launch",
+        "meter.command",
+        "analysis",
+        "doctor",
+        "schema",
+        "data",
+        "backends",
+        "errors",
+        "text",
+    ),
     "cli": (
         "experiment",
         "report",
@@ -77,7 +100,7 @@ class Import(NamedTuple):
 
 def _modules():
     found = {}
-    for package in ("compare", "backends"):
+    for package in ("compare", "backends", "ringside"):
         for path in sorted((ROOT / package).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
@@ -121,7 +144,7 @@ def module_of(name):
 def room_of(module):
     """Return a module's room: ``schema`` for ``compare.schema.job``."""
     package, _, rest = module.partition(".")
-    return package if package == "backends" else rest.partition(".")[0]
+    return package if package in {"backends", "ringside"} else rest.partition(".")[0]
 
 
 def may_import(room, module):
@@ -196,11 +219,11 @@ def test_a_room_imports_only_the_rooms_below_it(module):
 
 @pytest.mark.parametrize("room", sorted(set(MAY_IMPORT) - {"errors", "text", "__main__"}))
 def test_a_room_states_its_purpose_and_hands_on_its_face(room):
-    module = import_module(room if room == "backends" else f"compare.{room}")
+    module = import_module(room if room in {"backends", "ringside"} else f"compare.{room}")
     assert module.__doc__.partition("\n")[0].endswith((".", ":"))
     face = getattr(module, "__all__", ())
     assert all(getattr(module, name) is not None for name in face)
-    assert bool(face) is (room not in {"worker", "cli", "launch", "jobs", "schema", "system"})
+    assert bool(face) is (room not in {"worker", "meter", "cli", "launch", "jobs", "schema", "system"})
 
 
 def test_only_experiment_joins_launch_with_analysis():
@@ -215,8 +238,8 @@ LIBRARIES = {
         lambda module: room_of(module) == "cli",
         HEAVY | {"math", "statistics", "random", "itertools", "datetime"},
     ),
-    "torch stays in the worker and the backends": (
-        lambda module: room_of(module) not in {"worker", "backends", "workload"},
+    "torch stays in the ranks": (
+        lambda module: room_of(module) not in {"worker", "meter", "backends", "workload"},
         {"torch", "horovod", "mpi4py"},
     ),
     "analysis and report start no process and open no socket": (
@@ -295,7 +318,7 @@ def test_only_a_rank_loads_a_backend():
 
 def test_the_registry_names_classes_that_there_are():
     paths = [entry.group for entry in GROUPS.values() if entry.group]
-    for backend in BACKENDS.values():
+    for backend in ARMS:
         chosen = [path for option in backend.options for path in option.strategies.values()]
         paths += [backend.group, backend.strategy, *chosen]
     for path in paths:
@@ -308,7 +331,7 @@ def test_the_registry_names_classes_that_there_are():
 
 def test_the_loop_knows_no_backend():
     tree = MODULES["compare.worker.loop"]
-    assert not words_of(tree) & {*BACKENDS, "distributed", "hvd", "nccl", "gloo"}
+    assert not words_of(tree) & {*(arm.name for arm in ARMS), "distributed", "hvd", "nccl", "gloo"}
     assert not {ast.unparse(call.func) for call in calls_of(tree)} & {
         "isinstance",
         "type",
@@ -321,7 +344,7 @@ def test_the_loop_knows_no_backend():
 
 # ---- what the parent must not wait for ----
 
-PARENT = sorted(m for m in MODULES if top(m) == "compare" and room_of(m) != "worker")
+PARENT = sorted(m for m in MODULES if top(m) == "compare" and room_of(m) not in {"worker", "meter"})
 
 
 @pytest.mark.parametrize(

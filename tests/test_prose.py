@@ -51,7 +51,9 @@ def test_prose_counts_neither_code_nor_what_is_apart():
 
 def test_prose_of_pages_has_a_mean_and_names_telegrams(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text(f"# A heading?\n\n{long(10)} {long(20)}\n\nSo is this.\n\n| a cell | {long(30)} |\n")
+    page.write_text(
+        f"# A heading?\n\n{long(10)} {long(20)}\n\nSo is this.\n\n| a cell | {long(30)} |\n|---|---:|\n"
+    )
     *telegrams, mean = prose.summary_of_pages([page]).splitlines()
     assert telegrams == ["page.md: begins as a telegram: So is this."]
     assert mean == "4 sentences of README and docs, mean 15.8 words"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backends import BACKENDS
+from backends import BACKENDS, Backend
+from backends.arms import ARMS
 from compare.cli.help import EXAMPLES
 from tests.reference import FOLDER, PAGES
 
@@ -19,6 +20,14 @@ def test_reference_has_every_command_and_every_option():
     for command, examples in EXAMPLES.items():
         assert f"## `ringside {command}`\n" in commands
         assert all(example in commands for example in examples)
-    for backend in BACKENDS.values():
+    for backend in ARMS:
         assert f"`{backend.name}`" in options
-        assert all(f"| `{option.name}` |" in options for option in backend.options)
+        assert all(f"- `{option.name}=" in options for option in backend.options)
+
+
+def test_reference_leaves_out_the_arms_of_other_packages(monkeypatch):
+    theirs = Backend(
+        name="theirs", summary="", group="their:Group", strategy="their:Replica", only_named=True
+    )
+    monkeypatch.setitem(BACKENDS, theirs.name, theirs)
+    assert "theirs" not in PAGES["options.md"]()

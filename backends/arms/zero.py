@@ -5,7 +5,7 @@ from backends.entry import Backend, Option
 
 ARM = Backend(
     name="zero",
-    summary="ZeroRedundancyOptimizer over DDP: each rank updates and keeps state for a part",
+    summary="ZeRO stage 1, by ZeroRedundancyOptimizer over DDP: each rank updates and keeps state for a part",
     strategy="backends.strategies.zero:ZeroReplica",
     code=(
         "backends.strategies.ddp:DDPReplica._wrap",

@@ -16,7 +16,9 @@ import horovod.torch as hvd
 import torch
 
 from backends import evidence, single_copy
-from backends.base import BackendError, Buffers, Facts, Group, Options, Placement, Wait
+from backends.arms.shared import CONTROLLER
+from backends.base import BackendError, Facts, Group, Options, Placement, Wait
+from backends.collectives import Buffers
 
 _OPERATIONS = {"sum": hvd.Sum, "prod": hvd.Product, "min": hvd.Min, "max": hvd.Max, "avg": hvd.Average}
 _CYCLE_SAMPLES = 15
@@ -51,9 +53,10 @@ class HorovodGroup(Group):
                 f"{placement.world_size}. Probably horovodrun belongs to another installation. Run "
                 "`ringside setup horovod --force` with this Python."
             )
-        if _active_controller() != options["controller"]:
+        controller = CONTROLLER.value_in(options)
+        if _active_controller() != controller:
             raise BackendError(
-                f"the arm needs the {options['controller']} controller, but Horovod runs "
+                f"the arm needs the {controller} controller, but Horovod runs "
                 f"{_active_controller()}. If HOROVOD_CONTROLLER is set in the environment, unset it."
             )
         return cls(placement, device, settings)

@@ -10,7 +10,9 @@ import torch
 from mpi4py import MPI
 
 from backends import evidence, single_copy
-from backends.base import BackendError, Buffers, Facts, Group, Options, Placement, Wait
+from backends.arms.shared import MPI_LIBRARY
+from backends.base import BackendError, Facts, Group, Options, Placement, Wait
+from backends.collectives import Buffers
 
 _OPERATIONS = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}
 _LIBRARY_NAMES = {"openmpi": "Open MPI", "mpich": "MPICH"}
@@ -39,7 +41,7 @@ class MPIGroup(Group):
                 f"{placement.world_size}. Probably mpi4py uses another MPI than the mpirun that started it. "
                 "Put the mpirun of mpi4py's MPI first on PATH."
             )
-        needed = _LIBRARY_NAMES[str(options["library"])]
+        needed = _LIBRARY_NAMES[str(MPI_LIBRARY.value_in(options))]
         loaded = evidence.mpi_library(MPI.Get_library_version())
         if not loaded.startswith(needed):
             raise BackendError(

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from backends.base import BackendError, Buffers, Facts
+from backends.base import BackendError, Facts
+from backends.collectives import Buffers
 from backends.groups.torch_group import TorchGroup
 from backends.shared_memory.sum import SharedSum
 

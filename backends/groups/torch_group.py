@@ -11,7 +11,10 @@ import torch
 import torch.distributed as dist
 
 from backends import evidence
-from backends.base import BackendError, Buffers, Facts, Group, Options, Placement, Wait
+from backends.arms.shared import PROCESS_GROUP
+from backends.base import BackendError, Facts, Group, Options, Placement, Wait
+from backends.collectives import Buffers, Collectives
+from backends.groups.recorded import all_gather_, record_collectives, reduce_scatter_
 
 _OPERATIONS = {
     "sum": dist.ReduceOp.SUM,
@@ -20,9 +23,6 @@ _OPERATIONS = {
     "max": dist.ReduceOp.MAX,
     "avg": dist.ReduceOp.AVG,
 }
-# torch 2.13 warns of the old names; 2.11 has no others.
-_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class TorchGroup(Group):
@@ -37,7 +37,7 @@ class TorchGroup(Group):
     def join(
         cls, placement: Placement, device: torch.device, options: Options, timeout_seconds: float
     ) -> Self:
-        backend = str(options["process_group"])
+        backend = str(PROCESS_GROUP.value_in(options))
         if backend == "auto":
             backend = "nccl" if device.type == "cuda" else "gloo"
         if backend == "nccl" and device.type != "cuda":
@@ -80,14 +80,17 @@ class TorchGroup(Group):
         source, target, operation = buffers.source, buffers.target, _OPERATIONS[buffers.operation]
         return {
             "all_reduce": buffers.calling(dist.all_reduce, target, operation),
-            "all_gather": buffers.calling(_ALL_GATHER, target, source),
-            "reduce_scatter": buffers.calling(_REDUCE_SCATTER, target, source, operation),
+            "all_gather": buffers.calling(all_gather_, target, source),
+            "reduce_scatter": buffers.calling(reduce_scatter_, target, source, operation),
             "broadcast": buffers.calling(dist.broadcast, target, 0),
             "reduce": buffers.calling(dist.reduce, target, 0, operation),
             "all_to_all": buffers.calling(dist.all_to_all_single, target, source),
             "send_recv": buffers.calling(pass_on, source, target, self.rank, self.world_size),
             "barrier": buffers.calling(self.barrier),
         }
+
+    def record(self, step: Callable[[], object]) -> Collectives | None:
+        return record_collectives(step, self.device)
 
     def attest(self) -> Facts:
         backend, world = dist.get_backend(), cast("Any", dist.group.WORLD)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from backends.arms.shared import CONTROLLER
 from backends.launchers import mpirun
 from backends.launchers.request import Command, Request, hosts_argument
 
@@ -15,7 +16,7 @@ VARIABLES = ["HOROVOD_RANK HOROVOD_LOCAL_RANK HOROVOD_SIZE HOROVOD_LOCAL_SIZE", 
 
 def commands(request: Request) -> list[Command]:
     """Return one horovodrun command, which starts all ranks."""
-    controller = str(request.options["controller"])
+    controller = str(CONTROLLER.value_in(request.options))
     argv = (
         str(request.executable),
         f"--{controller}",

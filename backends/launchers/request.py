@@ -45,9 +45,9 @@ class Request:
     hosts: tuple[Host, ...]
     """The hosts; ``slots`` is the number of ranks on each."""
     module: str
-    """Name of the Python module that every rank runs."""
+    """Name of the Python module that every rank runs; empty if it runs a script."""
     arguments: tuple[str, ...]
-    """Arguments of that module."""
+    """Arguments of that module, or the path of the script with its arguments."""
     port: int
     """A free port on the first host, for launchers that do not choose one."""
     environment: Mapping[str, str]
@@ -75,11 +75,12 @@ class Request:
     def program(self, *, by_mpi4py: bool = False) -> tuple[str, ...]:
         """Return the command that each rank runs.
 
-        With ``by_mpi4py``, mpi4py runs the module and aborts all ranks after an uncaught exception. Without
+        With ``by_mpi4py``, mpi4py runs it and aborts all ranks after an uncaught exception. Without
         this, the other ranks would wait for ever.
         """
         runner = ("-m", "mpi4py") if by_mpi4py else ()
-        return (str(self.python), *runner, "-m", self.module, *self.arguments)
+        module = ("-m", self.module) if self.module else ()
+        return (str(self.python), *runner, *module, *self.arguments)
 
 
 @dataclass(frozen=True, slots=True)

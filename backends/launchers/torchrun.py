@@ -27,8 +27,7 @@ def commands(request: Request) -> list[Command]:
             f"--master_port={request.port}",
             # A restart would hide a failed rank and change the measurement.
             "--max_restarts=0",
-            "--module",
-            request.module,
+            *(("--module", request.module) if request.module else ()),
             *request.arguments,
         )
         commands.append(Command(argv, request.environment, host if request.network else None))

@@ -104,6 +104,11 @@ class SharedSum:
         """Number of bytes of a rank's gradients in a step."""
         return self.layout.elements * self.layout.element_size
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Number of bytes of the shared memory that this rank reserves; all ranks together reserve all."""
+        return sum(length for _, length in self.layout.reserved_by(self._rank))
+
     def attest(self) -> Facts:
         """Return the transport, and how many bytes of the shared memory this process has mapped."""
         mapped = mapped_bytes(self._name)

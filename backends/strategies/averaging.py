@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from backends.base import SPARSE, UNREACHED, Collectives, Facts, Group, MakeOptimizer, Options, Replica, Trait
+from backends.base import SPARSE, UNREACHED, Facts, Group, MakeOptimizer, Options, Replica, Trait
+from backends.collectives import Collectives
 from backends.strategies.models import require_summable, start_from_first_rank
 from backends.strategies.reducers import REDUCERS, Reducer
 
@@ -47,6 +48,9 @@ class AveragingReplica(Replica):
 
     def sync(self) -> None:
         self.reducer.reduce()
+
+    def library_bytes(self) -> int | None:
+        return self.reducer.kept_bytes()
 
     def collectives(self) -> Collectives | None:
         return Collectives(tuple(self.reducer.message_bytes()), self.reducer.make_replay())

@@ -55,5 +55,8 @@ class DataParallelReplica(SingleReplica):
     def parts(self, batch: Batch) -> list[Batch]:
         return cut_batch(batch, self.parts_per_pass)
 
+    def library_bytes(self) -> int | None:
+        return None  # the copies of the model are on other GPUs
+
     def attest(self) -> Facts:
         return super().attest() | {"gpus": len(self._wrapped.device_ids)}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from backends.base import REPEATED, UNREACHED, BackendError, Collectives, Replica
+from backends.base import REPEATED, UNREACHED, BackendError, Replica
+from backends.collectives import Collectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +74,12 @@ class DDPReplica(Replica):
 
     def _is_last_pass(self) -> bool:
         return (self._passes_done + 1) % self.passes_per_step == 0
+
+    def library_bytes(self) -> int | None:
+        facts = self.attest()
+        if facts["comm_hook"] != "none":
+            return None  # a hook has tensors of its own
+        return 0 if facts["gradient_as_bucket_view"] else sum(facts["bucket_bytes"])
 
     def attest(self) -> Facts:
         logged = self.wrapped._get_ddp_logging_data()  # noqa: SLF001 -- DDP shows its buckets nowhere else

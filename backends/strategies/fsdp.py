@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 
-from backends.base import SPARSE, STRIDED, UNCOPIED, Replica
+from backends.base import SPARSE, STRIDED, UNCOPIED, BackendError, Group, Replica
 from backends.strategies.models import copy_with, require_one_dtype, start_from_first_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import nn
+    from backends.base import Batch, Facts, Loss, MakeOptimizer, Options
 
-    from backends.base import Batch, Facts, Group, Loss, MakeOptimizer, Options
+_DTYPES = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class FSDPReplica(Replica):
-    """A replica that holds shards of the parameters, and gathers those of one layer at a time in a pass."""
+    """A replica that holds shards of the parameters, and gathers those of one unit at a time in a pass."""
 
     phases = ("forward", "backward", "step")
     unsupported = frozenset({SPARSE, STRIDED, UNCOPIED})
@@ -31,7 +42,10 @@ class FSDPReplica(Replica):
         require_one_dtype(model, "fsdp")
         start_from_first_rank(model, group)
         self._empty_model = copy_with(model, lambda tensor: torch.empty_like(tensor, device="meta"))
-        self._units = _shard(model)
+        self._options = options
+        self._reshards = bool(options["reshard_after_forward"])
+        self._units = self._shard(model, group)
+        self._prefetch(int(options["prefetch"]))
         self._passes_done = 0
         super().__init__(model, make_optimizer, group, options)
 
@@ -52,30 +66,115 @@ class FSDPReplica(Replica):
         sharded = [*self.model.parameters(), *self.model.buffers()]
         plain = [*self._empty_model.parameters(), *self._empty_model.buffers()]
         full = {
-            id(empty): (shard.full_tensor() if isinstance(shard, DTensor) else shard).detach().clone()
+            id(empty): self._gather(shard) if isinstance(shard, DTensor) else shard.detach().clone()
             for empty, shard in zip(plain, sharded, strict=True)
         }
         return copy_with(self._empty_model, lambda tensor: full[id(tensor)])
 
+    def _gather(self, shard: DTensor) -> torch.Tensor:
+        """Return a copy of a whole parameter; one in host memory is gathered on the group's device."""
+        on_device: Any = shard.detach().to(self.group.device)
+        return on_device.full_tensor().clone()
+
     def attest(self) -> Facts:
-        return super().attest() | {"reduce_op": "mean", "units": len(self._units)}
+        return super().attest() | {
+            "reduce_op": "mean",
+            "units": self._options["units"],
+            "gathered_units": len(self._units),
+            "reshard_after_forward": self._reshards,
+            "replicate": self._options["replicate"],
+            "prefetch": self._options["prefetch"],
+            "offload": self._options["offload"],
+            "param_dtype": self._options["param_dtype"],
+            "reduce_dtype": self._options["reduce_dtype"],
+        }
+
+    def _shard(self, model: nn.Module, group: Group) -> list[FSDPModule]:
+        """Shard a model in place, and return the units that are gathered one by one, last the model."""
+        mesh = _mesh(group, int(self._options["replicate"]))
+        policy = MixedPrecisionPolicy(
+            param_dtype=_DTYPES[str(self._options["param_dtype"])],
+            reduce_dtype=_DTYPES[str(self._options["reduce_dtype"])],
+        )
+        offload = CPUOffloadPolicy() if self._options["offload"] == "cpu" else OffloadPolicy()
+        # Before a unit computes, forward and backward, its hooks gather the unit's shards of parameters.
+        # After its backward they sum the gradients, and leave each rank its shard of them.
+        return [
+            fully_shard(
+                unit,
+                mesh=mesh,
+                mp_policy=policy,
+                offload_policy=offload,
+                # The model's own parameters come first in backward, so it would be in vain to give them up.
+                reshard_after_forward=self._reshards and unit is not model,
+            )
+            for unit in [*find_units(model, str(self._options["units"])), model]
+        ]
+
+    def _prefetch(self, count: int) -> None:
+        """Let each unit gather the next ``count`` of them ahead; with 0, torch decides what it gathers."""
+        if not count:
+            return
+        *units, model = self._units
+        model.set_modules_to_forward_prefetch(units[:count])
+        model.set_modules_to_backward_prefetch(units[::-1][:count])
+        for index, unit in enumerate(units):
+            unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + count])
+            unit.set_modules_to_backward_prefetch(units[max(0, index - count) : index][::-1])
 
 
-def _shard(model: nn.Module) -> list[FSDPModule]:
-    """Shard a model in place, and return the modules that gather their parameters at once, last the model."""
-    # Before a layer computes, forward and backward, its hooks gather the layer's shards of parameters.
-    # After its backward they sum the gradients, and leave each rank its shard of them.
-    return [*map(fully_shard, _layers(model)), fully_shard(model)]
+@lru_cache(maxsize=1)
+def _mesh(group: Group, replicas: int) -> DeviceMesh | None:
+    """Return the ranks as a mesh of replicas and of shards, or None if there is one replica.
+
+    Consecutive ranks share a replica, so those of one host do if each host has one. A mesh makes process
+    groups, so the replicas of a proof and of the training have the same one.
+
+    Raises:
+        BackendError: the number of ranks is not divisible by ``replicas``.
+    """
+    if replicas == 1:
+        return None
+    shards, rest = divmod(group.world_size, replicas)
+    if rest:
+        raise BackendError(
+            f"fsdp:replicate={replicas} needs a number of ranks that is divisible by {replicas}, but there "
+            f"are {group.world_size}. Choose another replicate, or another number of ranks."
+        )
+    return init_device_mesh(group.device.type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
+
+
+def find_units(model: nn.Module, kind: str) -> list[nn.Module]:
+    """Return the modules that are gathered one by one, without the model itself, which gathers the rest.
+
+    ``kind`` is ``blocks``, ``layers`` or ``model``. Without blocks, ``blocks`` means layers. A module that
+    shares a parameter with another is no unit.
+    """
+    units = _blocks(model) if kind == "blocks" else []
+    if not units and kind != "model":
+        units = _layers(model)
+    uses = _uses(model)
+    alone = [unit for unit in units if all(uses[key] == count for key, count in _uses(unit).items())]
+    return alone if len(units) > 1 else []
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """Return the direct children that share no parameter, or none if only one child has any."""
-    layers = [layer for layer in model.children() if any(True for _ in layer.parameters())]
-    uses = [id(parameter) for layer in layers for parameter in layer.parameters()]
-    direct = {id(parameter) for parameter in model.parameters(recurse=False)}
-    held = {layer: {id(parameter) for parameter in layer.parameters()} for layer in layers}
+    """Return the direct children with parameters, and in place of a list its modules."""
+    children = [one for one in model.children() if any(True for _ in one.parameters())]
     return [
         layer
-        for layer in layers
-        if not held[layer] & direct and all(uses.count(one) == 1 for one in held[layer]) and len(layers) > 1
+        for one in children
+        for layer in (_layers(one) if isinstance(one, (nn.ModuleList, nn.ModuleDict)) else [one])
     ]
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the outermost modules with layers in them that have a sibling of their class."""
+    siblings = [one for one in model.children() if any(True for _ in one.parameters())]
+    kinds = Counter(type(one) for one in siblings if any(one.children()) and not isinstance(one, _CONTAINERS))
+    return [block for one in siblings for block in ([one] if kinds[type(one)] > 1 else _blocks(one))]
+
+
+def _uses(module: nn.Module) -> Counter[int]:
+    """Return how often each parameter of a module stands in it, by its identity."""
+    return Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))

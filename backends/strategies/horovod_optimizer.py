@@ -11,7 +11,8 @@ import horovod.torch as hvd
 import torch
 from torch import nn
 
-from backends.base import REPEATED, STRIDED, Collectives, Facts, Group, MakeOptimizer, Options, Replica, Wait
+from backends.base import REPEATED, STRIDED, Facts, Group, MakeOptimizer, Options, Replica, Wait
+from backends.collectives import Collectives
 from backends.strategies.models import contiguous, require_summable, state_to_broadcast
 
 
@@ -50,6 +51,9 @@ class HorovodReplica(Replica):
         with self.distributed.skip_synchronize():
             self.distributed.step()
         self.forget_gradients()
+
+    def library_bytes(self) -> int | None:
+        return None  # how much of the fusion buffer is used cannot be read
 
     def attest(self) -> Facts:
         names = {hvd.Average: "average", hvd.Sum: "sum", hvd.Adasum: "adasum"}

@@ -89,6 +89,10 @@ class LocalSGDReplica(Replica):
         held = self._outer_parameters + momentum
         return super().held_bytes() | {"outer_bytes": sum(tensor.nbytes for tensor in held)}
 
+    def library_bytes(self) -> int | None:
+        held = self.held_bytes()
+        return sum(bucket.padded.nbytes for bucket in self._buckets) + int(held.get("outer_bytes", 0))
+
     def attest(self) -> Facts:
         # With period 1, averaging parameters is averaging gradients if a step is linear in its gradient.
         linear = isinstance(self.optimizer, torch.optim.SGD)

@@ -66,5 +66,8 @@ class OwnReplica(Replica):
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return self._optimizers
 
+    def library_bytes(self) -> int | None:
+        return None
+
     def attest(self) -> Facts:
         return super().attest() | {"reduce_op": "the user's own"}

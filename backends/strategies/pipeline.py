@@ -84,6 +84,9 @@ class PipelineReplica(Replica):
                 full[id(empty)] = value
         return copy_with(self._empty_model, lambda empty: full[id(empty)])
 
+    def library_bytes(self) -> int | None:
+        return None  # torch keeps the buffers of its messages to itself
+
     def attest(self) -> Facts:
         ranks, parts = self.group.world_size, self.parts_per_pass
         facts = super().attest() | {

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from backends.base import BackendError, Collectives, Facts, Group, Options, Wait
+from backends.base import BackendError, Facts, Group, Options, Wait
+from backends.collectives import Collectives
 from backends.groups.torch_group import pass_on
 from backends.shared_memory.sum import SharedSum
 from backends.strategies.models import contiguous
@@ -55,6 +56,11 @@ class Reducer(ABC):
     def message_bytes(self) -> list[int]:
         """Return the number of bytes of gradients in each all-reduce of a step, in order."""
         return [bucket.flat.nbytes for bucket in self.buckets]
+
+    def kept_bytes(self) -> int:
+        """Return the bytes of memory that this mode keeps, without buckets that are the gradients now."""
+        gradients = {_address(p.grad) for p in self.parameters if p.grad is not None}
+        return sum(b.padded.nbytes for b in self.buckets if _address(b.padded) not in gradients)
 
     def make_replay(self) -> Callable[[], None]:
         """Return a function that runs the all-reduces of one step on buffers of its own."""
@@ -112,6 +118,11 @@ def gradients_of(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
             "Let every parameter take part in the loss."
         )
     return gradients
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Return the address of the memory in which a tensor lies; a sparse one lies in none of a bucket."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
 
 
 def by_dtype(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -232,6 +243,9 @@ class SharedMemoryReducer(Reducer):
 
     def message_bytes(self) -> list[int]:
         return [self.shared.nbytes]
+
+    def kept_bytes(self) -> int:
+        return self.shared.reserved_bytes
 
     def make_replay(self) -> Callable[[], None]:
         gradients = [torch.zeros_like(p) for p in self.parameters]

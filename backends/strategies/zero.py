@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from backends.base import Collectives, Facts, Group, MakeOptimizer, Options
+from backends.base import Facts, Group, MakeOptimizer, Options
+from backends.collectives import Collectives
 from backends.strategies.ddp import DDPReplica
 from backends.strategies.models import require_one_dtype
 
@@ -47,4 +48,4 @@ class ZeroReplica(DDPReplica):
         return super().attest() | {"parameters_as_bucket_view": self.sharded.parameters_as_bucket_view}
 
     def collectives(self) -> Collectives | None:
-        return None  # one bandwidth would not describe all-reduces and broadcasts together
+        return None  # all-reduces and broadcasts are recorded in a step

@@ -110,14 +110,18 @@ def transport_of(rank: RankResult) -> Any:
 
 
 def _reduce_op(rank: RankResult) -> Any:
+    """Return the reduce operation that a strategy attests; None if it has only the base class's ``none``."""
     operation = _attested("replica", "reduce_op")(rank)
+    if operation == "none":
+        return None
     return "mean" if operation in _MEAN_OPERATIONS else operation
 
 
 def _compression(rank: RankResult) -> Any:
     if not _attested("replica")(rank):
         return None
-    return _attested("replica", "compression")(rank) or _attested("replica", "comm_hook")(rank) or "none"
+    names = ("compression", "comm_hook", "reduce_dtype")
+    return next(filter(None, (_attested("replica", name)(rank) for name in names)), "none")
 
 
 def _switch(name: str, rank: RankResult) -> bool | None:
@@ -154,8 +158,10 @@ def _global_batch(rank: RankResult) -> Any:
 
 
 def _held_bytes(rank: RankResult) -> Any:
+    """Return what a rank holds by kind; without activations, which a batch of another length changes."""
     sizes = _attested("held")(rank)
-    return sizes and {name.removesuffix("_bytes"): size for name, size in sizes.items()}
+    left_out = "activation_bytes"
+    return sizes and {name.removesuffix("_bytes"): size for name, size in sizes.items() if name != left_out}
 
 
 _HOST_LIMITS = "each host has limits of its own"
@@ -180,7 +186,12 @@ _ITEMS = (
     Item("CPU quota in cores", "controlled", _attested("core_quota"), by_host=_HOST_LIMITS),
     Item("matmul precision", "controlled", _attested("matmul_precision")),
     Item("parameter dtypes", "controlled", _attested("parameter_dtypes")),
-    Item("activation dtypes", "controlled", _attested("activation_dtypes"), exempt=(_IN_LAYERS, _OWN_STEP)),
+    Item(
+        *("activation dtypes", "controlled", _attested("activation_dtypes")),
+        "layers that compute in another precision take another time",
+        ("param_dtype",),
+        exempt=(_IN_LAYERS, _OWN_STEP),
+    ),
     Item("compiled", "controlled", _is_compiled),
     Item("input dtype", "controlled", _attested("batch", "dtype")),
     Item("global batch size", "controlled", _global_batch),
@@ -194,12 +205,13 @@ _ITEMS = (
     Item(
         *("reduce op", "controlled", _reduce_op, "the arms compute different gradients"),
         in_control=False,
+        optional=True,
         exempt=(_OWN_STEP, _OTHER_TRAINING),
     ),
     Item(
         *("compression", "controlled", _compression),
         "compressed gradients differ from those that were computed",
-        ("compression", "comm_hook"),
+        ("compression", "comm_hook", "reduce_dtype"),
         in_control=False,
     ),
     Item("python", "controlled", _attested("python"), exempt=(_OTHER_INTERPRETER,)),
@@ -244,6 +256,9 @@ _ITEMS = (
         "gradients as bucket views", partial(_switch, "gradient_as_bucket_view"), "gradient_as_bucket_view"
     ),
     _backend_item("graph breaks", _attested("graph_breaks"), by_library=True),
+    _backend_item(
+        "reshards after forward", partial(_switch, "reshard_after_forward"), "reshard_after_forward"
+    ),
     _backend_item("static graph", partial(_switch, "static_graph"), "static_graph"),
     _backend_item("PowerSGD rank", _attested("replica", "powersgd_rank"), "comm_hook", "powersgd_rank"),
     _backend_item("PowerSGD start", _attested("replica", "powersgd_start"), "comm_hook", "powersgd_start"),

@@ -5,7 +5,8 @@ sequential boundaries for clinical trials", Biometrika 70 (1983). The share of a
 is t^2, where t is its share of the planned rounds (the power family of Kim & DeMets, Biometrika 74, 1987).
 The level of a look is what it may spend (Bonferroni over looks), so the sum of levels holds for any
 dependence between looks. During a run, time may change the number of planned rounds, but figures may not.
-``docs/method.md`` tells why looks are few, and why most of alpha is kept for the end.
+Looks are few, because each leaves less of alpha for the others. Most of alpha is kept for the end, where the
+most rounds tell small differences.
 
 A run may have one of two time limits. A budget is hard, because it ends even a launch that still runs. The
 time to settle verdicts only decides whether another round begins after the first ``FIRST_LOOK`` rounds.
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from compare.schema.collectives import CollectivesRun
+from compare.schema.config import RunConfig
 from compare.schema.results import Launch, Run
 
 ALPHA = 0.05
@@ -28,6 +30,14 @@ FIRST_LOOK = 5
 
 Fewer rounds may by chance all have nearly the same ratio, for example if each launch is either quick or slow.
 """
+TURNS = 4
+"""Number of turns of each arm in a round until spreads are known; later it is the minimum."""
+TURN_SECONDS = 0.7
+"""Mean length of a turn, without the blocks of its reference, which trains without communication."""
+LEAD_SECONDS = 0.1
+"""Length of the first part of a turn, which is not timed because its steps take longer."""
+START_SECONDS = 3.0
+"""Minimum time to start the ranks of an arm, because they load torch."""
 _CLOSE_TO_END = 1.25
 """A look is left out if the run is planned to have less than this multiple of the look's rounds."""
 
@@ -126,6 +136,29 @@ def has_time_left(run: Run) -> bool:
     return planned_rounds(run) > rounds_done(run)
 
 
+def least_round_seconds(config: RunConfig, mode: str) -> float:
+    """Return the minimum time of a run's first round in seconds: its starts, and if arms take turns, these.
+
+    ``mode`` is that of ``Interleaved``.
+    """
+    turns = TURNS * TURN_SECONDS if mode == "blocks" else 0.0
+    return len(config.arms) * (START_SECONDS + turns)
+
+
+def least_seconds(run: Run, rounds: int) -> float:
+    """Return the minimum time of so many rounds in seconds, by their starts and turns alone.
+
+    If arms take turns, those of later rounds start side by side, one more than the cores have room for.
+    """
+    arms, mode = len(run.config.arms), run.interleaved.mode
+    first = least_round_seconds(run.config, mode)
+    spared = 0
+    if mode == "blocks":
+        ranks, cores = fullest_host(run)
+        spared = arms - math.ceil(arms / (1 + cores // ranks))
+    return rounds * first - (rounds - 1) * spared * START_SECONDS
+
+
 def expected_seconds(run: Run, rounds: int) -> float:
     """Return how many seconds the run takes from its first launch until it has ``rounds`` rounds.
 
@@ -134,6 +167,11 @@ def expected_seconds(run: Run, rounds: int) -> float:
     attempts = len([*run.launches, *run.discarded]) / len(run.config.arms)
     elapsed = elapsed_seconds(run)
     return elapsed + elapsed / attempts * max(0, rounds - rounds_done(run))
+
+
+def budget_for(run: Run, rounds: int) -> int:
+    """Return the budget, in seconds and whole minutes, that holds ``rounds`` rounds at the pace so far."""
+    return math.ceil(expected_seconds(run, rounds) / 60) * 60
 
 
 def elapsed_seconds(run: Run) -> float:

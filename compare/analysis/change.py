@@ -5,8 +5,8 @@ same arm under the other interpreter, round by round. So a gate shows a slower c
 synchronising. An arm passes if a one-sided test shows that it is not slower by the limit. It fails if its
 estimate exceeds the limit and its two-sided interval excludes 1. Otherwise it is open.
 
-``diff`` compares two runs. Machines change between them, so milliseconds say little. The cost of an arm is
-its step time over that of the control in the same round: T_S / T_0. Without a control in both runs, the
+``diff`` compares two runs. Machines change between them, so milliseconds say little. The figure of an arm is
+its speed over that of the control in the same round: T_0 / T_S. Without a control in both runs, the
 baseline takes its place. That describes changes and decides nothing, because no interval covers the state of
 the machine between two runs.
 """
@@ -21,6 +21,7 @@ import msgspec
 from compare.analysis.attested import ABSENT, spell, transport_of
 from compare.analysis.budget import ALPHA, FIRST_LOOK, cores_of, is_oversubscribed, looks, rounds_done
 from compare.analysis.figures import Estimate, Figures
+from compare.analysis.fitting import rounds_needed
 from compare.analysis.noise import withhold
 from compare.analysis.ranking import log_ratios
 from compare.analysis.verdict import Sample, Settled, Verdict, decide, judge, ratio_of, ratios_of
@@ -38,17 +39,17 @@ FREE_SETTINGS = {
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """How one arm changed, in ratios of the new figure over the old: above 1 is slower."""
+    """How one arm changed, in ratios of the new speed over the old one: above 1 is faster."""
 
     arm: str
     kind: Literal["slower", "faster", "not slower", "open"]
     """Kind of the change, by the look that settled it.
 
     - *slower* or *faster*: the interval excludes 1, and in a gate the estimate exceeds the limit
-    - *not slower*: ``at_most`` is within the limit of a gate
+    - *not slower*: ``least`` is within the limit of a gate
     - *open*: anything else
     """
-    ratio: float | None
+    speed_ratio: float | None
     """Geometric mean over the rounds; None without rounds, or if JSON cannot hold it."""
     low: float | None
     """Lower end of the ratio's interval; None if a side has a single round, or if JSON cannot hold it."""
@@ -58,10 +59,12 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """Confidence level of this interval, which is higher the more arms and looks a run has."""
     rounds: tuple[int, int]
     """Numbers of rounds of the old and of the new side."""
-    at_most: float | None = None
-    """Upper end of the ratio's one-sided interval, by which an arm of a gate passes; None for ``diff``."""
+    least: float | None = None
+    """Lower end of the ratio's one-sided interval, by which an arm of a gate passes; None for ``diff``."""
+    uneven_load: tuple[float, float] | None = None
+    """Cores that other programs used beside the new and the old side of a gate, as in `Verdict`."""
     old: Estimate | None = None
-    """Old figure: seconds per step in a gate, step time over the reference arm's in ``diff``."""
+    """Old figure: seconds per step in a gate, speed over the reference arm's in ``diff``."""
     new: Estimate | None = None
     """New figure, in the same unit."""
 
@@ -88,7 +91,7 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     new: str
     """Name of the new side."""
     reference: str
-    """Label of the arm whose step times divide those of ``diff``; empty for ``gate``."""
+    """Label of the arm over whose speed the speeds of ``diff`` are; empty for ``gate``."""
     changes: list[Change]
     limit: float | None = None
     """A slowdown of less than this fraction passes; None for ``diff``."""
@@ -97,7 +100,18 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     unlike: list[Difference] = []
     """Settings and hosts that should be equal but differ, so every format warns."""
     changed: list[Difference] = []
-    """Versions and transports that differ, and that may be the reason for a change."""
+    """Versions and transports that differ, which may be the reason for a change."""
+    rounds: int | None = None
+    """Number of rounds that a gate had; None for ``diff``."""
+    needed_rounds: int | None = None
+    """About how many rounds decide a gate that is open, by its spread; None if that is not known.
+
+    Before `FIRST_LOOK` rounds it is this number, because nothing is judged earlier.
+    """
+    needed_seconds: float | None = None
+    """How long these rounds take, at the measured pace."""
+    beyond_cores: bool = False
+    """Whether threads outnumber the cores in a gate, so that every change is open."""
     notes: list[str] = []
     """Warnings: noisy rounds, stopped runs, arms that only one side has."""
 
@@ -146,7 +160,7 @@ def weaknesses(figures: Figures) -> Iterator[str]:
 def outcome_of(changes: Sequence[Change]) -> Outcome:
     """Return a gate's outcome: *slower* if any arm is slower, *passed* if all arms pass, else *too noisy*.
 
-    A gate without any arm is *too noisy*.
+    So *too noisy* covers every gate that is open, for whichever reason, and a gate without any arm.
     """
     if any(change.kind == "slower" for change in changes):
         return "slower"
@@ -158,26 +172,26 @@ def judge_between(
 ) -> dict[str, Change]:
     """Judge how each arm changed between two independent runs, and return the changes by label of the arm.
 
-    ``old`` and ``new`` have the same labels, each with ln(step time / the reference arm's) of every round. An
+    ``old`` and ``new`` have the same labels, each with ln(speed / the reference arm's) of every round. An
     arm with fewer rounds than `FIRST_LOOK` in either run is open.
     """
     arms = list(old)
     if not arms:
         return {}
-    sample = Sample.between([old[arm] for arm in arms], [new[arm] for arm in arms])
+    sample = Sample.between([new[arm] for arm in arms], [old[arm] for arm in arms])
     decision = decide(sample, alpha, 0.0, Settled.none((len(arms),)))
     changes = {}
     for index, arm in enumerate(arms):
-        mean, half_width = float(-sample.mean[index]), float(decision.half_width[index])
+        mean, half_width = float(sample.mean[index]), float(decision.half_width[index])
         rounds = (len(old[arm]), len(new[arm]))
         kind: Literal["slower", "faster", "open"] = "open"
         if min(rounds) >= FIRST_LOOK and decision.settled.different[index]:
-            kind = "slower" if mean > 0 else "faster"
+            kind = "faster" if mean > 0 else "slower"
         low, high = ratios_of(mean, half_width)
         changes[arm] = Change(
             arm=arm,
             kind=kind,
-            ratio=ratio_of(mean),
+            speed_ratio=ratio_of(mean),
             low=low,
             high=high,
             level=1 - float(decision.alpha[index]),
@@ -187,17 +201,17 @@ def judge_between(
 
 
 def from_verdict(arm: str, verdict: Verdict) -> Change:
-    """Return a gate's verdict on the speed of an arm as a change of its step time."""
-    low, high = verdict.low, verdict.high
+    """Return a gate's verdict on an arm as a change."""
     return Change(
         arm=arm,
         kind="not slower" if verdict.kind == "same" else verdict.kind,
-        ratio=1 / verdict.speed_ratio,
-        low=1 / high if high else None,
-        high=1 / low if low else None,
+        speed_ratio=verdict.speed_ratio,
+        low=verdict.low,
+        high=verdict.high,
         level=verdict.level,
         rounds=(verdict.n, verdict.n),
-        at_most=1 / verdict.least if verdict.least else None,
+        least=verdict.least,
+        uneven_load=verdict.uneven_load,
     )
 
 
@@ -212,7 +226,7 @@ def with_twins(arms: Sequence[Arm], other: Interpreter) -> tuple[Arm, ...]:
 def judge_gate(figures: Figures) -> Changes | None:
     """Compare the step times of every arm with those of its twin; None if the run is not a gate.
 
-    Each ratio is the step time in this environment over that in the other one. An arm that shares no round
+    Each ratio is the speed in this environment over that in the other one. An arm that shares no round
     with its twin is left out, so the gate does not pass. If threads outnumber the cores, every change is
     open.
     """
@@ -242,6 +256,8 @@ def judge_gate(figures: Figures) -> Changes | None:
     first = {arm.label: launches[0].ranks[0] for arm in run.config.arms if (launches := run.of(arm))}
     more = ("ringside", "sources", "prefix")
     code = "its own" if other.own_sources else "this package's, by PYTHONPATH"
+    outcome = outcome_of(changes) if len(changes) == len(run.config.arms) // 2 else "too noisy"
+    needed, seconds = rounds_needed(run, verdicts.values()) if outcome == "too noisy" else (None, None)
     return Changes(
         command="gate",
         old=f"{other.executable} (torch {other.torch}; worker's code: {code})",
@@ -249,11 +265,15 @@ def judge_gate(figures: Figures) -> Changes | None:
         limit=limit,
         reference="",
         changes=changes,
-        outcome=outcome_of(changes) if len(changes) == len(run.config.arms) // 2 else "too noisy",
+        outcome=outcome,
+        rounds=rounds_done(run),
+        needed_rounds=needed,
+        needed_seconds=seconds,
+        beyond_cores=is_oversubscribed(run),
         changed=differences_of(
             (versions_of(new, first[twin[new]], *more), versions_of(new, first[new], *more)) for new in ratios
         ),
-        notes=list(_gate_notes(figures, uneven=any(one.uneven_load for one in verdicts.values()))),
+        notes=[f"{phrase[0].upper()}{phrase[1:]}." for phrase in weaknesses(figures)],
     )
 
 
@@ -263,18 +283,6 @@ def pairs_of(arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm]]:
         twin = next((a for a in arms if a.against and (a.backend, a.given) == (new.backend, new.given)), None)
         if new.against is None and twin:
             yield new, twin
-
-
-def _gate_notes(figures: Figures, *, uneven: bool) -> Iterator[str]:
-    run = figures.run
-    if uneven:
-        yield (
-            "Other programs ran beside one side more than beside the other. "
-            "That may explain or hide a difference."
-        )
-    yield from (f"{phrase[0].upper()}{phrase[1:]}." for phrase in weaknesses(figures))
-    if not is_oversubscribed(run) and rounds_done(run) < FIRST_LOOK:
-        yield f"Nothing is judged before round {FIRST_LOOK}."
 
 
 # ---- two runs ----
@@ -293,16 +301,16 @@ def diff(old: Run, new: Run, names: tuple[str, str]) -> Changes:
     reference, arms = _common_arms(*figures)
     both = [reference, *arms]
     unlike = differences_of(zip(_conditions_of(old, both), _conditions_of(new, both), strict=True))
-    costs = [{arm.label: _log_costs(side, arm, reference) for arm in arms} for side in figures]
+    speeds = [{arm.label: log_ratios(side, arm.label, reference.label) for arm in arms} for side in figures]
     ranked = not is_oversubscribed(old) and not is_oversubscribed(new)
     changes = [
         msgspec.structs.replace(
             change,
             kind=change.kind if ranked else "open",
-            old=Estimate.of(costs[0][arm]).exponential(),
-            new=Estimate.of(costs[1][arm]).exponential(),
+            old=Estimate.of(speeds[0][arm]).exponential(),
+            new=Estimate.of(speeds[1][arm]).exponential(),
         )
-        for arm, change in judge_between(*costs).items()
+        for arm, change in judge_between(*speeds).items()
     ]
     return Changes(
         command="diff",
@@ -316,13 +324,8 @@ def diff(old: Run, new: Run, names: tuple[str, str]) -> Changes:
     )
 
 
-def _log_costs(figures: Figures, arm: Arm, reference: Arm) -> list[float]:
-    """Return ln(the arm's step time / the reference arm's) of every round that both arms have."""
-    return [-ratio for ratio in log_ratios(figures, arm.label, reference.label)]
-
-
 def _common_arms(old: Figures, new: Figures) -> tuple[Arm, list[Arm]]:
-    """Return the reference arm, whose step times divide the others', and the arms to compare.
+    """Return the reference arm, over whose speed the others' are, and the arms to compare.
 
     Raises:
         OutputError: the runs share no reference arm, or no other arm that synchronises.
@@ -336,7 +339,7 @@ def _common_arms(old: Figures, new: Figures) -> tuple[Arm, list[Arm]]:
         if reference
         and arm != reference
         and arm.traits.synchronises
-        and all(_log_costs(side, arm, reference) for side in (old, new))
+        and all(log_ratios(side, arm.label, reference.label) for side in (old, new))
     ]
     if reference is None or not arms:
         finished = (", ".join(arm for arm, rounds in side.by_arm.items() if rounds) for side in (old, new))

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from compare.analysis.figures import OTHER_LOAD_LIMIT, Estimate, load_of_others
 from compare.schema.collectives import CollectivesRun, Exchange, SizeTiming, SweepLaunch
 
 _TOLERANCE = 0.05
@@ -72,6 +73,8 @@ class GroupAtSize(msgspec.Struct, frozen=True, kw_only=True):
     """Rank of the root; -1 if the collective has none."""
     seconds: Spread | None
     """Times of the slowest rank in each iteration, in seconds; None if nothing was timed."""
+    launch_medians: Estimate | None
+    """Median seconds of each launch: their geometric mean with its interval; None if nothing was timed."""
     algorithm_bandwidth: float | None
     """Message bytes over the median time, in bytes per second; None for a barrier or without times."""
     bus_bandwidth: float | None
@@ -106,19 +109,31 @@ def summarise_sweeps(run: CollectivesRun) -> list[GroupAtSize]:
 
 
 def quickest(rows: Iterable[GroupAtSize]) -> str:
-    """Return the group with the shortest median at one size, if its quartiles lie below those of all others.
+    """Return the group that is quickest at one size; empty if none is clearly so.
 
-    The result is empty if they do not. Groups without times, or with wrong results, do not count.
+    Its quartiles, and the interval of its launches' medians, must lie below those of all other groups. Groups
+    without times, or with wrong results, do not count.
     """
-    timed = sorted(
-        (row.seconds.median, row.seconds.low, row.seconds.high, row.group)
+    timed = [
+        (row.seconds, row.launch_medians, row.group)
         for row in rows
-        if row.seconds and not row.wrong
-    )
+        if row.seconds and row.launch_medians and not row.wrong
+    ]
     if not timed:
         return ""
-    (_, _, high, group), *others = timed
-    return group if all(high < low for _, low, _, _ in others) else ""
+    first, *others = sorted(timed, key=lambda one: one[0].median)
+    is_clear = all(
+        first[0].high < spread.low and first[1].high < medians.low and medians.method == "t"
+        for spread, medians, _ in others
+    )
+    return first[2] if is_clear else ""
+
+
+def noisy_rounds(run: CollectivesRun) -> list[int]:
+    """Return the numbers of the rounds with a launch beside which other processes used too many CPUs."""
+    return sorted(
+        {launch.round for launch in run.launches if load_of_others(launch.ranks) > OTHER_LOAD_LIMIT}
+    )
 
 
 def bus_factor(collective: str, ranks: int) -> float:
@@ -147,11 +162,11 @@ def _at_size(run: CollectivesRun, group: str, index: int, exchange: Exchange, nb
     launches = [launch for launch in run.launches if launch.group == group]
     timings = [rank.timings[index] for launch in launches for rank in launch.ranks]
     # An iteration takes as long as its slowest rank.
-    samples = [
-        max(ns) / 1e9
+    by_launch = [
+        [max(ns) / 1e9 for ns in zip(*(rank.timings[index].ns for rank in launch.ranks), strict=True)]
         for launch in launches
-        for ns in zip(*(rank.timings[index].ns for rank in launch.ranks), strict=True)
     ]
+    samples = [seconds for of_launch in by_launch for seconds in of_launch]
     seconds = _spread(samples) if samples else None
     status, problem = _status(run, group, timings) if seconds is None else ("timed", "")
     bandwidth = nbytes / seconds.median if seconds and nbytes else None
@@ -167,6 +182,9 @@ def _at_size(run: CollectivesRun, group: str, index: int, exchange: Exchange, nb
         operation=exchange.operation,
         root=exchange.root,
         seconds=seconds,
+        launch_medians=Estimate.geometric(map(statistics.median, filter(None, by_launch)))
+        if samples
+        else None,
         algorithm_bandwidth=bandwidth,
         bus_bandwidth=bandwidth * factor if bandwidth else None,
         wrong=sum(timing.wrong for timing in timings) if seconds and nbytes else None,

@@ -17,12 +17,13 @@ from compare.analysis.collectives import Form
 from compare.analysis.figures import Estimate, LaunchFigures
 from compare.schema.results import Launch, RankResult
 
-Schedule: TypeAlias = Literal["after", "overlap", "fused"]
+Schedule: TypeAlias = Literal["after", "overlap", "fused", "shards"]
 """When the calls of a step run.
 
 - ``after``: after the backward pass
 - ``overlap``: during the backward pass, each as soon as its bucket is full
 - ``fused``: one after another, each with all gradients that are ready by then
+- ``shards``: before and after each unit computes, in forward and in backward
 """
 MIB = 1 << 20
 _DEFAULT_CAP_MIB = 25
@@ -51,10 +52,13 @@ def split_collectives(launch: LaunchFigures) -> Call | None:
     n a, because large messages may pass more slowly than those of the sweep.
 
     The result is None if the collectives were not timed, or if the sweep has fewer than two sizes or no
-    cost. It is also None for several calls of a library that fuses them into an unknown number of messages.
+    cost, as where a step mixes several kinds of collectives. It is also None for several calls of a library
+    that fuses them into an unknown number of messages.
     """
     seconds, points = launch.collective_seconds, sweep_points(launch.ranks)
     sizes = launch.ranks[0].message_bytes
+    if launch.ranks[0].calls:
+        return None
     fuses = "fusion_bytes" in launch.ranks[0].attestation["group"]
     if not seconds or len(points) < 2 or (fuses and len(sizes) > 1):  # noqa: PLR2004 -- a line takes two
         return None

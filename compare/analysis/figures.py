@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple, Self
 
 import msgspec
 
-from compare.schema.results import Block, Launch, Mode, Run
+from compare.schema.collectives import RankSweep
+from compare.schema.results import Block, Launch, Mode, RankResult, Run
 
 OTHER_LOAD_LIMIT = 0.10
 """A launch is noisy if other processes use more than this share of the CPUs of a host."""
@@ -149,12 +150,12 @@ class LaunchFigures:
         one kernel and the same CPUs are one machine, as in a rehearsal. Their packets are this kernel's own
         work, so what it does in interrupts does not count there.
         """
-        return max([0.0, *(cores for cores, _ in self._cores_of_others())])
+        return max([0.0, *(cores for cores, _ in _cores_of_others(self.ranks))])
 
     @property
     def other_cpu_load(self) -> float:
         """Return the share of the busiest host's CPUs that other processes used, as in `other_cores`."""
-        return max([0.0, *(cores / cpus for cores, cpus in self._cores_of_others())])
+        return load_of_others(self.ranks)
 
     @property
     def is_noisy(self) -> bool:
@@ -188,21 +189,30 @@ class LaunchFigures:
         blocks = [[b.phases for b in rank.blocks if b.mode == mode and b.phases] for rank in self.ranks]
         return [of_rank[0] for of_rank in blocks] if all(blocks) else []
 
-    def _cores_of_others(self) -> Iterator[tuple[float, int]]:
-        """Yield, for each host, how many cores other processes used, and how many CPUs the ranks may use."""
-        machines = {
-            rank.host: (rank.machine.boot_id or rank.host, rank.attestation.get("affinity"))
-            for rank in self.ranks
-            if rank.machine
-        }
-        for rank in self.ranks:
-            if rank.machine is not None:
-                here = [one for one in self.ranks if machines.get(one.host) == machines[rank.host]]
-                busy_ns = rank.machine.busy_ns
-                if rank.machine.processes_ns is not None and len({one.host for one in here}) > 1:
-                    busy_ns = min(busy_ns, rank.machine.processes_ns)
-                other_ns = busy_ns - sum(one.cpu_ns for one in here)
-                yield other_ns / rank.machine.wall_ns, rank.machine.cpus
+
+def load_of_others(ranks: Sequence[RankResult | RankSweep]) -> float:
+    """Return the share of the busiest host's CPUs that other processes used beside the ranks of a launch.
+
+    It is 0 if no host recorded its load.
+    """
+    return max([0.0, *(cores / cpus for cores, cpus in _cores_of_others(ranks))])
+
+
+def _cores_of_others(ranks: Sequence[RankResult | RankSweep]) -> Iterator[tuple[float, int]]:
+    """Yield, for each host, how many cores other processes used, and how many CPUs the ranks may use."""
+    machines = {
+        rank.host: (rank.machine.boot_id or rank.host, rank.attestation.get("affinity"))
+        for rank in ranks
+        if rank.machine
+    }
+    for rank in ranks:
+        if rank.machine is not None:
+            here = [one for one in ranks if machines.get(one.host) == machines[rank.host]]
+            busy_ns = rank.machine.busy_ns
+            if rank.machine.processes_ns is not None and len({one.host for one in here}) > 1:
+                busy_ns = min(busy_ns, rank.machine.processes_ns)
+            other_ns = busy_ns - sum(one.cpu_ns for one in here)
+            yield other_ns / rank.machine.wall_ns, rank.machine.cpus
 
 
 class Figures:

@@ -1,7 +1,7 @@
-"""Judge the samples and the last step of a proof, and state what it leaves open and why one fails.
+"""Judge the samples and the last step of a proof, and state why one fails.
 
 A user's own loader must give every rank samples of its own. After its training, each replica takes one more
-step, which is checked. A passed proof leaves open all errors with which a step would have passed as well.
+step, which is checked.
 
 A step updates the parameters by a sum of the gradients of all shards, and each rank usually has one shard.
 The share of a gradient is its factor in that sum, times the number of shards. In the mean, every share is 1.
@@ -10,7 +10,7 @@ The share of a gradient is its factor in that sum, times the number of shards. I
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -18,7 +18,7 @@ import msgspec
 from compare.schema.arms import Arm
 from compare.schema.parity import EndStep, ParityPass, PassKind, WrongStep
 from compare.schema.results import Gate, RankResult
-from compare.text import counted
+from compare.text import percent
 
 GateName: TypeAlias = Literal["ranks", "samples", "float64", "float32", "end"]
 _RATE_IN_PLACE_OF_ZERO = 1e9
@@ -28,10 +28,6 @@ _RATE_TOLERANCE = 1e-4
 _MOST_SHARED = 0.5
 """If ranks share this part of their samples or more, duplicates in the data set cannot explain it."""
 _SHARDING_ADVICE = "Use torch's DistributedSampler with num_replicas and rank."
-_SHOWN_NAMES = 3
-"""A list shows this number of names, and counts the others."""
-_MEAN_TOLERANCE = 1e-6
-"""Rounding explains no larger distance of the combined batch's gradient from the ranks' mean, as a share."""
 _SHARE_TOLERANCE = 1e-3
 """A share counts as a value if it differs by no more than this.
 
@@ -107,7 +103,7 @@ def check_samples(arm: Arm, ranks: list[RankResult]) -> Gate | None:
     elif equal:
         found = f"Ranks {equal[0][0]} and {equal[0][1]} begin with the same batch. {_SHARDING_ADVICE}"
     elif shared >= _MOST_SHARED:
-        found = f"{shared:.0%} of a rank's first samples are also another rank's. {_SHARDING_ADVICE}"
+        found = f"{percent(shared)} of a rank's first samples are also another rank's. {_SHARDING_ADVICE}"
     elif known and known[most] - known[least] > batch["samples"]:
         found = (
             f"An epoch has {known[least]} samples on rank {least} and {known[most]} on rank {most}, so their "
@@ -186,63 +182,6 @@ def _wrong_gradients(end: EndStep, error: float) -> str:
     return f"{found}. They are {times}." if is_multiple else f"{found}."
 
 
-# ---- what a passed proof leaves open ----
-
-
-def why_nothing_proven(arm: Arm, ranks: int, proof: ParityPass) -> tuple[str, str] | None:
-    """Return why a passed proof proves nothing, and what the user can do; None if it proves something.
-
-    Older results do not record which wrong steps would pass as well, so they count as proving something.
-    """
-    if not proof.trainable:
-        return None
-    untold = {kind: len(names) == proof.trainable for kind, names in proof.untold.items()}
-    if untold.get("none"):
-        return (
-            f"no parameter moves in {proof.steps} steps: every gradient is zero, or the learning rate is",
-            "Does the loss depend on the data and on the model? Are the inputs zero?",
-        )
-    if not arm.traits.communicates:
-        return None
-    if ranks == 1:
-        return "one rank synchronises nothing", "Take two ranks or more: -np 2."
-    if untold.get("alone"):
-        return (
-            "each rank's own gradient is already the mean, so a step without communication would pass",
-            "Do all ranks get the same samples, or does the loss not depend on them?",
-        )
-    return None
-
-
-def open_points(proof: ParityPass) -> Iterator[str]:
-    """Yield a phrase for each point that a passed proof leaves open.
-
-    A point is a list of parameters, the user's ``before_step``, or a loss that is not a mean over samples.
-    """
-    unmoved = set(proof.untold.get("none", []))
-    alone = [name for name in proof.untold.get("alone", []) if name not in unmoved]
-    sums = [name for name in proof.untold.get("sum", []) if name not in unmoved and name not in alone]
-    if unmoved:
-        yield f"not proven, because their gradients are zero: {shorten(sorted(unmoved))}"
-    if alone:
-        yield f"a step without communication would pass as well with these parameters: {shorten(alone)}"
-    if sums:
-        yield f"a sum in place of the mean would pass as well with these parameters: {shorten(sums)}"
-    if proof.acted and not any(proof.acted):
-        yield "before_step changed no gradient, so what it does is not proven"
-    if proof.combined is not None and proof.combined > _MEAN_TOLERANCE:
-        yield (
-            f"the mean over the ranks is {proof.combined:.2g} of its size away from the gradient of the "
-            "combined batch, as with a mean per token or a summed loss"
-        )
-
-
-def shorten(names: Sequence[str]) -> str:
-    """Return the first three names, joined by commas, and the number of the others."""
-    more = len(names) - _SHOWN_NAMES
-    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {counted(more, 'other')}" if more > 0 else "")
-
-
 # ---- the likely cause of a wrong step ----
 
 
@@ -269,7 +208,7 @@ def diagnose(passes: Mapping[int, ParityPass], *, in_shards: bool = False) -> st
         return _DIVERGES if diverges else _DIFFERENT_ENDS
     rank, step = first
     agree = len({parity_pass.hash for parity_pass in passes.values()}) == 1 and not in_shards
-    cause = _cause(_with_shares(step, passes[rank]), agree=agree)
+    cause = _cause(step, passes[rank], agree=agree)
     if not cause and step.step > 1:
         cause = "Something is left over from the step before, or a rank leaves out a part."
     elif not cause and in_shards:
@@ -296,7 +235,7 @@ def why_incomparable(passes: Mapping[int, ParityPass], *, own_step: bool) -> tup
     if all(step.rounded and _is_near(step.rate, 1) for step in wrong):
         return _ROUNDING_STEP
     rank, step = first
-    if step.structure and not _cause(_with_shares(step, passes[rank]), agree=True):
+    if step.structure and not _cause(step, passes[rank], agree=True):
         return f"its step is not a plain step of one loss ({step.structure})", _REFERENCE_ADVICE
     return None
 
@@ -327,11 +266,12 @@ def _place(rank: int, wrong: WrongStep) -> str:
     return f"Rank {rank} is wrong from step {wrong.step}: {wrong.parameter}{only} is {size}."
 
 
-def _cause(wrong: WrongStep, *, agree: bool) -> str:
+def _cause(wrong: WrongStep, parity_pass: ParityPass, *, agree: bool) -> str:
     """Return a sentence with the likely cause of a wrong update; empty if its shares have no known meaning.
 
     ``agree`` is whether all ranks end with the same parameters.
     """
+    wrong = _with_shares(wrong, parity_pass)
     if wrong.difference is None:
         return "The loss or a gradient is not a number."
     if not wrong.shares or wrong.unexplained is None or wrong.unexplained > _SHARE_TOLERANCE:
@@ -342,8 +282,32 @@ def _cause(wrong: WrongStep, *, agree: bool) -> str:
         return f"It contains {wrong.left_over:.2g} times the update before, so gradients are not reset."
     shares = [share / wrong.kept for share in wrong.shares]
     if all(_is_near(share, shares[0]) for share in shares):
-        return _cause_of_multiple(shares[0], wrong)
-    return _cause_of_unequal_shares(shares, agree=agree, is_first_step=wrong.step == 1)
+        return _cause_of_multiple(shares[0], wrong, len(parity_pass.shard_of_rank) or len(shares))
+    incomplete = _incomplete_shards(shares, parity_pass) if parity_pass.shard_of_rank else ""
+    return incomplete or _cause_of_unequal_shares(shares, agree=agree, is_first_step=wrong.step == 1)
+
+
+def _incomplete_shards(shares: list[float], parity_pass: ParityPass) -> str:
+    """Return that ranks are missing from a mean in which several took each shard; empty if none are.
+
+    The share of a shard is the number of its gradients in the mean, over the number of its ranks.
+    """
+    each = parity_pass.summands // len(shares)
+    counts = [round(share * each) for share in shares]
+    if not all(_is_near(share, count / each) for share, count in zip(shares, counts, strict=True)):
+        return ""
+    few, many = (
+        " and ".join(
+            f"{abs(each - count)} of ranks {', '.join(map(str, parity_pass.ranks_of(shard)))}"
+            for shard, count in enumerate(counts)
+            if (count - each) * sign > 0
+        )
+        for sign in (-1, 1)
+    )
+    if not few or any(count < 0 for count in counts):
+        return ""
+    again = f", and others are in it again, of {many}" if many else ": these skip, or send zeros"
+    return f"Gradients are missing from the mean, of {few}{again}."
 
 
 def _cause_of_unequal_shares(shares: list[float], *, agree: bool, is_first_step: bool) -> str:
@@ -370,9 +334,8 @@ def _cause_of_unequal_shares(shares: list[float], *, agree: bool, is_first_step:
     )
 
 
-def _cause_of_multiple(share: float, wrong: WrongStep) -> str:
-    """Return the likely cause of an update that is ``share`` times the right one."""
-    count = len(wrong.shares)
+def _cause_of_multiple(share: float, wrong: WrongStep, count: int) -> str:
+    """Return the likely cause of an update of ``count`` gradients that is ``share`` times the right one."""
     rate = (
         f"The learning rate is {wrong.rate:.3g} times the right one. Is it scaled by the number of ranks, is "
         "its schedule stepped more than once, or does the workload lack the same schedule?"

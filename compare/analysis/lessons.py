@@ -9,10 +9,16 @@ import msgspec
 from compare.analysis.collectives import FORM_FROM_BYTES, FORMS, OfRanks, others_share
 from compare.analysis.cost_model import Schedule, split_collectives
 from compare.analysis.figures import LaunchFigures
-from compare.analysis.measured import MODES_WITHOUT_ALL_REDUCE, form_of, library_of, schedule_of
+from compare.analysis.measured import (
+    MODES_WITHOUT_ALL_REDUCE,
+    form_of,
+    library_of,
+    schedule_of,
+    sent_by_call,
+)
 from compare.analysis.summary import ArmSummary, Summary
 from compare.schema.arms import Arm
-from compare.schema.results import RankResult, Run
+from compare.schema.results import Launch, RankResult, Run
 
 _MODES_WITH_KNOWN_BYTES: dict[str, tuple[OfRanks, OfRanks | None]] = {
     "ring": (lambda n: 2 * others_share(n), lambda n: 2 * (n - 1)),
@@ -23,6 +29,26 @@ _MODES_WITH_KNOWN_BYTES: dict[str, tuple[OfRanks, OfRanks | None]] = {
 
 The rounds are None if they depend on the library.
 """
+
+
+class SentCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """All calls of one collective in a step, among the same number of ranks."""
+
+    collective: str
+    ranks: int
+    """Number of ranks that take part in a call."""
+    count: int
+    message_bytes: int
+    """Bytes of all messages together."""
+    sent: float
+    """Bytes that a rank sends on average, divided by ``message_bytes``."""
+    on_one_host: bool
+    """Whether every call stays among the ranks of one host, though the run has several hosts."""
+
+    @property
+    def sent_bytes(self) -> float:
+        """Return the bytes that a rank sends on average, calculated from the algorithm and not counted."""
+        return self.sent * self.message_bytes
 
 
 class Lesson(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +62,10 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
     form: str
     """Name of the algorithm of the arm's calls; empty if it is not known."""
     sent_bytes: float | None
-    """Bytes that the busiest rank sends in a step, calculated from the algorithm and not counted."""
+    """Bytes that the busiest rank sends in a step, calculated from the algorithm and not counted.
+
+    Where calls were recorded, it is the mean over ranks, because another rank is the root of each broadcast.
+    """
     messages_in_a_row: float | None
     """Number of a call's messages that wait for each other in a row, calculated from the algorithm."""
     schedule: Schedule | None
@@ -45,8 +74,8 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of a step's calls that do not depend on message sizes, measured without training."""
     fusion_bytes: int
     """Maximum number of bytes that the library fuses into one message; 0 if it does not fuse."""
-    gathers: int | None = None
-    """How often a step gathers the parameters, if ranks hold shards of them; None if each holds them all."""
+    calls: list[SentCalls] = []
+    """The collectives of a step by their kind, if they were recorded; otherwise empty."""
 
     @property
     def in_shared_memory(self) -> bool:
@@ -70,7 +99,7 @@ def _lesson(run: Run, arm: Arm, figures: ArmSummary) -> Lesson:
         if mode in MODES_WITHOUT_ALL_REDUCE
         else [split_collectives(LaunchFigures(launch)) for launch in launches]
     )
-    gathers = _gathers(rank, run.config.accumulate) if arm.traits.in_shards else None
+    calls = _sent_calls(launches[-1])
     shares = [parts.latency / parts.seconds for parts in timed if parts]
     collective = figures.detail.collective_seconds
     return Lesson(
@@ -82,29 +111,35 @@ def _lesson(run: Run, arm: Arm, figures: ArmSummary) -> Lesson:
         form=name,
         sent_bytes=sent(ranks) * sum(rank.message_bytes)
         if sent
-        else _sent_in_shards(figures, gathers, ranks),
+        else sum(each.sent_bytes for each in calls) or None,
         messages_in_a_row=rounds(ranks) if rounds else None,
         schedule=schedule_of(rank) if rank.message_bytes else None,
         fixed_seconds=statistics.fmean(shares) * collective.mean if shares and collective else None,
         fusion_bytes=int(group.get("fusion_bytes", 0)),
-        gathers=gathers,
+        calls=calls,
     )
 
 
-def _gathers(rank: RankResult, passes: int) -> int | None:
-    """Return how often a step gathers all parameters that are held in shards; None if it is not known.
-
-    Each pass gathers them before forward. It gathers them again before backward, but not those of the model's
-    own unit, which is the only one if no layer is a unit by itself.
-    """
-    units = rank.attestation.get("replica", {}).get("units")
-    return None if units is None else passes * (2 if units > 1 else 1)
-
-
-def _sent_in_shards(figures: ArmSummary, gathers: int | None, ranks: int) -> float | None:
-    """Return the bytes that a rank sends in a step to gather parameters, and once to sum the gradients."""
-    whole = figures.detail.gradient_bytes
-    return None if gathers is None else (gathers + 1) * others_share(ranks) * whole
+def _sent_calls(launch: Launch) -> list[SentCalls]:
+    """Return the recorded calls of a step by collective and number of ranks, in the order of their first."""
+    rank, hosts = launch.ranks[0], [rank.host for rank in launch.ranks]
+    everyone = list(range(len(hosts)))
+    by_kind: dict[tuple[str, int, bool], list[int]] = {}
+    for call in rank.calls:
+        ranks = call.ranks or everyone
+        on_one_host = len(set(hosts)) > 1 and len({hosts[one] for one in ranks}) == 1
+        by_kind.setdefault((call.collective, len(ranks), on_one_host), []).append(call.message_bytes)
+    return [
+        SentCalls(
+            collective=collective,
+            ranks=ranks,
+            count=len(sizes),
+            message_bytes=sum(sizes),
+            sent=sent_by_call(library_of(rank), collective, ranks),
+            on_one_host=on_one_host,
+        )
+        for (collective, ranks, on_one_host), sizes in by_kind.items()
+    ]
 
 
 def _algorithm(rank: RankResult, mode: str, ranks: int) -> tuple[str, OfRanks, OfRanks | None] | None:
@@ -113,7 +148,7 @@ def _algorithm(rank: RankResult, mode: str, ranks: int) -> tuple[str, OfRanks, O
     The last two are functions of the number of ranks, and the bytes are divided by those of the messages. The
     result is None if the algorithm is not known, and the rounds are None if only they are not known.
     """
-    if ranks < 2 or not rank.message_bytes:  # noqa: PLR2004 -- one rank sends nothing
+    if ranks < 2 or not rank.message_bytes or rank.calls:  # noqa: PLR2004 -- one rank sends nothing
         return None
     if mode in _MODES_WITH_KNOWN_BYTES:
         return mode, *_MODES_WITH_KNOWN_BYTES[mode]

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from compare.analysis.budget import is_oversubscribed
-from compare.analysis.collectives import FORMS, Form
+from compare.analysis.collectives import FORMS, Form, others_share
 from compare.analysis.cost_model import (
     Call,
     Curve,
@@ -38,6 +38,8 @@ _FORM_BY_LIBRARY = {
 
 Horovod over MPI has that of Open MPI.
 """
+_FORM_BY_CALL = {("torch.distributed gloo", "reduce_scatter"): "ring all-reduce"}
+"""The algorithm of a collective of torch.distributed where it is not a ring, as counted bytes have shown."""
 Limit: TypeAlias = Literal["computing", "bandwidth", "latency", "skew", "copies"]
 GOODPUT = {"ring": 0.94, "Rabenseifner": 0.64}
 """Share of a link's rate that all-reduces reached in measurements with known links, by algorithm.
@@ -71,6 +73,11 @@ class MeasuredLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of each gradient, and the seconds from the end of the forward pass until it is ready."""
     messages: list[float]
     """Bytes of each call in a step."""
+    shares: list[float] = []
+    """For each call of a step in shards, its bytes and rounds divided by those of a ring all-reduce.
+
+    The list is empty if every call is an all-reduce.
+    """
     points: list[tuple[float, float]]
     """Message bytes and seconds of the group's all-reduce without training, with rising bytes."""
     residuals: list[float]
@@ -136,6 +143,12 @@ def _reasons_of_calls(rank: RankResult) -> Iterator[str]:
     group, replica = rank.attestation["group"], rank.attestation.get("replica", {})
     if not rank.message_bytes or replica.get("comm_hook", "none") != "none":
         yield "its calls are not an all-reduce of its gradients"
+    if any(call.ranks for call in rank.calls):
+        yield "predictions have no model of replicas in shards"
+    if any(call.collective == "broadcast" for call in rank.calls):
+        yield "predictions have no model of its broadcasts"
+    if rank.calls and library_of(rank) != "torch.distributed gloo":
+        yield "its collectives overlap with computing, and predictions have no model of that"
     if replica.get("mode") in MODES_WITHOUT_ALL_REDUCE:
         yield f"predictions have no model of mode={replica['mode']}"
     if len(rank.sweep) < 2:  # noqa: PLR2004 -- a curve takes two
@@ -162,9 +175,24 @@ def form_of(rank: RankResult) -> str:
     return _FORM_BY_LIBRARY.get("Open MPI" if by_mpi else library_of(rank), "")
 
 
+def sent_by_call(library: str, collective: str, ranks: int) -> float:
+    """Return the bytes that a rank sends in a call of torch.distributed, divided by those of its message.
+
+    It is the mean over the ranks that take part. ``library`` is that of `library_of`.
+    """
+    if ranks < 2:  # noqa: PLR2004 -- one rank sends nothing
+        return 0.0
+    if collective == "broadcast":
+        return others_share(ranks)  # all but the root receive it once
+    name = _FORM_BY_CALL.get((library, collective), "ring")
+    return next(form for form in FORMS[collective] if form.name == name).sent(ranks)
+
+
 def schedule_of(rank: RankResult) -> Schedule:
     """Return when the calls of a step run, by the strategy and the library that the rank attests."""
     replica = rank.attestation.get("replica", {})
+    if rank.calls:
+        return "shards"
     if replica.get("mode") == "optimizer":
         return "fused"
     # MPI makes progress only inside its calls, so nothing overlaps.
@@ -202,6 +230,7 @@ def _measured_launch(launch: Launch, link: Link | None) -> MeasuredLaunch:
             for same in zip(*(rank.gradients for rank in launch.ranks), strict=True)
         ],
         messages=[float(size) for size in first.message_bytes],
+        shares=[_share_of_all_reduce(library_of(first), call.collective) for call in first.calls],
         # Other programs only make calls slower. No point is faster than one of a smaller message.
         points=list(zip(sizes, accumulate(seconds, max), strict=True)),
         residuals=[step - statistics.fmean(of_rank) for of_rank in steps for step in of_rank],
@@ -209,6 +238,16 @@ def _measured_launch(launch: Launch, link: Link | None) -> MeasuredLaunch:
         bits_per_second=link.bits_per_second if link else None,
         latency_seconds=link.latency_seconds if link else 0.0,
     )
+
+
+def _share_of_all_reduce(library: str, collective: str) -> float:
+    """Return the rounds and bytes of a collective's ring, divided by those of a ring all-reduce.
+
+    A ring all-reduce is a reduce-scatter followed by an all-gather, so the share is the same among any number
+    of ranks.
+    """
+    whole = collective == "all_reduce" or (library, collective) in _FORM_BY_CALL
+    return 1.0 if whole else 0.5
 
 
 # ---- one step elsewhere ----
@@ -289,6 +328,11 @@ def _timeline(measured: MeasuredLaunch, network: Network, messages: Sequence[flo
     def call(nbytes: float) -> Call:
         return predict_call(measured.curve, measured.all_reduce, measured.ranks, nbytes, network)
 
+    if measured.schedule == "shards":  # over Gloo, computing waits for each call
+        of_step = [(call(nbytes), share) for nbytes, share in zip(messages, measured.shares, strict=True)]
+        latency = sum(one.latency * share for one, share in of_step)
+        calls = Call(latency, sum(one.wire * share for one, share in of_step))
+        return measured.compute_seconds + calls.seconds, calls
     end, calls = simulate_calls(
         measured.schedule,
         measured.ready,

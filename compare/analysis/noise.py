@@ -10,7 +10,7 @@ Another program may also run while one arm trains, and rest while its rival does
 a slower arm, but the kernel counts the busy time of the CPUs in the turns of every arm. It is compared in
 cores, because a busy core delays the ranks of 64 CPUs as it delays those of two. A verdict is withheld if the
 t interval of the difference excludes zero, because the far end of that interval shows how much the load may
-explain. ``docs/method.md`` has the reasons, and what was measured and simulated.
+explain. ``docs/method.md`` states the limits of both tests, and what they do not see.
 
 Power is the probability that a true difference is found. Its usual value is 0.8 (J. Cohen, "Statistical
 power analysis for the behavioral sciences", 2nd ed., 1988). The t statistic of n paired rounds follows the

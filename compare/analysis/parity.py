@@ -31,12 +31,10 @@ from compare.analysis.gates import (
     describe_bend,
     diagnose,
     failed_gate,
-    open_points,
     pass_of,
-    shorten,
     why_incomparable,
-    why_nothing_proven,
 )
+from compare.analysis.open_points import open_points, shorten, why_nothing_proven
 from compare.errors import ParityError
 from compare.schema.arms import Arm
 from compare.schema.job import PASSES, Proof
@@ -64,9 +62,8 @@ _OUTCOMES_WORST_FIRST: tuple[Outcome, ...] = ("failed", "incomparable", "nothing
 _UNTRAINED_ERROR = 1.0
 """All updates together of an arm that rounds or compresses may have this relative error.
 
-The error is a share of the single process's update, so an arm that trains nothing has the error 1.
-``docs/method.md`` has the errors of right arms and of wrong ones. The largest relative difference of a step
-does not separate them.
+The error is a share of the single process's update, so an arm that trains nothing has the error 1. The
+largest relative difference of a step does not separate right arms from wrong ones.
 """
 
 
@@ -231,7 +228,7 @@ def _check_pass(arm: Arm, ranks: list[RankResult], kind: PassKind) -> Gate:
         return _check_lossy_steps(arm, passes[0], name)
     steps_once = all(count == 1 for one in passes.values() for count in one.optimizer_steps)
     if arm.exact and same and steps_once and all(one.is_exact for one in passes.values()):
-        return _check_right_steps(arm, len(ranks), passes[0], name)
+        return _check_right_steps(arm, len(ranks), passes[0], name, pass_of(ranks[0], "float64"))
     return _check_wrong_steps(arm, passes, name)
 
 
@@ -256,8 +253,13 @@ def _check_wrong_steps(arm: Arm, passes: dict[int, ParityPass], name: GateName) 
     )
 
 
-def _check_right_steps(arm: Arm, ranks: int, first: ParityPass, name: GateName) -> Gate:
-    """Return the gate of a pass without a wrong step: passed, or *nothing* if it proves nothing."""
+def _check_right_steps(
+    arm: Arm, ranks: int, first: ParityPass, name: GateName, exact: ParityPass | None
+) -> Gate:
+    """Return the gate of a pass without a wrong step: passed, or *nothing* if it proves nothing.
+
+    ``exact`` is the float64 pass of the same rank, if there is one.
+    """
     figure, limit = _worst_difference(first)
     if empty := why_nothing_proven(arm, ranks, first):
         what, remedy = empty
@@ -265,7 +267,7 @@ def _check_right_steps(arm: Arm, ranks: int, first: ParityPass, name: GateName) 
     points = [] if arm.same_training else [AT_PERIOD_1]
     if first.diverged:
         points.append(f"Proven by {first.steps} steps: the single process diverges after them.")
-    what = "; ".join([*points, *open_points(first)])
+    what = "; ".join([*points, *open_points(first, exact)])
     return Gate(name=name, outcome="passed", figure=figure, limit=limit, what=what)
 
 

@@ -35,6 +35,8 @@ class ScalePoint(msgspec.Struct, frozen=True, kw_only=True):
 
     arm: str
     ranks: int
+    hosts: int
+    """Number of hosts that these ranks were on."""
     batch_size_per_rank: int
     step_seconds: Estimate
     samples_per_second: Estimate
@@ -143,6 +145,7 @@ def _points(scale: Scale, figures: Mapping[int, Figures], arm: str) -> Iterator[
         yield ScalePoint(
             arm=arm,
             ranks=count,
+            hosts=len(run.hosts),
             batch_size_per_rank=run.config.batch_size_per_rank,
             step_seconds=step,
             samples_per_second=Estimate.geometric(batch / seconds[each] for each in rounds),
@@ -252,6 +255,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     """One trend for each arm that two or more runs of a group have."""
     unread: dict[str, str] = {}
     """Why runs could not be read, by their names."""
+    others: dict[str, str] = {}
+    """What the other results of the folder are, such as ``a verification``, by their names."""
 
 
 def entry_of(name: str, run: Run) -> RunEntry:
@@ -270,10 +275,11 @@ def entry_of(name: str, run: Run) -> RunEntry:
     )
 
 
-def follow_runs(entries: Iterable[RunEntry], unread: dict[str, str]) -> History:
+def follow_runs(entries: Iterable[RunEntry], unread: dict[str, str], others: dict[str, str]) -> History:
     """Return the history of runs, with the trend of each arm that two or more runs of a group have.
 
-    ``unread`` has the reason for each run that could not be read, by its name.
+    ``unread`` has the reason for each run that could not be read, and ``others`` what each result is that is
+    no run, both by their names.
     """
     runs = sorted(entries, key=lambda entry: (entry.started_at, entry.name))
     by_arm: dict[tuple[str, str], list[RunEntry]] = {}
@@ -290,7 +296,7 @@ def follow_runs(entries: Iterable[RunEntry], unread: dict[str, str]) -> History:
         for (group, arm), entries_of_arm in by_arm.items()
         if len(entries_of_arm) > 1
     ]
-    return History(runs=runs, trends=trends, unread=unread)
+    return History(runs=runs, trends=trends, unread=unread, others=others)
 
 
 def _group_name(run: Run) -> str:

@@ -22,12 +22,13 @@ from compare.analysis.attested import transport_of
 from compare.analysis.budget import is_oversubscribed
 from compare.analysis.collectives import bus_factor
 from compare.analysis.figures import Estimate, Figures, LaunchFigures
+from compare.analysis.memory import ArmMemory, DoesNotFit, does_not_fit, memory_of
 from compare.analysis.noise import hides_all, would_have_seen
 from compare.analysis.parity import Parity, parity_of
 from compare.analysis.ranking import Lead, find_lead, verdicts
 from compare.analysis.verdict import Verdict
 from compare.schema.arms import Arm
-from compare.schema.results import Mode, Run
+from compare.schema.results import Mode, RankResult, Run
 
 WAITING_CORES_LIMIT = 0.02
 """A waiting arm is reported if all of its ranks together use more than this share of a core."""
@@ -134,6 +135,8 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Most memory (resident set) of any rank during training."""
     peak_device_memory_bytes: int | None
     """Most memory of tensors on any rank's GPU; None on CPUs."""
+    memory: ArmMemory | None
+    """What the rank that holds the most holds, by kind; None for older results."""
     start_up_seconds: Estimate
     """Seconds from a launch's start to the end of the slowest rank's first step, without the parity check."""
     other_cpu_load: Estimate
@@ -152,6 +155,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of a run, as its tables show them."""
 
     arms: list[ArmSummary]
+    unfit: list[DoesNotFit]
+    """The arms that did not fit into memory, so that they have no figures."""
     lead: Lead | None
     """The fastest arm and its rivals; None if nothing is ranked, or fewer than two arms can be ranked."""
     oversubscribed: bool
@@ -200,6 +205,7 @@ def summarise(figures: Figures) -> Summary:
     ]
     return Summary(
         arms=arms,
+        unfit=[does_not_fit(run, unfit) for unfit in run.unfit],
         lead=lead,
         oversubscribed=oversubscribed,
         rounds_repeated=len(run.discarded) // len(run.config.arms),
@@ -254,6 +260,7 @@ def _summarise_arm(figures: Figures, arm: Arm, verdict: Verdict | None, *, faste
         parity=parity_of(arm, launches),
         peak_memory_bytes=max(rank.peak_memory_bytes for rank in peaks),
         peak_device_memory_bytes=max((peak for peak in on_devices if peak is not None), default=None),
+        memory=memory_of(figures.run, arm),
         start_up_seconds=Estimate.of(
             max(rank.moments.first_step_done for rank in one.ranks)
             for one in [one for one in compared if one.launch.started_alone] or compared
@@ -324,13 +331,21 @@ def _detail(launches: list[LaunchFigures], paired: list[tuple[LaunchFigures, Lau
         collective_seconds=collective,
         overlap=exposed.over(collective).rest() if exposed and collective else None,
         algorithm_bandwidth=bandwidth,
-        bus_bandwidth=bandwidth.scaled(bus_factor("all_reduce", ranks)) if bandwidth else None,
+        bus_bandwidth=bandwidth.scaled(_bus_factor(last, ranks)) if bandwidth else None,
         gradient_bytes=last.gradient_bytes,
         message_bytes=last.message_bytes,
         cores_per_rank=Estimate.of(one.cores_per_rank for one in launches),
         whole_peak_memory_bytes=max(r.whole_peak_memory_bytes for la in launches for r in la.ranks) or None,
         slowest_rank=max(range(ranks), key=lambda rank: statistics.fmean(of_ranks[rank])),
     )
+
+
+def _bus_factor(rank: RankResult, ranks: int) -> float:
+    """Return the ratio of bus bandwidth to algorithm bandwidth for all calls of a step together."""
+    if not rank.calls:
+        return bus_factor("all_reduce", ranks)
+    sent = [call.message_bytes * bus_factor(call.collective, len(call.ranks) or ranks) for call in rank.calls]
+    return sum(sent) / sum(rank.message_bytes)
 
 
 # ---- its turns ----

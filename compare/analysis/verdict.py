@@ -7,7 +7,7 @@ A look judges all arms after some number of rounds. A run with a fixed number of
 * **Several arms.** Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Statist. 6
   (1979). The k-th smallest of K p-values must be at most alpha / (K - k + 1), and all before it must pass.
   That bounds the false differences of a run. It does not bound the misses of its intervals: each one has the
-  level of its own arm. ``docs/method.md`` has figures.
+  level of its own arm.
 * **Several looks.** Alpha is shared out among the looks: see ``budget.py``.
 * **All rounds.** A look decides what kind of verdict an arm has. Ratio and interval are those of all rounds,
   so that they agree with the step times of a table. If that ratio contradicts the verdict, the arm becomes

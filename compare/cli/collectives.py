@@ -16,6 +16,7 @@ from compare.errors import UsageError
 Groups: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
+        metavar="NAMES",
         help="Groups, comma separated or repeated: gloo, nccl, horovod, horovod_mpi, mpi, shared_memory.",
         show_default="all available",
         autocompletion=complete_names("backends", "GROUPS"),
@@ -24,6 +25,7 @@ Groups: TypeAlias = Annotated[
 Collectives: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
+        metavar="NAMES",
         help="Collectives, comma separated or repeated: all_reduce, all_gather, reduce_scatter, broadcast, "
         "reduce, all_to_all, send_recv, barrier, or all.",
         show_default="all_reduce",
@@ -33,6 +35,7 @@ Collectives: TypeAlias = Annotated[
 Dtypes: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
+        metavar="NAMES",
         help="Dtypes, comma separated or repeated: int8, uint8, int32, uint32, int64, uint64, float16, "
         "float32, float64, bfloat16, float8_e4m3fn, float8_e5m2, or all.",
         show_default="float32",
@@ -43,6 +46,7 @@ Operations: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--op",
+        metavar="NAMES",
         help="Operations, comma separated or repeated: sum, prod, min, max, avg, or all.",
         show_default="sum",
         autocompletion=complete_names("compare.schema.collectives", "OPERATIONS"),
@@ -117,13 +121,19 @@ def collectives(
     ] = "8",
     end: Annotated[str, typer.Option("-e", "--end", help="Maximum size in bytes.")] = "64M",
     factor: Annotated[int, typer.Option("-f", "--factor", help="Each size is this many times the last.")] = 2,
+    sizes_of: Annotated[
+        Path | None,
+        typer.Option(help="Time the collectives of a step of this run's arms that shard, at their sizes."),
+    ] = None,
     iterations: Annotated[
         int,
         typer.Option(
             "-n", "--iterations", help="Timed iterations of a size in each launch, of 5 ms or one call."
         ),
     ] = 5,
-    warmup: Annotated[int, typer.Option("-w", "--warmup", help="Calls of a size before the first.")] = 1,
+    warmup: Annotated[
+        int, typer.Option("-w", "--warmup", help="Calls of a size before the first timed one.")
+    ] = 1,
     repeats: Annotated[int, typer.Option(help="Launches of every group.")] = 3,
     form: Formats = "table",
     detail: Annotated[
@@ -133,23 +143,19 @@ def collectives(
     """Time each group's collectives alone over sizes, and check the results."""
     from compare.experiment import SweepRequest, compare_collectives
     from compare.report import View, document_of
-    from compare.schema.collectives import (
-        COLLECTIVES,
-        DTYPES,
-        OPERATIONS,
-        SweepFields,
-        parse_size,
-        read_collective,
-    )
+    from compare.schema.collectives import COLLECTIVES, DTYPES, OPERATIONS, SweepFields, parse_size
+    from compare.schema.collectives import read_collective as read
 
-    chosen = map(read_collective, _read_names("--collective", collective, COLLECTIVES))
+    chosen = map(read, _read_names("--collective", collective, COLLECTIVES))
+    sizes = _read_sizes(sizes_of) if sizes_of else {}
     config: SweepFields = {
-        "collectives": tuple(chosen) or ("all_reduce",),
+        "collectives": tuple(chosen) or tuple(sizes) or ("all_reduce",),
         "dtypes": require_torch_names(_read_names("--dtype", dtype, DTYPES)) or ("float32",),
         "operations": _read_names("--op", operation, OPERATIONS) or ("sum",),
         "begin_bytes": parse_size("-b/--begin", begin),
         "end_bytes": parse_size("-e/--end", end),
         "factor": factor,
+        "sizes": sizes,
         "iterations": iterations,
         "warmup_iterations": warmup,
         "rounds": repeats,
@@ -159,6 +165,14 @@ def collectives(
     run, directory = carry_out(compare_collectives, request, flags, view)
     print_result(document_of(run, form, view), directory, flags, form)
     raise typer.Exit(run.exit_code)
+
+
+def _read_sizes(run_directory: Path) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of the collectives that steps of a run called, by the collective's name."""
+    from compare.schema.collectives import sizes_of_steps
+    from compare.schema.store import RESULTS_FILE, find_run, read_run
+
+    return sizes_of_steps(read_run(find_run(run_directory, [RESULTS_FILE])))
 
 
 def _read_names(flag: str, written: list[str] | None, known: Iterable[str] = ()) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def doctor(
 
     Report what would break or slow down a run, and how to fix it.
 
-    Exits with 0 where there is no problem, otherwise with 9; warnings and notes are no problems.
+    Exits with 0 where there is no problem, otherwise with 9; warnings and notes do not count.
     """
     from compare.data import own_source
     from compare.doctor.report import document_of

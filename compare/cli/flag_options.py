@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 from compare.errors import UsageError
 
+_NOT_READ: Mapping[object, str] = {int: "It is not a whole number.", float: "It is not a number."}
+"""What is found if a reader of Python's own refuses a value, whose words are for programmers."""
+
 
 def read_options(
     flag: str, text: str, readers: Mapping[str, Callable[[str], Any]]
@@ -44,9 +47,10 @@ def read_options(
         try:
             read[name] = readers[name](written)
         except ValueError as error:
+            reason = _NOT_READ.get(readers[name], f"{error}")
             raise UsageError(
                 f"{flag} {text}: {name} cannot be {written!r}.",
-                found=f"{error}".rstrip(".") + ".",
+                found=reason.rstrip(".") + ".",
                 remedy=f"Write another value for {name}, or leave it out.",
             ) from None
     return value.strip(), read

@@ -41,7 +41,9 @@ class GateFlags(TimedFlags):
     {"steps": "150"},
     backend=Annotated[
         list[str] | None,
-        arms_flag(show_default="ddp", help="Arms; `none` is the computation alone. Each runs twice."),
+        arms_flag(
+            metavar="ARMS", show_default="ddp", help="Arms; `none` is the computation alone. Each runs twice."
+        ),
     ],
     output=Annotated[Path | None, output_option("-gate")],
     export=Annotated[
@@ -149,7 +151,7 @@ def require_passed(gate: Changes) -> None:
 
     Raises:
         SlowerError: an arm is slower by more than the limit.
-        TooNoisyError: noise leaves it open whether an arm is slower, or no arm was compared.
+        TooNoisyError: it is open whether an arm is slower, or not every arm was compared.
     """
     if gate.outcome == "slower":
         raise SlowerError(
@@ -158,8 +160,9 @@ def require_passed(gate: Changes) -> None:
             "--fail-if-slower.",
         )
     if gate.outcome == "too noisy":
+        budget = "use the --budget that the conclusion names, " if gate.needed_seconds is not None else ""
         raise TooNoisyError(
             f"The gate could not be decided (exit code {TooNoisyError.exit_code}).",
-            remedy="Stop other programs, use a longer --budget, or allow more with --fail-if-slower. Ranks "
-            "and threads must not outnumber the cores.",
+            remedy=f"Stop other programs, {budget}or allow more with --fail-if-slower. Ranks and threads "
+            "must not outnumber the cores.",
         )

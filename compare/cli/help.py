@@ -4,26 +4,27 @@ from __future__ import annotations
 
 _ARGUMENTS = {
     "run": (
-        "--backend ddp,horovod --data data",
-        "--backend 'ddp:bucket_cap_mb={1,25}' --model wide --budget 300 --export run.html",
+        "--backend ddp,fsdp,mpi --budget 10m",
+        "--backend 'ddp:bucket_cap_mb={1,25}' --export run.html",
     ),
     "gate": (
         "--against ../before/.venv/bin/python",
-        "--against old/bin/python --fail-if-slower 10% --budget 240 --export gate.xml",
+        "--against old/bin/python --fail-if-slower 10% --export gate.xml",
     ),
     "scale": ("-np 1,2,4 --backend ddp,mpi", "-np 1,2 --strong --batch-size 128 --backend ddp"),
     "collectives": (
         "--group gloo,mpi -b 1K -e 4M",
-        "--collective all_gather,all_to_all --dtype float16 --hostfile hosts.txt",
+        "--collective all_gather,all_to_all --dtype float16 -np 4",
     ),
     "report": ("last --detail", "runs/before last --export both.html"),
     "verify": ("", "--workload train.py:make --backend own_torch"),
+    "meter": ("train.py", "-np 4 --launcher horovodrun --pairs 30 train.py --epochs 3"),
     "predict": ("last --hosts 2,4,8 --link 10gbit", "last --bucket-cap 1,25 --format markdown"),
     "doctor": ("--quick", "--hostfile hosts.txt --export doctor.md"),
-    "backends": ("", "--format json"),
+    "backends": ("", "ddp fsdp"),
     "submit": (
         "--nodes 2 --wait -- run --backend ddp,horovod",
-        "--engine kubernetes --image registry/ringside:1 -- run --backend ddp",
+        "--engine kubernetes --image registry/ringside:1 -- run",
     ),
     "setup horovod": ("", "--constraints constraints.txt"),
     "setup mpich": ("", "--force"),
@@ -46,8 +47,9 @@ GROUPS = {
     },
     "Understand": {
         "report": "Show a run again, two runs side by side, or a list of all.",
+        "meter": "Measure what synchronising costs in a training script as it is.",
         "verify": "Prove that every arm trains what a single process would.",
-        "predict": "Predict step times with other hosts, links and bucket sizes.",
+        "predict": "Predict step times elsewhere, or the memory of a larger model.",
     },
     "Machines": {
         "doctor": "Examine the hosts, or this machine.",

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -39,6 +39,8 @@ _WrongUsage: Any = typer.BadParameter.__mro__[1]
 """The parser's error for wrong usage: click's ``UsageError``, or the copy in newer versions of typer."""
 _MEMBERS = {"setup": ("horovod", "mpich", "data", "workload")}
 """The commands of a command that has some; alone, it is a command as well."""
+_PARSING = {"meter": {"allow_interspersed_args": False}}
+"""Settings of a command's own parser: what follows a user's script belongs to the script."""
 _LIMIT_ERRORS = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 """Errors by which the system refuses another process or another open file."""
 
@@ -57,8 +59,9 @@ EXIT_CODES = {
     12: "arms that cannot take turns",
     13: "the scheduler ended the job",
     14: "slower than a gate allows",
-    15: "too noisy to tell whether it is slower",
+    15: "open whether it is slower than a gate allows",
     16: "ringside verify: nothing failed, but an arm is not proven",
+    17: "ringside meter: the script ran, but nothing could be measured",
     130: "interrupted",
 }
 
@@ -133,13 +136,14 @@ def _call() -> int:
     try:
         code = app(prog_name="ringside", standalone_mode=False)
     except _WrongUsage as error:
-        context = error.ctx
-        if context is None or error.format_message().startswith("Usage:"):  # no command: all of them
+        message = error.format_message()
+        if message.startswith("Usage:"):  # no command: the help lists all of them
             error.show()
             return error.exit_code
-        if error.format_message().startswith("No such"):
+        path = error.ctx.command_path if error.ctx else "ringside"
+        if message.startswith("No such"):
             refuse_former(sys.argv[1:])
-        if context.command_path == "ringside collectives":
+        if path == "ringside collectives":
             from compare.cli.collectives import replacement_for
 
             flag = getattr(error, "option_name", "")
@@ -148,16 +152,10 @@ def _call() -> int:
                     f"{flag} is a flag of nccl-tests, not of this program.", remedy=advice
                 ) from None
         raise UsageError(
-            error.format_message().replace("Value error, ", ""),
-            remedy=f"`{context.command_path} --help` shows every flag and its choices.",
+            message.replace("Value error, ", ""),
+            remedy=f"`{path} --help` shows every flag and its choices.",
         ) from None
     return code if isinstance(code, int) else 0
-
-
-def _register(group: typer.Typer, command: Callable[..., None], name: str, **settings: Any) -> None:
-    """Register a command in a group; ``settings`` are further settings of its parser."""
-    register = group.command(name, cls=ConfiguredCommand, context_settings=CONTEXT_SETTINGS | settings)
-    register(_interruptible(command))
 
 
 def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
@@ -204,6 +202,7 @@ def _load_commands() -> dict[str, Any]:
 
     The function of a command has the command's name, and is in the module of that name or of its group.
     """
+    register = partial(typer.Typer.command, cls=ConfiguredCommand, context_settings=CONTEXT_SETTINGS)
     root = typer.Typer(rich_markup_mode=None)
     for name, summary in SUMMARIES.items():
         module = import_module(f"compare.cli.{name}")
@@ -212,9 +211,11 @@ def _load_commands() -> dict[str, Any]:
             group.callback(invoke_without_command=True)(_interruptible(getattr(module, name)))
             root.add_typer(group, name=name)
             for member in _MEMBERS[name]:
-                _register(group, getattr(module, member), member)
+                register(group, member)(_interruptible(getattr(module, member)))
         else:
-            _register(root, getattr(module, name), name)
+            settings = CONTEXT_SETTINGS | _PARSING.get(name, {})
+            command = _interruptible(getattr(module, name))
+            register(root, name, context_settings=settings)(command)
     return dict(typer.main.get_group(root).commands)
 
 

@@ -74,7 +74,7 @@ Backends = Annotated[
     arms_flag(
         "--backend",
         metavar="ARMS",
-        help="Arms, comma separated or repeated: ddp,manual:mode=overlap,horovod:controller=mpi,mpi. "
+        help="Arms, comma separated or repeated: ddp,manual:mode=overlap,mpi. "
         "`ringside backends` lists them with their options.",
         show_default="all available of the default arms in `ringside backends`; "
         "manual:mode=shared_memory, too, on one host's CPUs",
@@ -119,16 +119,16 @@ class HostFlags:
         hosts_flag(
             metavar="NAME[:OPTION=VALUE,…]",
             help="How hosts are reached. auto: your hosts by ssh; else those of the job that this program "
-            "runs in; else this machine. local, slurm or ssh:user=ann,port=2222,identity=FILE chooses. These "
-            "take interface=eth0 and wait=5m, too. rehearsal:hosts=4,rate=1gbit makes hosts on this machine, "
-            "also with slots=2 and latency=2ms.",
+            "runs in; else this machine. local, slurm or ssh chooses, as ssh:user=ann,port=2222, where "
+            "identity=FILE may follow. Each takes interface=eth0, and all but local wait=5m. "
+            "rehearsal:hosts=4,rate=1gbit makes hosts on this machine, also with slots=2 and latency=2ms.",
         ),
     ] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchFlags(HostFlags):
-    """The flags of every command that launches ranks."""
+class RankFlags(HostFlags):
+    """The flags of every command that starts ranks, also those of a user's own script."""
 
     num_proc: Annotated[
         int | None,
@@ -143,26 +143,14 @@ class LaunchFlags(HostFlags):
     env: Annotated[
         list[str] | None,
         hosts_flag(
-            "-x",
-            "--env",
+            *("-x", "--env"),
+            metavar="NAME[=VALUE]",
             help="NAME, with its value from your shell, or NAME=VALUE: set for every rank. The value is "
             "kept out of command lines, logs and results.",
         ),
     ] = None
-    device: Annotated[Literal["auto", "cpu", "cuda"], hosts_flag(help="What the ranks compute on.")] = "auto"
-    threads: Annotated[
-        int | None, hosts_flag(show_default="cores / ranks per host", help="Threads per rank.")
-    ] = None
     output: Annotated[Path | None, output_option()] = None
     export: Exports = None
-    timeout: Annotated[
-        str,
-        length_flag(
-            metavar="TIME[:stall=TIME]",
-            help="Maximum time for a launch, without its waits for other arms, in seconds or as 5m. stall: "
-            "maximum time without progress, by default 30 s.",
-        ),
-    ] = "5m"
     verbose: Annotated[
         bool, output_flag("--verbose", "-v", help="Print every command as it is executed.")
     ] = False
@@ -178,6 +166,24 @@ class LaunchFlags(HostFlags):
             UsageError: a file has an unknown suffix, or is named twice.
         """
         return read_exports(self.export)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchFlags(RankFlags):
+    """The flags of every command that launches arms or groups."""
+
+    device: Annotated[Literal["auto", "cpu", "cuda"], hosts_flag(help="What the ranks compute on.")] = "auto"
+    threads: Annotated[
+        int | None, hosts_flag(show_default="cores / ranks per host", help="Threads per rank.")
+    ] = None
+    timeout: Annotated[
+        str,
+        length_flag(
+            metavar="TIME[:stall=TIME]",
+            help="Maximum time for a launch, without its waits for other arms, in seconds or as 5m. stall: "
+            "maximum time without progress, by default 30 s.",
+        ),
+    ] = "5m"
 
 
 @dataclass(frozen=True, kw_only=True)

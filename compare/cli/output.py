@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from compare.analysis.change import Changes
     from compare.cli.flag_options import Export
-    from compare.cli.options import LaunchFlags
+    from compare.cli.options import LaunchFlags, RankFlags
     from compare.experiment.settle import LaunchRequest
     from compare.report import Result, View
     from compare.report.document import Document
@@ -138,13 +138,13 @@ def show(
     A printed table is as wide as the terminal.
     """
     from compare.report.formats import write
-    from compare.report.formats.terminal import ConsoleDocument
+    from compare.report.formats.terminal import print_document
     from compare.system.files import write_text
 
     if output:
         write_text(output, write(document, form) + "\n")
     elif form == "table":
-        make_console(stderr=stderr).print(ConsoleDocument(document))
+        print_document(document, make_console(stderr=stderr))
     else:
         typer.echo(write(document, form), err=stderr)
 
@@ -239,7 +239,7 @@ def export(result: Result, exports: Sequence[Export], view: View | None = None) 
         raise errors[0]
 
 
-def print_result(document: Document, directory: Path, flags: LaunchFlags, form: str = "table") -> None:
+def print_result(document: Document, directory: Path, flags: RankFlags, form: str = "table") -> None:
     """Print the folder of a result, and then the result itself as its ``document``.
 
     Both go to standard error if an export takes standard output. The folder also does so if ``form`` is not

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from compare.cli.flag_options import read_exports
 from compare.cli.options import Exports, Formats, RunFolder, arms_flag, hosts_flag, output_flag
 from compare.cli.output import as_output_error, show_and_export
 from compare.errors import UsageError
+
+if TYPE_CHECKING:
+    from compare.report.document import Document
+    from compare.schema.results import Run
 
 
 def predict(
@@ -37,10 +41,13 @@ def predict(
     against: Annotated[
         Path | None, output_flag(help="Print predictions beside the measurements of this other run.")
     ] = None,
+    model_scale: Annotated[
+        float | None, arms_flag(help="Instead, memory with so many times the parameters: 4.", min=0.001)
+    ] = None,
     form: Formats = "table",
     export: Exports = None,
 ) -> None:
-    """Predict step times with other hosts, links and bucket sizes."""
+    """Predict step times elsewhere, or the memory of a larger model."""
     from compare.analysis.predict import compare_with, forecast, with_measured_link
     from compare.report.of_prediction import document_against, document_of
     from compare.schema.hosts import parse_link
@@ -50,7 +57,9 @@ def predict(
     if measured_link:
         run = with_measured_link(run, parse_link(measured_link, "--measured-link"))
     other_link = parse_link(link) if link else None
-    if against:
+    if model_scale is not None:
+        document = _document_of_memory(run, model_scale, hosts, [link, measured_link, bucket_cap, against])
+    elif against:
         if hosts or bucket_cap:
             raise UsageError(
                 "--against takes hosts and buckets from the other run.",
@@ -66,6 +75,24 @@ def predict(
         with as_output_error(run_directory):
             document = document_of(forecast(run, counts, other_link, caps))
     show_and_export(document, read_exports(export), form)
+
+
+def _document_of_memory(run: Run, scale: float, hosts: str | None, of_time: list[object]) -> Document:
+    """Return the document of what ranks would hold of a model with ``scale`` times the parameters.
+
+    Raises:
+        UsageError: a flag was given that only predictions of time take; ``of_time`` has their values.
+    """
+    from compare.report.of_prediction import document_of_memory
+
+    if any(of_time):
+        raise UsageError(
+            "--model-scale predicts memory, and never time.",
+            found="--link, --measured-link, --bucket-cap and --against are for predictions of time.",
+            remedy="Leave them out, or --model-scale.",
+        )
+    counts = _read_numbers("--hosts", hosts, least=1, whole=True) if hosts else []
+    return document_of_memory(run, scale, [int(count) for count in counts])
 
 
 def _read_numbers(flag: str, written: str, *, least: float, whole: bool = False) -> list[float]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast, get_args
 
 from compare.cli.flag_options import read_options
-from compare.cli.options import HostFlags, LaunchFlags, TimedFlags, TrainingFlags
-from compare.cli.settings import command_line
+from compare.cli.options import HostFlags, LaunchFlags, RankFlags, TimedFlags, TrainingFlags
+from compare.cli.settings import DATASETS, command_line
 from compare.errors import UsageError
 from compare.schema.config import Interleave
 from compare.text import seconds_of
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from compare.schema.config import LaunchFields, RunFields
 
 _REPLACED_BY_WORKLOAD = ("model", "data", "optimizer")
-_DATASETS = ("auto", "mnist", "digits")
 """Flags that ``--workload`` replaces, so that both may not be given."""
 
 
@@ -42,9 +41,10 @@ def read_request(
 
     Raises:
         UsageError: a flag has a wrong value.
+        UnavailableError: an arm, or the other interpreter, cannot run on the hosts.
         OutputError: a file to export to cannot be written.
     """
-    from compare.experiment.settle import OWN_STEPS, UserRequest, read_own_workload
+    from compare.experiment.settle import OWN_STEPS, UserRequest, read_own_workload, require_hosts_for
     from compare.launch.interpreter import find_interpreter
     from compare.schema.arms import parse_arms
 
@@ -62,7 +62,7 @@ def read_request(
         replaced = {f"--{name}": getattr(shared, name) for name in _REPLACED_BY_WORKLOAD}
         own = read_own_workload(shared.workload, replaced, epochs=settings.get("epochs", 1))
         settings |= {"model": own.workload, "steps": settings.get("steps") or OWN_STEPS}
-    return UserRequest(
+    request = UserRequest(
         **vars(read_launch_request(shared, settings)),
         arms=arms,
         baseline=baseline,
@@ -72,6 +72,8 @@ def read_request(
         data_dir=folder,
         own=own,
     )
+    require_hosts_for(request)
+    return request
 
 
 def _shared_settings(shared: TrainingFlags) -> RunFields:
@@ -121,10 +123,20 @@ def _read_steps(written: str | None) -> RunFields:
 
 
 def _read_data(written: str | None) -> tuple[DatasetChoice, Path | None]:
-    """Return the data set and the folder that ``--data`` names; a folder alone leaves the data set open."""
-    name = (written or "auto").partition(":")[0]
-    if written is None or name not in _DATASETS:
-        return "auto", None if written is None else Path(written)
+    """Return the data set and the folder that ``--data`` names; a folder alone leaves the data set open.
+
+    Raises:
+        UsageError: it names neither a data set nor a folder that exists, or has a wrong option.
+    """
+    from compare.schema.config import require
+
+    if written is None:
+        return "auto", None
+    if written.partition(":")[0] not in DATASETS:
+        # A misspelt name must not become a folder into which MNIST is downloaded.
+        right = "mnist, digits or a folder that exists. For a new one, write mnist:folder=DIR"
+        require(os.path.isdir(written), "--data", repr(written), right)  # noqa: PTH112 -- Path may raise
+        return "auto", Path(written)
     name, options = read_options("--data", written, {"folder": Path})
     return cast("DatasetChoice", name), options.get("folder")
 
@@ -178,7 +190,7 @@ def _read_timeout(written: str) -> LaunchFields:
 # ---- hosts ----
 
 
-def read_allocation(flags: LaunchFlags) -> Allocation:
+def read_allocation(flags: RankFlags) -> Allocation:
     """Return the hosts on which the ranks will run, each with as many slots as it gets ranks.
 
     Raises:

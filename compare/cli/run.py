@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from typing import TYPE_CHECKING, Annotated
-
-import msgspec
+from typing import Annotated
 
 from compare.cli.options import (
     TimedFlags,
@@ -16,12 +13,9 @@ from compare.cli.options import (
     time_flag,
     with_flags,
 )
-from compare.cli.output import carry_out, make_console, print_result
+from compare.cli.output import carry_out, make_console, make_say, print_result, show_and_export
 from compare.cli.requests import read_request
 from compare.errors import ConditionsError
-
-if TYPE_CHECKING:
-    from compare.experiment.run import Plan
 
 
 @with_flags(TimedFlags, steps=Annotated[str | None, steps_flag(show_default="1epoch")])
@@ -41,7 +35,7 @@ def run(
     ] = None,
     baseline: Annotated[
         str | None,
-        arms_flag(show_default="the first named", help="Arm that the others are compared with."),
+        arms_flag(metavar="ARM", show_default="the first named", help="Arm that others are compared with."),
     ] = None,
     control: Annotated[
         bool, arms_flag("--control/--no-control", help="Also run the ranks without communication.")
@@ -63,13 +57,14 @@ def run(
     from compare.analysis import analyse
     from compare.experiment import compare_arms, plan
     from compare.experiment.settle import choose_length
-    from compare.report import View, document_of
+    from compare.report import View, document_of, of_plan
     from compare.schema.store import name_of_run
 
     length = choose_length(repeats, budget)
     request = read_request(flags, baseline=baseline, control=control, with_aa_test=True, **length)
     if dry_run:
-        _print_plan(plan(request), verbose=flags.verbose)
+        planned = plan(request, make_say(make_console(stderr=True), quiet=flags.quiet))
+        show_and_export(of_plan.document_of(planned, verbose=flags.verbose), flags.exports)
         return
     result, directory = carry_out(compare_arms, request, flags)
     analysis = analyse(result)
@@ -84,26 +79,3 @@ def run(
             remedy="Make the conditions equal, or declare the difference as an option of an arm. The results "
             "are kept.",
         )
-
-
-def _print_plan(plan: Plan, *, verbose: bool) -> None:
-    """Print how long a run would take, and its command lines; ``verbose`` adds environments and jobs."""
-    from compare.report.progress import planned_time
-
-    console = make_console()
-
-    def say(line: str, indent: int = 0) -> None:
-        console.print(" " * indent + line, soft_wrap=True, markup=False, highlight=False)
-
-    say(planned_time(plan.config, plan.round_seconds, in_turns=plan.in_turns))
-    for line in plan.notes:
-        say(line)
-    for launch in plan.launches:
-        for command in launch.commands:
-            where = f" on {command.host.name}" if command.host else ""
-            say(f"\n{launch.job.arm.label}{where}")
-            for name, value in command.environment.items() if verbose else ():
-                say(f"{name}={shlex.quote(value)} \\", 2)
-            say(shlex.join(command.argv), 2)
-        if verbose:
-            say(f"job.json: {msgspec.json.encode(launch.job).decode()}", 2)

@@ -22,6 +22,7 @@ import typer
 from typer.core import TyperCommand
 
 from compare.cli.help import EXAMPLES, MOST_USED
+from compare.cli.replaced import setting_anew
 from compare.errors import UsageError, system_reason
 from compare.text import printable
 
@@ -31,7 +32,7 @@ Table: TypeAlias = Mapping[str, Any]
 """The settings of a file and its tables of commands, as the TOML has them; not checked yet."""
 _FLAGS_OF_FILE: ContextVar[tuple[str, ...]] = ContextVar("_FLAGS_OF_FILE", default=())
 """The settings that this command takes from a file, as they would be written on the command line."""
-_DATASETS = {"auto", "mnist", "digits"}
+DATASETS = {"auto", "mnist", "digits"}
 """Values of ``--data`` that are not folders."""
 _REPLACED_BY = {
     "hosts": ["hostfile"],
@@ -131,9 +132,10 @@ class ConfiguredCommand(TyperCommand):
                 argument = parameter.param_type_name == "argument"
                 name = getattr(parameter, "rich_help_panel", None) or ("Arguments" if argument else "Options")
                 groups.setdefault("Most used" if parameter in most_used else name, []).append(described)
+        names_width = min(30, formatter.width - 42)  # else a narrow terminal breaks words
         for name, lines in groups.items():
             with formatter.section(name):
-                formatter.write_dl(lines)
+                formatter.write_dl(lines, col_max=names_width)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the command's examples without line breaks, so that they can be copied."""
@@ -233,7 +235,9 @@ def settings_for(path: Path, table: Table, command: str, commands: Mapping[str, 
     ):
         for written, value in settings.items():
             key = written.replace("-", "_")
-            if key not in known:
+            if key not in known or isinstance(value, dict):  # no flag takes a table
+                if new := setting_anew(command if place else "run", settings, written):
+                    raise UsageError(f"{path}: {place}{written} is of an earlier version.", remedy=new)
                 close = difflib.get_close_matches(key, [*known, *(() if place else commands)])
                 raise UsageError(
                     f"{path}: {place}there is no setting {written!r}.",
@@ -278,7 +282,7 @@ def _read_value(subject: str, folder: Path, flag: Flag, value: Any) -> Any:
         return value
 
     def joined(text: str) -> str:
-        is_name = text.startswith("-") or text.partition(":")[0] in _DATASETS
+        is_name = text.startswith("-") or text.partition(":")[0] in DATASETS
         if not is_name and (flag.is_path or (flag.option.name == "against" and os.sep in text)):
             return str(folder / os.path.expanduser(text))  # noqa: PTH111 -- Path raises for an unknown user
         return text

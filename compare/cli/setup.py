@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
-from compare.cli.options import Formats
-from compare.cli.output import show
+from compare.cli.options import Format, output_flag
+from compare.cli.output import make_console, make_say, show
 from compare.errors import DataError, OutputError, UsageError
 
 DataFolder = Annotated[
@@ -25,6 +26,8 @@ class _Part(NamedTuple):
     """Something that a run may need: its state, and the command that gets it if it is missing."""
 
     name: str
+    here: str
+    """Whether it is here: ``yes``, ``no``, or ``?`` if that is not known."""
     state: str
     command: str
 
@@ -37,27 +40,40 @@ def setup(context: typer.Context) -> None:
     from compare.doctor.availability import survey
     from compare.report.document import Column, Document, Table
 
-    found = survey()
+    found = survey(say=make_say(make_console(stderr=True)))
     arms = {name: one for name, one in found.backends.items() if one.remedy or one.launcher != "torchrun"}
     parts = [
-        _Part(name, one.problem or one.version, one.remedy if one.problem else "")
+        _Part(name, one.here, one.problem or one.version, one.remedy if one.problem else "")
         for name, one in {**arms, **found.choices}.items()
         if not name.startswith("own_")
     ]
     has_data = all(file.verified for file in data.status(data.default_root()) if file.dataset == "mnist")
     state = "verified" if has_data else "not here, so scikit-learn's digits are taken without a network"
-    parts.append(_Part("MNIST", state, "" if has_data else "ringside setup data"))
+    parts.append(
+        _Part("MNIST", "yes" if has_data else "no", state, "" if has_data else "ringside setup data")
+    )
     columns: list[Column[_Part]] = [
         Column("part", lambda part: part.name, is_text=True),
-        Column("here", lambda part: "no" if part.command else "yes", is_text=True),
+        Column("here", lambda part: part.here, is_text=True),
         Column("what is there, or why not", lambda part: part.state, is_text=True),
         Column("command", lambda part: part.command, is_text=True),
     ]
-    table = Table.of(columns, parts, style=lambda part: "doubtful" if part.command else "", is_prose=True)
-    missing = sum(bool(part.command) for part in parts)
-    title = f"{missing} of {len(parts)} parts are missing here"
+    table = Table.of(
+        columns, _by_cause(parts), style=lambda part: "doubtful" if part.command else "", is_prose=True
+    )
+    missing = sum(part.here != "yes" for part in parts)
+    title = f"Parts that are not ready here: {missing} of {len(parts)}"
     note = "To begin with a model of your own: ringside setup workload train.py"
     show(Document(title=title, tables=[table], notes=[note]))
+
+
+def _by_cause(parts: Sequence[_Part]) -> list[_Part]:
+    """Return the parts; those with one cause and command become one, which has all of their names."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for part in parts:
+        names.setdefault(part[1:] if part.command else tuple(part), []).append(part.name)
+    causes = {part[1:] if part.command else tuple(part): part for part in parts}
+    return [part._replace(name="\n".join(names[cause])) for cause, part in causes.items()]
 
 
 def horovod(
@@ -99,7 +115,7 @@ def data(
     check: Annotated[
         bool, typer.Option("--check", help="Download nothing; exit with 3 if a file is missing or damaged.")
     ] = False,
-    form: Formats = "table",
+    form: Annotated[Format, output_flag("--format", help="What to print with --check.")] = "table",
 ) -> None:
     """Download MNIST once, and verify it.
 

@@ -15,6 +15,7 @@ import typer
 
 from compare.cli.options import with_flags
 from compare.cli.output import make_console, make_say
+from compare.cli.replaced import refuse_former
 from compare.errors import UsageError
 from compare.jobs import Resources
 
@@ -41,7 +42,8 @@ class JobFlags:
     minutes: Annotated[int, typer.Option("-t", "--minutes", min=2, help="Time limit of the job.")] = 30
     partition: Annotated[str, slurm_flag("-p", "--partition", show_default="the cluster's")] = ""
     option: Annotated[
-        list[str] | None, slurm_flag(help="A further option of sbatch: --option=--gres=gpu:4.")
+        list[str] | None,
+        slurm_flag(metavar="OPTION", help="A further option of sbatch: --option=--gres=gpu:4."),
     ] = None
     wait: Annotated[bool, slurm_flag("--wait", help="Show what the job prints until it ends.")] = False
     dry_run: Annotated[
@@ -56,7 +58,7 @@ class JobFlags:
     shm: Annotated[
         str | None, kubernetes_flag(show_default="1Gi", help="Size of /dev/shm, a part of the memory.")
     ] = None
-    name: Annotated[str, kubernetes_flag(show_default="compare-<command>", help="Name of the job.")] = ""
+    name: Annotated[str, kubernetes_flag(show_default="ringside-<command>", help="Name of the job.")] = ""
     namespace: Annotated[str, kubernetes_flag(show_default="kubectl's")] = ""
 
 
@@ -77,6 +79,7 @@ def submit(
     from compare.launch.engines.detect import require_started_once
 
     require_started_once(os.environ)
+    refuse_former(words or [])  # before it waits in a queue
     for name in _FLAGS_OF_OTHERS[flags.engine]:
         if getattr(flags, name):
             raise UsageError(f"--{name} has no meaning with --engine {flags.engine}.", remedy="Leave it out.")

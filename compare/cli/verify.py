@@ -16,10 +16,12 @@ from compare.cli.requests import read_request
 def verify(shared: TrainingFlags) -> None:
     """Prove that every arm trains what a single process would."""
     from compare.experiment import verify_arms
-    from compare.report import document_of
+    from compare.report import View, document_of
     from compare.schema.job import STEPS
+    from compare.schema.store import name_of_run
 
     request = read_request(shared, steps=STEPS, warmup_steps=0, rounds=1)
     verification, directory = carry_out(verify_arms, request, shared)
-    print_result(document_of(verification), directory, shared)
+    view = View(detail=shared.verbose, report_argument=name_of_run(directory))
+    print_result(document_of(verification, view=view), directory, shared)
     raise typer.Exit(verification.exit_code)

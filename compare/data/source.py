@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from compare.errors import OutputError
 
 _CODE_PREFIX = "code-"
 """Prefix of the key of a workload that is too large to copy."""
+_GETTING: dict[DatasetName, str] = {"mnist": "download it", "digits": "make it"}
 
 
 def default_root() -> Path:
@@ -66,16 +66,14 @@ def expect(dataset: DatasetChoice, root: Path) -> DatasetSource:
     """Return the source that ``resolve`` would probably return, without downloading or making anything.
 
     For ``auto`` it is MNIST, unless the data folder ``root`` holds only the digits. If the data is not in
-    ``root`` yet, the note of the source states how to get it.
+    ``root`` yet, the note of the source states what a run would do.
     """
     choices: list[DatasetName] = ["mnist", "digits"] if dataset == "auto" else [dataset]
     available = [name for name in choices if holds(name, folder_of(name, root))]
     name, note = (*available, *choices)[0], ""
     if not available:
-        first_step = f"Get it first: ringside setup data --data {shlex.quote(str(root))}"
-        if name == "digits":
-            first_step = "Run the same command once without --dry-run, which makes it."
-        note = f"The data is not in {root} yet. {first_step}"
+        otherwise = ", or take scikit-learn's digits if it cannot" if dataset == "auto" else ""
+        note = f"It is not there yet: a run would {_GETTING[name]}{otherwise}"
     return DatasetSource(name=name, requested=dataset, directory=str(folder_of(name, root)), note=note)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -21,10 +22,12 @@ from compare.doctor.facts import Library
 from compare.errors import UnavailableError
 from compare.schema.environment import import_path, library_settings
 
-_PROBE_SECONDS = 60.0
+_PROBE_SECONDS, _PROBE_MOST_SECONDS = 60.0, 300.0
 _LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT", "LD_BIND_NOW", "PYTHONHOME", "PYTHONPATH")
 """Variables that the dynamic loader and Python read before a library's own code runs."""
 _SHOWN_CHARACTERS = 60
+_SILENT_SECONDS = 5.0
+"""Time after which a survey says what it waits for."""
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +40,13 @@ class Availability(msgspec.Struct, frozen=True, kw_only=True):
     launcher: str
     problem: str = ""
     remedy: str = ""
+    is_known: bool = True
+    """False if a library gave no answer, so that the backend may be able to run after all."""
+
+    @property
+    def here(self) -> str:
+        """Return whether the backend can run here: ``yes``, ``no``, or ``?`` if that is not known."""
+        return "yes" if not self.problem else "no" if self.is_known else "?"
 
 
 class Survey(msgspec.Struct, frozen=True):
@@ -70,8 +80,9 @@ class Survey(msgspec.Struct, frozen=True):
         """
         availability = self.of(name, options)
         if availability.problem:
+            what = "{} cannot run here." if availability.is_known else "Whether {} can run here is not known."
             raise UnavailableError(
-                f"{availability.backend} cannot run here.",
+                what.format(availability.backend),
                 found=availability.problem,
                 remedy=availability.remedy,
             )
@@ -90,8 +101,10 @@ class Survey(msgspec.Struct, frozen=True):
                 )
 
 
-def survey(wanted: Iterable[str] = ()) -> Survey:
+def survey(wanted: Iterable[str] = (), say: Callable[[str], None] = lambda _line: None) -> Survey:
     """Find out which of the ``wanted`` backends can run, by loading torch and all their libraries.
+
+    If that takes long, ``say`` receives a line that tells what is waited for.
 
     Without names, all backends are surveyed. This takes a second or two, and longer if a library does not
     load, because it is then loaded again without variables that may be the cause.
@@ -104,10 +117,16 @@ def survey(wanted: Iterable[str] = ()) -> Survey:
         for choice, runtime in option.runtimes.items()
     }
     arms = {backend.name: (backend, backend.runtime({})) for backend in backends} | choices
-    libraries = load(
-        ["torch", *sorted({library for _, runtime in arms.values() for library in runtime.libraries})]
-    )
-    faults = _find_faults(libraries)
+    names = ["torch", *sorted({library for _, runtime in arms.values() for library in runtime.libraries})]
+    line = f"Loading {', '.join(names)}, each in a process, to see which arms can run here …"
+    notice = threading.Timer(_SILENT_SECONDS, say, [line])
+    notice.daemon = True
+    notice.start()
+    try:
+        libraries = load(names)
+        faults = _find_faults(libraries)
+    finally:
+        notice.cancel()
     availabilities = {arm: _availability_of(arm, *needed, libraries, faults) for arm, needed in arms.items()}
     return Survey(
         {backend.name: availabilities[backend.name] for backend in backends},
@@ -125,6 +144,8 @@ def _find_faults(libraries: Mapping[str, Library]) -> dict[str, tuple[str, str]]
     for name, library in libraries.items():
         if library.missing:
             faults[name] = f"{name} is not installed", "pip install torch" if name == "torch" else ""
+        elif library.unanswered:
+            faults[name] = f"{name} gave {library.unanswered}", _try_again(name)
         elif library.problem:
             # What keeps torch from loading keeps the others from it, too.
             is_worth_trying = name == "torch" or not libraries["torch"].problem
@@ -136,24 +157,47 @@ def _find_faults(libraries: Mapping[str, Library]) -> dict[str, tuple[str, str]]
     return faults
 
 
+def _try_again(name: str) -> str:
+    command = shlex.join([sys.executable, "-m", "backends.probe", name])
+    return f"{command}, which loads it without a limit, or try again when this machine is quieter"
+
+
+def require_answer(name: str, library: Library) -> None:
+    """Require that a library answered, whether it loads or not.
+
+    Raises:
+        UnavailableError: it gave no answer in time, so nothing is known of it.
+    """
+    if library.unanswered:
+        raise UnavailableError(
+            f"Whether {name} loads is not known.",
+            found=f"It gave {library.unanswered}.",
+            remedy=f"Run: {_try_again(name)}.",
+        )
+
+
 def _loads(name: str, environ: Mapping[str, str]) -> bool:
     return bool(load([name], environ=environ)[name].facts)
 
 
 def load(
-    names: Iterable[str], seconds: float = _PROBE_SECONDS, *, environ: Mapping[str, str] = os.environ
+    names: Iterable[str],
+    seconds: float = _PROBE_SECONDS,
+    most_seconds: float = _PROBE_MOST_SECONDS,
+    *,
+    environ: Mapping[str, str] = os.environ,
 ) -> dict[str, Library]:
     """Load libraries at the same time, each in a process of its own, and return the outcomes by name.
 
-    The names are those that ``backends.probe`` knows. A library that is not loaded after ``seconds`` counts
-    as one that does not load.
+    The names are those that ``backends.probe`` knows. A library gave no answer if it is not loaded after
+    ``seconds``, and its process no longer works or ``most_seconds`` are over.
     """
     # The working folder is left out: it may contain another module of that name.
     environment = {**environ, "PYTHONPATH": import_path(environ), "PYTHONSAFEPATH": "1"}
     probes: list[Probe] = []
     try:
         probes.extend(Probe(name, environment) for name in names)
-        return {probe.name: msgspec.convert(probe.read(seconds), Library) for probe in probes}
+        return {probe.name: msgspec.convert(probe.read(seconds, most_seconds), Library) for probe in probes}
     finally:
         for probe in probes:  # after Ctrl-C some still run
             probe.end()
@@ -168,7 +212,8 @@ def _availability_of(
 ) -> Availability:
     needed = ("torch", *runtime.libraries)
     facts = libraries[needed[-1]].facts
-    problem, remedy = next((faults[name] for name in needed if name in faults), ("", ""))
+    faulty = next((name for name in needed if name in faults), "")
+    problem, remedy = faults.get(faulty, ("", ""))
     if problem:
         remedy = remedy or runtime.install
     elif find_launcher(runtime.launcher) is None:
@@ -180,6 +225,7 @@ def _availability_of(
         launcher=runtime.launcher,
         problem=problem,
         remedy=remedy,
+        is_known=not (faulty and libraries[faulty].unanswered),
     )
 
 

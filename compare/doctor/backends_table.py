@@ -23,6 +23,7 @@ _FEWEST_GPUS = 2
 _OPTION_CELLS = 42
 _NEVER = (
     ("torchcomms", "the package index holds an empty 0.0.1 only"),
+    ("DeepSpeed", "it trains here, but in float32 alone, so the proof in float64 refuses it"),
     ("process_group=ucc", "torch's wheels are built without UCC"),
     ("process_group=mpi", "torch must be compiled with an MPI for it; the arm mpi needs no such torch"),
     ("process_group=xccl", "for Intel GPUs, with a torch that is built for them"),
@@ -62,7 +63,8 @@ class _Arm(NamedTuple):
         claims = ", ".join(self.backend.claims)
         facts = (self.availability.launcher, self.availability.version, self.availability.transport, claims)
         about = f"{self.problem or self.summary}\n{' · '.join(filter(None, facts))}"
-        cells = (self.availability.backend, "no" if self.problem else "yes", about)
+        here = "no" if self.problem and not self.availability.problem else self.availability.here
+        cells = (self.availability.backend, here, about)
         return Row(cells, "doubtful" if self.problem else "")
 
     @property
@@ -85,16 +87,22 @@ class _Arm(NamedTuple):
 
 
 def document_of(survey: Survey) -> Document:
-    """Return the document with the arms, the arms that are not offered, and all options."""
+    """Return the document with the arms of a survey and their options.
+
+    A survey of every backend also gets the arms that are not offered, and how options are swept.
+    """
     arms = list(_arms(survey))
     groups = {title: [arm.row for arm in arms if arm.group == title] for title in (DEFAULT, SAME, OTHER)}
+    others = {
+        "Not to be had": [*_unavailable(survey)] if survey.backends.keys() == BACKENDS.keys() else [],
+        "Options, written backend:option=value:option=value": [*_options(survey)],
+    }
     able = sum(not arm.problem for arm in arms)
     return Document(
         title=f"{able} of {len(arms)} arms can run here",
         tables=[
             *(_table(title, rows, "arm", "here", _ABOUT) for title, rows in groups.items() if rows),
-            _table("Not to be had", [*map(Row, _unavailable(survey))], "", ""),
-            _table("Options, written backend:option=value:option=value", [*map(Row, _options())], "", ""),
+            *(_table(title, [*map(Row, rows)], "", "") for title, rows in others.items() if rows),
         ],
         content=lambda: [arm.record for arm in arms],
     )
@@ -103,8 +111,9 @@ def document_of(survey: Survey) -> Document:
 def _arms(survey: Survey) -> Iterator[_Arm]:
     """Yield each backend as an arm, then its second default arm and its arms with other libraries."""
     lacks_gpus = survey.gpus < _FEWEST_GPUS
-    for name, backend in BACKENDS.items():
-        availability, by_default = survey.backends[name], not backend.only_named
+    for name, availability in survey.backends.items():
+        backend = BACKENDS[name]
+        by_default = not backend.only_named
         yield _Arm(backend, availability, backend.summary, lacks_gpus, by_default)
         if backend.on_one_host:
             second = msgspec.structs.replace(
@@ -134,12 +143,13 @@ def _unavailable(survey: Survey) -> Iterator[tuple[str, str]]:
     yield from _NEVER
 
 
-def _options() -> Iterator[tuple[str, str]]:
-    for backend in BACKENDS.values():
-        for option in backend.options:
-            yield _example(backend, option), option.summary
-    yield "ddp:bucket_cap_mb={1,5,25}", "a sweep, of any option: three arms"
-    yield "ddp:env.NCCL_ALGO=Ring", "set in the environment of this arm's ranks alone"
+def _options(survey: Survey) -> Iterator[tuple[str, str]]:
+    for name in survey.backends:
+        for option in BACKENDS[name].options:
+            yield _example(BACKENDS[name], option), option.summary
+    if "ddp" in survey.backends:
+        yield "ddp:bucket_cap_mb={1,5,25}", "a sweep, of any option: three arms"
+        yield "ddp:env.NCCL_ALGO=Ring", "set in the environment of this arm's ranks alone"
 
 
 def _example(backend: Backend, option: Option) -> str:

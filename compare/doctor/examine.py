@@ -42,8 +42,8 @@ T = TypeVar("T")
 
 QUICK_SECONDS = 14.0
 """Maximum time for the quick facts of a host: four seconds more than connecting to it may take."""
-FULL_SECONDS = 75.0
-"""Maximum time for all facts of a host: on a slow disk, libraries take long to load."""
+FULL_SECONDS = checkup.PROBE_MOST_SECONDS + 35.0
+"""Maximum time for all facts of a host: on a busy machine or a slow disk, libraries take long."""
 HANDSHAKE_SECONDS = 0.1
 """Additional time for each host, because connecting to all of them shares the cores of this machine."""
 

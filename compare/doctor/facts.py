@@ -57,6 +57,8 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
     """Why the library does not load; empty if it loads or is not installed."""
     missing: bool = False
     """Whether the library is not installed."""
+    unanswered: str = ""
+    """How long it was waited for in vain, and beside which load; nothing is known of the library then."""
 
 
 class Mpirun(msgspec.Struct, frozen=True):

@@ -69,6 +69,7 @@ def _verify(console: Console) -> None:
         UnavailableError: it does not; the error has the reason.
     """
     library = availability.load(["mpich"])["mpich"]
+    availability.require_answer("mpich", library)
     if library.problem or library.missing:
         raise UnavailableError(
             "MPICH is installed, but mpi4py does not load it.",

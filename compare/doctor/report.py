@@ -11,7 +11,7 @@ from compare.doctor.facts import LEVELS, Examination, ExaminedHost, Facts, Findi
 from compare.doctor.rules.machine import usable_cores
 from compare.doctor.rules.software import mpi_flavour
 from compare.report.document import Column, Document, Row, Style, Table
-from compare.text import binary_size, counted, listed
+from compare.text import binary_size, counted, in_form, listed
 
 _STYLES: dict[Level, Style] = {"problem": "bad", "warning": "doubtful", "note": ""}
 
@@ -110,7 +110,7 @@ def _interface(facts: Facts, _: ExaminedHost) -> str:
 
 
 def _clock(_: Facts, each: ExaminedHost) -> str:
-    return f"{each.clock_ahead_seconds:+.1f} ± {each.clock_uncertain_seconds:.1f} s"
+    return f"{in_form(each.clock_ahead_seconds, '+.1f')} ± {each.clock_uncertain_seconds:.1f} s"
 
 
 def _disk(facts: Facts, _: ExaminedHost) -> str:

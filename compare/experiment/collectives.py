@@ -12,23 +12,33 @@ import msgspec
 
 from backends import BACKENDS, GROUPS
 from compare import __version__
+from compare.analysis.budget import START_SECONDS
 from compare.doctor import availability
 from compare.doctor.availability import Survey
 from compare.errors import BudgetError, UnavailableError, UsageError
 from compare.experiment.allocation import require_time
 from compare.experiment.run import Watch, attempt, open_hosts, reporting_early_end
-from compare.experiment.schedule import START_SECONDS, back_and_forth
+from compare.experiment.schedule import back_and_forth
 from compare.experiment.settle import LaunchRequest, choose_device, choose_threads, count_gpus
 from compare.launch.arm import Observer
 from compare.launch.cluster import Cluster
 from compare.launch.launches import launch_sweep
-from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun, SweepConfig, SweepFields
+from compare.schema.collectives import (
+    COLLECTIVES_FILE,
+    ITERATION_SECONDS,
+    CollectivesRun,
+    SweepConfig,
+    SweepFields,
+)
 from compare.schema.hosts import Host
 from compare.schema.job import Planned
 from compare.schema.results import Failure
 from compare.schema.store import create_output, write_request
 from compare.system.files import write_json
-from compare.text import binary_size, counted
+from compare.text import binary_size, counted, duration
+
+_UNTIMED_ITERATIONS = 3
+"""What a size takes beside its timed iterations: calls are counted out, and a result is checked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +62,9 @@ def compare_collectives(
     See ``compare_arms`` for the other arguments and the errors.
     """
     with open_hosts(request, say) as cluster:
-        config, left_out = settle_sweep(request, cluster)
+        config, left_out = settle_sweep(request, cluster, say)
         require_time(cluster.job, "group", START_SECONDS * len(config.groups))
+        say(outlook(config))
         directory = create_output(request.output, "+".join(config.collectives), config.ranks)
         run = CollectivesRun(
             ringside_version=__version__,
@@ -70,8 +81,12 @@ def compare_collectives(
             return sweep_groups(run, directory, cluster, observer), directory
 
 
-def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, dict[str, str]]:
+def settle_sweep(
+    request: SweepRequest, cluster: Cluster, say: Callable[[str], None]
+) -> tuple[SweepConfig, dict[str, str]]:
     """Settle what a request leaves open, such as the device and the groups, by what the hosts have.
+
+    ``say`` prints a line before libraries are tried, because that takes seconds.
 
     Returns:
         The config, and for each group that was left out the reason, by the group's name.
@@ -87,6 +102,7 @@ def settle_sweep(request: SweepRequest, cluster: Cluster) -> tuple[SweepConfig, 
         threads_per_rank=choose_threads(request.threads_per_rank, cluster),
         **request.config,
     )
+    say("Checking which groups can run here …")
     survey = availability.survey(GROUPS[name].backend for name in draft.groups)
     device = choose_device(draft.device, cluster.hosts, count_gpus(cluster, survey))
     if device == "cpu":
@@ -155,6 +171,18 @@ def refusal_of(name: str, device: str, survey: Survey, *, one_host: bool) -> Una
             found, remedy = error.found or error.what, f"Run: {error.remedy}"
     what = f"The group {name} cannot run here."
     return UnavailableError(what, found=found, remedy=remedy) if found else None
+
+
+def outlook(config: SweepConfig) -> str:
+    """Return a line with the number of launches and sizes, and with the least time that they take."""
+    iterations = config.iterations + _UNTIMED_ITERATIONS
+    launch = START_SECONDS + config.total_steps * iterations * ITERATION_SECONDS
+    groups, rounds = counted(len(config.groups), "group"), counted(config.rounds, "round")
+    return (
+        f"{groups} × {rounds} × {counted(config.total_steps, 'size')}: at least "
+        f"{duration(config.total_launches * launch)}, and longer where a call takes more than "
+        f"{ITERATION_SECONDS * 1e3:g} ms."
+    )
 
 
 def plan_sweeps(config: SweepConfig) -> list[Planned]:

@@ -19,9 +19,11 @@ from compare.experiment.schedule import discard_noisy, plan_turns
 from compare.launch.arm import Observer, forget_launches
 from compare.launch.cluster import Cluster
 from compare.launch.launches import Cohort, launch_arm
+from compare.launch.monitor import MemoryShortError
 from compare.launch.signals import Suspended, stop_until_continued, suspendable
 from compare.schema.config import RunConfig
 from compare.schema.job import Planned
+from compare.schema.memory import Unfit
 from compare.schema.results import Interleaved, Launch, Run
 from compare.schema.store import RESULTS_FILE
 from compare.system.clock import unix_time
@@ -57,6 +59,8 @@ class Rounds:
         self.run = run
         self.current: Planned | None = None
         """The launch that is carried out now, or the one that failed; None before the first."""
+        self._beside_others = False
+        """Whether the ``current`` launch had others at its side."""
         self._began_at = math.inf
         self._directory = directory
         self._observer = observer
@@ -69,17 +73,17 @@ class Rounds:
 
         Nothing is added after Ctrl-Z and ``fg`` in a round in turns, which then begins again at the next
         call. If turns are not possible, nothing is added either, and ``run`` changes to one launch after
-        another.
+        another. If an arm does not fit into memory, ``run`` goes on without it.
 
         Raises:
-            RingsideError: the ``current`` launch failed, or its results failed a check.
+            RingsideError: the ``current`` launch failed, its results failed a check, or no arm fits.
         """
         self.current = planned[0]
-        if self.run.interleaved.mode == "blocks":
-            launches = self._launch_in_turns(planned)
-        else:
-            to_launch = (self.run, planned[0], self._directory, self._cluster, self._observer)
-            launches = [launch_arm(*to_launch, budget_ends_at=self._ends_at())]
+        try:
+            launches = self._launch(planned)
+        except MemoryShortError as error:
+            self._leave_out(planned, error)
+            return
         if not launches:
             return
         pairs = list(zip(planned, launches, strict=True))
@@ -98,6 +102,49 @@ class Rounds:
         elif len(self.run.launches) % len(self.run.config.arms) == 0:
             self._observer.rounds_done(self.run)
 
+    def _launch(self, planned: list[Planned]) -> list[Launch]:
+        """Return the launches of a round in turns, or the first planned one; empty to begin again."""
+        if self.run.interleaved.mode == "blocks":
+            return self._launch_in_turns(planned)
+        self._beside_others = False
+        to_launch = (self.run, planned[0], self._directory, self._cluster, self._observer)
+        return [launch_arm(*to_launch, budget_ends_at=self._ends_at())]
+
+    def _leave_out(self, planned: list[Planned], error: MemoryShortError) -> None:
+        """Go on without the arm of the ``current`` launch, whose logs are kept.
+
+        Raises:
+            LaunchError: no arm that synchronises is left, or the run compares only two arms, as a gate does.
+        """
+        run, shortage, current = self.run, error.shortage, self.current
+        assert current is not None  # noqa: S101 -- it has just failed
+        unfit = Unfit(
+            arm=current.arm,
+            round=current.round,
+            stage=error.stage,
+            limit_bytes=shortage.limit_bytes,
+            limit=shortage.limit,
+            needed_bytes=shortage.needed_bytes,
+            beside_others=self._beside_others and shortage.limit != "address space",
+        )
+        arms = tuple(arm for arm in run.config.arms if arm.label != current.label)
+        ways = [arm.label for arm in arms if arm.traits.synchronises]
+        if run.config.comparisons or run.config.slower_limit is not None:
+            raise error
+        if not ways:
+            error.what = f"No arm fits into memory. {error.what}"
+            raise error
+        baseline = run.config.baseline if run.config.baseline in ways else ways[0]
+        self.run = msgspec.structs.replace(
+            run,
+            config=msgspec.structs.replace(run.config, arms=arms, baseline=baseline),
+            unfit=[*run.unfit, unfit],
+            launches=[launch for launch in run.launches if launch.arm != current.label],
+            discarded=[launch for launch in run.discarded if launch.arm != current.label],
+        )
+        forget_launches(self._directory, [each for each in planned if each is not current])
+        self._observer.arm_left_out(current, f"{error.what} {error.found.splitlines()[0]}")
+
     def _launch_in_turns(self, planned: list[Planned]) -> list[Launch]:
         """Return the launches of a round in turns; an empty list if the round must begin again."""
         cohort = Cohort(
@@ -113,24 +160,27 @@ class Rounds:
         except (InterleaveError, LaunchError) as error:
             if not self._may_run_alone(cohort, error):
                 raise
-            beside = "Beside other arms on a GPU: " if isinstance(error, LaunchError) else ""
+            where = " on a GPU" if self.run.config.device == "cuda" else ""
+            beside = f"Beside other arms{where}: " if isinstance(error, LaunchError) else ""
             why = f"{beside}{error.what} {error.found}"
             forget_launches(self._directory, planned)
             self._observer.not_in_turns(why)
             self.run = msgspec.structs.replace(self.run, interleaved=Interleaved(mode="launches", why=why))
         finally:
-            self.current = cohort.current or planned[0]
+            self.current, self._beside_others = cohort.current or planned[0], cohort.side_by_side
         return []
 
     def _may_run_alone(self, cohort: Cohort, error: InterleaveError | LaunchError) -> bool:
         """Return whether the arms may run one after another, because turns failed in the first round.
 
-        A launch that failed because it shared a GPU may succeed alone: the GPU's memory may have been full,
-        or the GPU may admit one process only.
+        A launch that failed beside others may succeed alone, because memory may have been full, or its GPU
+        may admit one process only. A limit on the memory of one process is the same alone.
         """
         config = self.run.config
         if config.interleave != "auto" or self.run.launches:
             return False
+        if isinstance(error, MemoryShortError):
+            return cohort.side_by_side and error.shortage.limit != "address space"
         return isinstance(error, InterleaveError) or (cohort.side_by_side and config.device == "cuda")
 
     def _keep(self, launches: list[Launch]) -> None:

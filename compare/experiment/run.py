@@ -9,21 +9,21 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from compare import __version__, data
-from compare.analysis.budget import rounds_done
+from compare.analysis.budget import least_round_seconds, rounds_done
 from compare.data import DatasetSource
 from compare.doctor import check_beforehand
 from compare.errors import BudgetError, LaunchError, OutputError, RingsideError
 from compare.experiment.allocation import end_of_job, naming_scheduler, require_time, too_little_time
 from compare.experiment.rounds import Rounds, choose_interleaving
-from compare.experiment.schedule import discard_unfinished, launch_order, least_round_seconds, next_launches
+from compare.experiment.schedule import discard_unfinished, launch_order, next_launches
 from compare.experiment.settle import LaunchRequest, UserRequest, settle
 from compare.launch.agent.machine import free_port
-from compare.launch.arm import LaunchFolders, LaunchPlan, Observer, launch_files, plan_launch
+from compare.launch.arm import LaunchFolders, Observer, launch_files, plan_launch
 from compare.launch.circumstances import Defect
 from compare.launch.cluster import INTERFACE, Cluster, HostFacts, assume_facts, open_cluster
 from compare.launch.engines.commands import wait_for_hosts
@@ -31,8 +31,16 @@ from compare.launch.signals import uninterrupted
 from compare.schema.config import MOST_ROUNDS, LaunchConfig, RunConfig
 from compare.schema.hosts import THIS_MACHINE
 from compare.schema.job import Job, Planned
+from compare.schema.plan import Plan
 from compare.schema.results import Failure, Run
-from compare.schema.store import RESULTS_FILE, create_output, default_output, read_result, write_request
+from compare.schema.store import (
+    RESULTS_FILE,
+    create_output,
+    default_output,
+    launches_of,
+    read_result,
+    write_request,
+)
 from compare.system.files import write_json
 from compare.text import counted
 
@@ -60,7 +68,7 @@ def compare_arms(
         KeyboardInterrupt: the user stopped the run. It has the same note.
     """
     with open_hosts(request, say) as cluster:
-        config, left_out = settle(request, cluster)
+        config, left_out = settle(request, cluster, say)
         least = least_round_seconds(config, choose_interleaving(config).mode)
         require_time(cluster.job, "arm", least)
         run, directory = begin_run(request, config, left_out, cluster, say)
@@ -72,17 +80,21 @@ def compare_arms(
 def reporting_early_end(directory: Path, on_early_end: Callable[[Any], None]) -> Iterator[None]:
     """If the block is stopped or fails, pass what was saved to ``on_early_end``, and raise the error again.
 
-    A note of the error names the folder with the saved part. If ``on_early_end`` cannot write its output,
-    another note says so.
+    A note of the error names the folder with the saved part, or with the logs if no launch has finished. If
+    ``on_early_end`` cannot write its output, another note says so.
     """
     try:
         yield
     except (RingsideError, KeyboardInterrupt) as error:
         if directory.exists():
-            error.add_note(f"The finished part is kept: ringside report {shlex.quote(str(directory))}")
+            place = shlex.quote(str(directory))
             with uninterrupted():
                 try:
-                    on_early_end(read_result(directory))
+                    result = read_result(directory)
+                    nothing = f"No launch has finished. The logs of the run: {place}"
+                    kept = f"The finished part is kept: ringside report {place}"
+                    error.add_note(kept if launches_of(result) else nothing)
+                    on_early_end(result)
                 except OutputError as unwritten:  # the first error is the one to report
                     error.add_note(unwritten.what)
         raise
@@ -244,7 +256,7 @@ def _save_failure(run: Run, failure: Failure, directory: Path) -> None:
 def new_run(
     config: RunConfig,
     dataset: DatasetSource,
-    cluster: Cluster,
+    cluster: HostFacts,
     left_out: dict[str, str],
     command: Sequence[str],
 ) -> Run:
@@ -267,22 +279,10 @@ def new_run(
 # ---- a run that is only planned ----
 
 
-class Plan(NamedTuple):
-    """What a run would do, as a dry run shows it without asking other hosts."""
-
-    config: RunConfig
-    round_seconds: float
-    """Minimum time of a round, in seconds."""
-    in_turns: bool
-    """Whether the arms of a round would train in turns."""
-    notes: list[str]
-    """Lines that say where the hosts come from, what is not known, and what is assumed."""
-    launches: list[LaunchPlan]
-    """The launches of the first round, in the order in which they would start."""
-
-
-def plan(request: UserRequest) -> Plan:
+def plan(request: UserRequest, say: Callable[[str], None]) -> Plan:
     """Return the plan of a run's first round, without asking other hosts or launching an arm.
+
+    ``say`` prints a line before the arms are checked, which takes seconds.
 
     Raises:
         RingsideError: the request cannot be settled.
@@ -293,7 +293,7 @@ def plan(request: UserRequest) -> Plan:
         exported=request.exported,
         with_gpus=request.config["device"] == "cuda",
     )
-    config, _ = settle(request, hosts)
+    config, left_out = settle(request, hosts, say)
     directory = Path(os.path.realpath(request.output or default_output(config)))
     source = request.own or data.expect(request.dataset, request.data_dir or data.default_root())
     make_job = partial(Job, dataset=source)
@@ -303,21 +303,21 @@ def plan(request: UserRequest) -> Plan:
         folders = LaunchFolders(hosts, launch_files(directory, planned))
         port = free_port() if hosts.is_only_this_machine else _PORT
         launches.append(plan_launch(config, planned, folders, port, make_job))
-    mode = choose_interleaving(config).mode
     return Plan(
-        config, least_round_seconds(config, mode), mode == "blocks", _notes(request, hosts, source), launches
+        run=new_run(config, source, hosts, left_out, request.command),
+        hosts_source=request.allocation.source,
+        launches=launches,
+        assumptions=_assumptions(request, hosts),
     )
 
 
-def _notes(request: UserRequest, hosts: HostFacts, source: DatasetSource) -> list[str]:
-    """Return lines that say where the hosts come from, what a dry run does not know, and what it assumes."""
-    notes = [f"Hosts: {request.allocation.source}"]
-    if source.note:
-        notes.append(source.note)
-    if not hosts.is_only_this_machine:
-        cpus = counted(len(hosts.machines[0].cpus), "CPU")
-        gpus = "a GPU for each rank" if request.config["device"] == "cuda" else "no GPU"
-        notes.append(f"No host was asked. Each is assumed to be like this machine, with {cpus} and {gpus}.")
-        if request.allocation.interface is None:
-            notes.append(f"{INTERFACE} stands for the network interface that all hosts share.")
-    return notes
+def _assumptions(request: UserRequest, hosts: HostFacts) -> list[str]:
+    """Return sentences on what a dry run assumes of hosts that it does not ask."""
+    if hosts.is_only_this_machine:
+        return []
+    cpus = counted(len(hosts.machines[0].cpus), "CPU")
+    gpus = "a GPU for each rank" if request.config["device"] == "cuda" else "no GPU"
+    assumed = [f"No host was asked. Each is assumed to be like this machine, with {cpus} and {gpus}."]
+    if request.allocation.interface is None:
+        assumed.append(f"{INTERFACE} stands for the network interface that all hosts share.")
+    return assumed

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 
 from compare import __version__
-from compare.analysis.budget import rounds_done
+from compare.analysis.budget import least_round_seconds, rounds_done
 from compare.data import DatasetSource
 from compare.experiment.allocation import naming_scheduler, require_time
 from compare.experiment.run import Watch, carry_out, find_data, new_run, open_hosts, reporting_early_end
-from compare.experiment.schedule import back_and_forth, least_round_seconds
+from compare.experiment.schedule import back_and_forth
 from compare.experiment.settle import UserRequest, settle
 from compare.launch.cluster import Cluster, open_cluster
 from compare.schema.config import RunConfig
@@ -88,7 +88,7 @@ def _settle_counts(request: ScaleRequest, say: Callable[[str], None]) -> tuple[d
     *fewer, most = request.counts
     with open_hosts(request, say) as cluster:
         largest = replace(request, config={**request.config, "batch_size_per_rank": batches[most]})
-        config, left_out = settle(largest, cluster)
+        config, left_out = settle(largest, cluster, say)
         source = find_data(request, say)
         cluster.stage(source, say)
         last = new_run(config, source, cluster, left_out, request.command)

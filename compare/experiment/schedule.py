@@ -24,6 +24,9 @@ import msgspec
 
 from compare.analysis.budget import (
     FIRST_LOOK,
+    LEAD_SECONDS,
+    TURN_SECONDS,
+    TURNS,
     elapsed_seconds,
     has_time_left,
     is_oversubscribed,
@@ -44,18 +47,10 @@ T = TypeVar("T")
 
 MOST_IN_A_ROW = 2
 """Maximum number of discarded attempts at one round; the next attempt counts, noisy or not."""
-TURNS = 4
-"""Number of turns of each arm in a cohort until spreads are known; later it is the minimum."""
 MOST_TURNS = 10
 """Maximum number of an arm's turns in a cohort; more gain little, because the spread of launches remains."""
-TURN_SECONDS = 0.7
-"""Mean length of a turn, without the blocks of its reference, which trains without communication."""
 SHORT_SECONDS = 0.35
 """Length of the turns of arms without an open comparison: the control, and settled arms."""
-LEAD_SECONDS = 0.1
-"""Length of the first part of a turn, which is not timed because its steps take longer."""
-START_SECONDS = 3.0
-"""Minimum time to start the ranks of an arm, because they load torch."""
 _HANDOVER_SECONDS = 0.02
 """Time from the last step of a turn to the first of the next one."""
 _RESERVE = 0.85
@@ -95,11 +90,12 @@ def next_launches(run: Run) -> list[Planned]:
 
     They are in the order in which they start. The list is empty when the run is done.
     """
-    finished_rounds, position = divmod(len(run.launches), len(run.config.arms))
-    if position == 0 and not _has_another_round(run, finished_rounds):
+    finished_rounds, started = divmod(len(run.launches), len(run.config.arms))
+    if started == 0 and not _has_another_round(run, finished_rounds):
         return []
     number, round_ = len(run.launches) + len(run.discarded) + 1, finished_rounds + 1
-    arms = launch_order(run.config, round_)[position:]
+    done = {launch.arm for launch in run.launches[len(run.launches) - started :]}
+    arms = [arm for arm in launch_order(run.config, round_) if arm.label not in done]
     if run.interleaved.mode == "launches":
         arms = arms[:1]
     return [Planned(number + offset, round_, arm) for offset, arm in enumerate(arms)]
@@ -256,12 +252,6 @@ def turns_of_arm(
     missing = max(1, FIRST_LOOK - rounds_done(run))
     fitting = (_RESERVE * seconds_to_settle(run) / missing - start) / one_pass
     return math.floor(max(TURNS, min(best, MOST_TURNS, fitting, *_turns_within_timeout(run))))
-
-
-def least_round_seconds(config: RunConfig, mode: str) -> float:
-    """Return the minimum time of a round in seconds: all starts, and if arms take turns, all turns."""
-    turns = TURNS * TURN_SECONDS if mode == "blocks" else 0.0
-    return len(config.arms) * (START_SECONDS + turns)
 
 
 def _mean_turn_seconds(launch: Launch) -> float:

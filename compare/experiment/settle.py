@@ -5,7 +5,7 @@ What the user named is accepted or refused, but never replaced.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,10 +76,13 @@ class UserRequest(LaunchRequest):
     """The user's own workload, in place of a data set; None without one."""
 
 
-def settle(request: UserRequest, cluster: HostFacts) -> tuple[RunConfig, dict[str, str]]:
+def settle(
+    request: UserRequest, cluster: HostFacts, say: Callable[[str], None]
+) -> tuple[RunConfig, dict[str, str]]:
     """Settle what a request leaves open, such as arms and device, by what the hosts have.
 
-    GPUs are counted on all hosts, but libraries are tried on this machine only.
+    GPUs are counted on all hosts, but libraries are tried on this machine only. ``say`` prints a line
+    before that, because it takes seconds.
 
     Returns:
         The config of the run, and for each backend or arm that was left out the reason, by its name.
@@ -95,6 +98,7 @@ def settle(request: UserRequest, cluster: HostFacts) -> tuple[RunConfig, dict[st
         threads_per_rank=choose_threads(request.threads_per_rank, cluster),
         **request.config,
     )
+    say("Checking which arms can run here …")
     survey = availability.survey(arm.backend for arm in draft.arms)
     device = choose_device(draft.device, cluster.hosts, count_gpus(cluster, survey))
     one_host = len(cluster.hosts) == 1
@@ -274,8 +278,18 @@ def require_other_hosts(arms: Sequence[Arm]) -> None:
             raise UnavailableError(
                 f"{arm.label} cannot run on other hosts than this machine.",
                 found=f"{reason}.",
-                remedy="Run this arm here without naming hosts, or leave it out.",
+                remedy="Run it on this machine, without --engine and without hosts, or leave it out.",
             )
+
+
+def require_hosts_for(request: UserRequest) -> None:
+    """Require that the named arms can run on a request's hosts, which are neither made nor reached yet.
+
+    Raises:
+        UnavailableError: as in ``require_other_hosts``.
+    """
+    if not all(map(is_local, request.allocation.hosts)):
+        require_other_hosts(with_twins(request.arms, request.against) if request.against else request.arms)
 
 
 def with_control(arms: tuple[Arm, ...], *, control: bool) -> tuple[Arm, ...]:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from compare.analysis.budget import START_SECONDS
 from compare.analysis.gates import pass_of
 from compare.analysis.parity import check_gates
 from compare.experiment.allocation import require_time
 from compare.experiment.run import Watch, attempt, begin_run, open_hosts, reporting_early_end
-from compare.experiment.schedule import START_SECONDS
 from compare.experiment.settle import UserRequest, settle
 from compare.launch.arm import Observer
 from compare.launch.cluster import Cluster
@@ -36,7 +36,7 @@ def verify_arms(
     See ``compare_arms`` for the other arguments and the errors.
     """
     with open_hosts(request, say) as cluster:
-        config, left_out = settle(request, cluster)
+        config, left_out = settle(request, cluster, say)
         require_time(cluster.job, "arm", START_SECONDS * len(config.arms))
         run, directory = begin_run(request, config, left_out, cluster, say, purpose="-verify")
         write_json(directory / VERIFICATION_FILE, Verification(run=run))

@@ -32,8 +32,8 @@ _QUANTITY = re.compile(r"([1-9][0-9]*(?:\.[0-9]+)?)([MGT])(i?)")
 
 
 def job_name(resources: Resources, words: Sequence[str]) -> str:
-    """Return the name that the user gave the job, or else ``compare-`` and the command's name."""
-    return resources.name or f"compare-{words[0]}"
+    """Return the name that the user gave the job, or else ``ringside-`` and the command's name."""
+    return resources.name or f"ringside-{words[0]}"
 
 
 def write_manifest(resources: Resources, words: Sequence[str]) -> str:

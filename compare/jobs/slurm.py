@@ -66,7 +66,7 @@ def write_script(resources: Resources, words: Sequence[str], output: Path) -> st
             option that makes another kind of job or moves the output is refused as well.
     """
     options = [
-        f"--job-name=compare-{words[0] if words else ''}",
+        f"--job-name=ringside-{words[0] if words else ''}",
         f"--nodes={resources.nodes}",
         f"--ntasks-per-node={resources.ranks_per_node}",
         f"--time={resources.minutes}",

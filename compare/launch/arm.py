@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -25,6 +25,7 @@ from compare.schema.config import LaunchConfig
 from compare.schema.environment import EXPORTED, inherited_variables, launch_settings, library_settings
 from compare.schema.job import LaunchJob, Planned, Progress
 from compare.schema.launch_files import LaunchFiles
+from compare.schema.plan import LaunchPlan
 from compare.schema.results import ArmVerification, Launch, Run
 from compare.system.files import temporary_root
 
@@ -57,6 +58,9 @@ class Observer(Protocol):
 
     def not_in_turns(self, why: str) -> None:
         """Receive the reason why the arms run one after another instead of in turns."""
+
+    def arm_left_out(self, planned: Planned, why: str) -> None:
+        """Receive a launch whose arm does not fit into memory, so that the run goes on without the arm."""
 
     def cohort_restarts(self, round_: int) -> None:
         """Receive the number of a round whose launches all start again, after Ctrl-Z and ``fg``."""
@@ -137,15 +141,6 @@ class LaunchFolders:
             # Otherwise Open MPI's ranks would listen for peers on other hosts, on every address.
             added["OMPI_MCA_btl"] = "^tcp"
         return added
-
-
-class LaunchPlan(NamedTuple):
-    """The job of a launch, and the commands that start it."""
-
-    job: LaunchJob
-    """The job that every rank reads."""
-    commands: list[Command]
-    """One command for each host if the launcher runs on all of them, as torchrun does; otherwise one."""
 
 
 def plan_launch(

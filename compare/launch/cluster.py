@@ -18,13 +18,8 @@ import msgspec
 
 from compare.data import DatasetSource
 from compare.errors import HostError, RingsideError, UnavailableError
-from compare.launch.agent.connection import (
-    ANSWER_SECONDS,
-    START_SECONDS,
-    Connection,
-    connected,
-    exchange_until,
-)
+from compare.launch.agent.connection import ANSWER_SECONDS, START_SECONDS, Connection
+from compare.launch.agent.exchange import connected, exchange_until
 from compare.launch.agent.machine import describe
 from compare.launch.agent.protocol import Ready
 from compare.launch.circumstances import Defect
@@ -190,8 +185,9 @@ def open_cluster(
     hosts, carrier, _, job, rehearsed, *_ = allocation
     # mpirun and horovodrun start on this machine, also where it is no host of the run.
     launcher_hosts = () if any(map(is_local, hosts)) else (local_host(1),)
-    with connected((*hosts, *launcher_hosts), carrier) as everyone:
-        _require_ready(everyone, len(hosts))
+    lost: dict[Connection, RingsideError] = {}
+    with connected((*hosts, *launcher_hosts), carrier, lost=lost) as everyone:
+        _require_ready(everyone, lost, len(hosts))
         agents = everyone[: len(hosts)]
         for agent in agents:
             if job and agent.ready:
@@ -273,9 +269,13 @@ class Cluster(HostFacts):
         return msgspec.structs.replace(host_job, dataset=dataset)
 
 
-def _require_ready(agents: Sequence[Connection], host_count: int) -> None:
-    """Wait for every agent's first message, or raise one error for all of ``host_count`` that fail."""
-    lost: dict[Connection, RingsideError] = {}
+def _require_ready(
+    agents: Sequence[Connection], lost: dict[Connection, RingsideError], host_count: int
+) -> None:
+    """Wait for every agent's first message, or raise one error for all of ``host_count`` that fail.
+
+    ``lost`` has the errors of agents that have failed already.
+    """
     # Each connection has a time limit of its own, after which it is lost.
     exchange_until(agents, lambda: all(agent.ready or agent in lost for agent in agents), math.inf, lost=lost)
     host_errors = [error for error in lost.values() if isinstance(error, HostError)]

@@ -20,6 +20,7 @@ from math import inf
 from typing import Literal, NamedTuple
 
 from compare.schema.job import Progress, RankExit, RankFailure
+from compare.schema.memory import Shortage
 
 _DUMP = re.compile(r"Timeout \([\d:.]+\)!\n(?=(?:Current thread|Thread) 0x)")
 """The line that a rank's watchdog prints above the stacks; text without a newline may precede it."""
@@ -54,6 +55,8 @@ A crash that a program only quotes does not match, because no stacks follow it.
 _CRASHED_AT = re.compile(
     r'^Current thread 0x[^\n]*:\n  File "(?P<file>[^"]+)", line (?P<line>\d+) in ', re.MULTILINE
 )
+_NO_MEMORY = "std::bad_alloc"
+"""What a C++ library prints before it aborts because it got no memory."""
 _LINE_CHARACTERS = 300
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _SHOWN_WITH_WARNING = re.compile(r"(:\d+: \w*Warning: [^\n]*)\n(?![ \t]*what\(\): )[ \t]+[^\n]*")
@@ -132,6 +135,19 @@ class Evidence(NamedTuple):
         """
         waits = self.progress is not None and self.progress.stage == "turn"
         return bool(self.exit and self.exit.stopped and not waits)
+
+    @property
+    def shortage(self) -> Shortage | None:
+        """The limit on memory that the rank has met; None if it failed for another reason.
+
+        A rank that aborted under a limit has met it only if it printed that an allocation failed.
+        """
+        if self.failure:
+            return self.failure.shortage
+        if self.exit is None or self.exit.shortage is None:
+            return None
+        has_met_it = self.exit.signal != signal.SIGABRT or _NO_MEMORY in self.log
+        return self.exit.shortage if has_met_it else None
 
     @property
     def killed(self) -> bool:

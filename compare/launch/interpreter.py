@@ -21,8 +21,8 @@ from compare.text import printable
 
 _ANSWER_SECONDS = 30.0
 """Maximum time for an interpreter to start and to answer."""
-_NEEDED_PACKAGES = ("torch", "msgspec")
-"""Packages that a rank needs besides Ringside."""
+_NEEDED_PACKAGES = ("torch", "msgspec", "psutil", "numpy")
+"""Packages that a rank imports besides Ringside, whichever its arm."""
 _DESCRIBE = """
 import importlib.metadata as metadata, json, platform, sys
 found = {"prefix": sys.prefix, "python": platform.python_version(), "versions": {}}
@@ -80,7 +80,7 @@ def find_interpreter(against: str) -> Interpreter:
     missing = [name for name in _NEEDED_PACKAGES if name not in description.versions]
     if missing:
         raise UnavailableError(
-            f"{path} lacks {' and '.join(missing)}.",
+            f"{path} lacks {', '.join(missing)}, which every rank imports.",
             found=f"It is Python {description.python} in {description.prefix}.",
             remedy=f"Install them there: {path} -m pip install {' '.join(missing)}",
         )

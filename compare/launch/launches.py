@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from compare.errors import BudgetError, HostError
-from compare.launch.agent.connection import exchange_until
+from compare.launch.agent.exchange import exchange_until
 from compare.launch.arm import Observer, forget_launches
 from compare.launch.cluster import Cluster
 from compare.launch.monitor import Ending
@@ -29,7 +29,7 @@ from compare.launch.running import LaunchSettings, RunningLaunch
 from compare.launch.signals import Suspended, stop_until_continued, suspendable
 from compare.schema.arms import Arm
 from compare.schema.collectives import SweepConfig, SweepLaunch
-from compare.schema.job import Job, Planned, Proof, SweepJob, read_progress
+from compare.schema.job import Job, Planned, Proof, SweepJob
 from compare.schema.results import Launch, Run
 from compare.schema.turns import GO_ON, PlannedTurn, Turn, turn_of
 from compare.system.clock import unix_time
@@ -113,7 +113,7 @@ class AliveLaunches(LaunchSettings):
                 return
             if too_long:
                 self._fail(launch, Ending(None, launch.waited_seconds, timed_out=True))
-            self.observer.rank_progressed(launch.planned, read_progress(launch.files, 0))
+            self.observer.rank_progressed(launch.planned, launch.monitor.progress.get(0))
 
     def end_all(self) -> None:
         """End every launch that is still alive, on all hosts."""

@@ -1,25 +1,29 @@
-"""Monitor a launch through the files of its ranks, and report the root cause of a failure."""
+"""Monitor a launch by what its agents report, and find the root cause of a failure in its files."""
 
 from __future__ import annotations
 
 import errno
+import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from compare.errors import LaunchError, OutputError, StalledError, system_reason
+from compare.launch.agent.protocol import RankNews
 from compare.launch.circumstances import Circumstances
 from compare.launch.failures import Cause, Evidence, find_cause, find_unstarted, read_launcher_log
-from compare.schema.job import RankExit, RankFailure, read_progress
+from compare.schema.job import Progress, RankExit, RankFailure
 from compare.schema.launch_files import LaunchFiles
+from compare.schema.memory import Shortage
 from compare.system.files import read_json, tail
+from compare.text import binary_size, counted, listed
 
-T = TypeVar("T")
+T = TypeVar("T", bound="_OfRank")
 _WATCHDOG_SECONDS = 5.0
 """Extra time in which a rank's own watchdog should end the rank, because it reports more."""
 _TEARDOWN_SECONDS = 10.0
@@ -28,6 +32,13 @@ _PROBE_BYTES = 1 << 20
 """Number of bytes that are written to see whether the disk is full."""
 _LOG_CHARACTERS, _LOG_LINES = 100_000, 1000
 """How much is read at the end of a log, which may hold the stacks of several threads."""
+
+
+class _OfRank(Protocol):
+    """The result of a rank in any kind of launch."""
+
+    @property
+    def rank(self) -> int: ...
 
 
 class Ending(NamedTuple):
@@ -43,13 +54,24 @@ class Ending(NamedTuple):
     """Whether agents ended the launch, because the parent sent no messages."""
 
 
+class MemoryShortError(LaunchError):
+    """A rank got no more memory."""
+
+    def __init__(self, what: str, *, found: str, remedy: str, shortage: Shortage, stage: str) -> None:
+        super().__init__(what, found=found, remedy=remedy)
+        self.shortage = shortage
+        """The limit that the rank has met."""
+        self.stage = stage
+        """The stage in which it did; empty if it is not known."""
+
+
 SUCCEEDED = Ending(0)
 """How a launch ends whose launcher succeeded."""
 
 
 @dataclass(eq=False)
 class Monitor:
-    """Watches a launch by the files of its ranks: call ``tick`` while it runs, ``conclude`` at its end."""
+    """Watches a launch by the news of its ranks: call ``tick`` while it runs, ``conclude`` at its end."""
 
     files: LaunchFiles
     hosts: Sequence[str]
@@ -62,28 +84,51 @@ class Monitor:
     """Whether a host has more ranks than cores. The error of a stall then adds that ranks may be slow."""
     circumstances: Circumstances | None = None
     """Known problems that may explain a failure, and are added to its error; None to add nothing."""
-    _latest_progress: dict[int, tuple[float, float]] = field(default_factory=dict, init=False)
-    """The time in each rank's latest progress record, and the monotonic time at which it was first seen."""
+    progress: dict[int, Progress] = field(default_factory=dict, init=False)
+    """The latest progress record of each rank that has one, by the rank's number."""
+    _due_at: dict[int, float] = field(default_factory=dict, init=False)
+    """The monotonic time by which each rank without a result must make progress, by the rank's number."""
+    _done: set[int] = field(default_factory=set, init=False)
+    """The ranks that have written their results."""
+    _failed: set[int] = field(default_factory=set, init=False)
+    """The ranks that exited without a result, and not because their witness ended them."""
     _checked_at: float = field(default=0.0, init=False)
     """Unix time of the last ``tick``."""
+    _stuck: list[int] = field(default_factory=list, init=False)
+    """The ranks that were stuck at the last ``tick``, the one first that was due first."""
     _done_at: float | None = field(default=None, init=False)
-    """Monotonic time at which the results of all ranks were first seen; None before."""
+    """Monotonic time of the first ``tick`` after all ranks had written their results; None before."""
 
     @property
     def _ranks(self) -> range:
         return range(len(self.hosts))
 
-    def tick(self) -> bool:
-        """Read the files of the ranks, and return whether the launch may go on.
+    def note(self, news: RankNews) -> None:
+        """Note what an agent reports of the ranks on its host.
 
-        It may not go on if a rank has failed or stalled, or if the launcher does not exit after its ranks.
+        Times are measured on this machine, so it does not matter whether the hosts' clocks differ or are set.
+        """
+        now = time.monotonic()
+        self.progress |= news.progress
+        for rank, record in news.progress.items():
+            self._due_at[rank] = now + record.limit_seconds + _WATCHDOG_SECONDS
+        self._done.update(news.done)
+        self._failed.update(news.failed)
+        for rank in self._done.intersection(self._due_at):
+            del self._due_at[rank]
+
+    def tick(self) -> bool:
+        """Return whether the launch may go on.
+
+        It may not go on if a rank has failed, or made no progress for so long that its own watchdog must have
+        failed, for example because it was stopped. It may not either if the launcher outlives its ranks.
         """
         self._checked_at = time.time()
-        return not (
-            any(map(self._has_failed, self._ranks))
-            or self._launcher_hangs()
-            or any(map(self._is_stuck, self._ranks))
-        )
+        now = time.monotonic()
+        if min(self._due_at.values(), default=math.inf) < now:
+            in_order = sorted(self._due_at, key=self._due_at.__getitem__)
+            self._stuck = [rank for rank in in_order if self._due_at[rank] < now]
+        return not (self._failed or self._stuck or self._launcher_hangs())
 
     def conclude(self, where: str, ending: Ending, kind: type[T]) -> list[T]:
         """Return one result from every rank, in the order of ranks, or raise the root cause of a failure.
@@ -92,18 +137,22 @@ class Monitor:
 
         Raises:
             StalledError: a rank stalled, the launch took too long, or the launcher did not exit.
-            LaunchError: a rank raised an exception or died, the launcher failed, or the parent fell silent.
-            OutputError: the disk is full, or a result cannot be read.
+            LaunchError: a rank raised an exception or died, the launcher failed, the parent fell silent, or a
+                result is not one of its rank.
+            MemoryShortError: a rank got no more memory; this is a LaunchError.
+            OutputError: the disk is full.
         """
         missing = [rank for rank in self._ranks if not self._has_result(rank)]
         if not missing and ending.status == 0:
-            return [read_json(self.files.result(rank), kind) for rank in self._ranks]
+            return [self._read_result(where, rank, kind) for rank in self._ranks]
         if missing:
             self._require_space()
         evidence = [self._read_evidence(rank) for rank in self._ranks]
         cause = find_cause(evidence) if missing and not ending.abandoned else None
         # A failure while a launch is ended for its length is not its cause.
         if cause and not (ending.timed_out and cause.at > self._checked_at):
+            if (shortage := evidence[cause.rank].shortage) is not None:
+                raise self._error_of_shortage(where, cause, evidence[cause.rank], shortage)
             error = self._error_of_cause(where, cause, evidence)
         else:
             error = self._error_without_cause(where, ending, evidence)
@@ -112,36 +161,32 @@ class Monitor:
         trained = any(rank.progress and rank.progress.step for rank in evidence)
         raise self.circumstances.explain(error, trained=trained) if self.circumstances else error
 
-    def _has_failed(self, rank: int) -> bool:
-        """Return whether a rank exited without a result, and not because its witness ended it."""
-        record = _read_if_there(self.files.exit(rank), RankExit)
-        return record is not None and not record.ended_by and not self._has_result(rank)
-
     def _has_result(self, rank: int) -> bool:
         return self.files.result(rank).exists()
+
+    def _read_result(self, where: str, rank: int, kind: type[T]) -> T:
+        """Return the result of a rank; raise a ``LaunchError`` if its file holds something else."""
+        try:
+            result = read_json(self.files.result(rank), kind)
+            found = f"It is the result of rank {result.rank}."
+        except OutputError as error:
+            result, found = None, error.found
+        if result is None or result.rank != rank:
+            raise LaunchError(
+                f"{where}: what rank {rank} on {self.hosts[rank]} left is not its result.",
+                found=found,
+                remedy="Does that host have another version of Ringside, or a damaged disk? Examine it with "
+                "`ringside doctor`, or leave it out.",
+            )
+        return result
 
     def _launcher_hangs(self) -> bool:
         """Return whether all ranks have been done for so long that their launcher should have exited."""
         now = time.monotonic()
-        if self._done_at is None and all(map(self._has_result, self._ranks)):
+        if self._done_at is None and len(self._done) == len(self.hosts):
             self._done_at = now
         limit = max(self.stall_seconds, _TEARDOWN_SECONDS)
         return self._done_at is not None and now - self._done_at > limit
-
-    def _is_stuck(self, rank: int) -> bool:
-        """Return whether a rank made no progress for so long that its own watchdog must have failed.
-
-        The rank may have been stopped, for example. The time since the last change of its progress record is
-        measured on this machine, so it does not matter whether the hosts' clocks differ or are set.
-        """
-        progress, now = read_progress(self.files, rank), time.monotonic()
-        if progress is None or self._has_result(rank):
-            return False
-        latest, seen_at = self._latest_progress.get(rank, (None, now))
-        if latest != progress.at:
-            seen_at = now
-            self._latest_progress[rank] = (progress.at, now)
-        return now - seen_at > progress.limit_seconds + _WATCHDOG_SECONDS
 
     def _read_evidence(self, rank: int) -> Evidence:
         """Return what the files of a rank say, with all times converted to this machine's clock."""
@@ -159,7 +204,7 @@ class Monitor:
             started=files.witness(rank).exists(),
             log=tail(files.log(rank), lines=_LOG_LINES)[-_LOG_CHARACTERS:],
             stacks=tail(files.stacks(rank), lines=_LOG_LINES),
-            progress=read_progress(files, rank),
+            progress=self.progress.get(rank),
         )
 
     def _require_space(self) -> None:
@@ -200,6 +245,19 @@ class Monitor:
             remedy=f"{remedy} {slow}stall in --timeout sets {sets}.",
         )
 
+    def _error_of_shortage(
+        self, where: str, cause: Cause, evidence: Evidence, shortage: Shortage
+    ) -> MemoryShortError:
+        """Return the error of a rank that got no more memory."""
+        _, where_to_read = self._where_to_read(cause)
+        return MemoryShortError(
+            f"{where}: rank {cause.rank} on {cause.host} got no more memory.",
+            found=f"The {shortage.limit} is limited to {binary_size(shortage.limit_bytes)}.\n{cause.found}",
+            remedy=f"Use a smaller model or batch, or more memory. {where_to_read}",
+            shortage=shortage,
+            stage=evidence.progress.stage if evidence.progress else "",
+        )
+
     def _where_to_read(self, cause: Cause) -> tuple[list[str], str]:
         """Return lines of the launcher that explain a cause, and a sentence that names the file to read.
 
@@ -225,7 +283,9 @@ class Monitor:
         """Return the error of a failed launch whose root cause is not the failure of a rank."""
         remedy = f"The output of the launcher and the ranks is in {self.files.directory}."
         missing = [rank for rank in evidence if not rank.has_result]
-        progress = "; ".join(map(_describe_progress, evidence))
+        stuck = [rank for rank in self._stuck if not evidence[rank].has_result]
+        shown = [evidence[rank] for rank in stuck] or missing or evidence
+        progress = listed(map(_describe_progress, shown))
         if ending.abandoned or any(rank.exit and rank.exit.ended_by == "lease" for rank in missing):
             return LaunchError(
                 f"{where}: its ranks were ended, because this program sent them no messages.",
@@ -242,6 +302,10 @@ class Monitor:
             what = "its ranks are done, but its launcher did not end"
             if missing:
                 what = "the launch no longer makes progress"
+            if stuck:
+                first, others = stuck[0], len(stuck) - 1
+                what = f"rank {first} on {self.hosts[first]} no longer makes progress"
+                what += f", and neither do {counted(others, 'other rank')}" if others else ""
             return StalledError(f"{where}: {what}.", found=progress, remedy=remedy)
         if ending.status < 0:
             return LaunchError(
@@ -251,7 +315,7 @@ class Monitor:
             )
         what = "every rank finished"
         if missing:
-            what = f"no result from rank {', '.join(str(rank.rank) for rank in missing)}"
+            what = f"no result from rank {listed(f'{rank.rank} on {rank.host}' for rank in missing)}"
         if unstarted := find_unstarted(evidence):
             what = f"rank {unstarted.rank} on {unstarted.host} never started"
         return LaunchError(
@@ -261,7 +325,7 @@ class Monitor:
         )
 
 
-def _read_if_there(file: Path, kind: type[T]) -> T | None:
+def _read_if_there(file: Path, kind: type[Any]) -> Any:
     return read_json(file, kind) if file.exists() else None
 
 

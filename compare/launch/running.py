@@ -24,7 +24,8 @@ from backends import BACKENDS
 from backends.launchers import hydra
 from backends.launchers.request import Command
 from compare.errors import HostError, InterleaveError, OutputError, RingsideError
-from compare.launch.agent.connection import Connection, LaunchLink, exchange_until
+from compare.launch.agent.connection import Connection, LaunchLink
+from compare.launch.agent.exchange import exchange_until
 from compare.launch.agent.launch import clean_up
 from compare.launch.agent.protocol import Start
 from compare.launch.arm import LaunchFolders, MakeJob, Observer, launch_files, plan_launch
@@ -37,7 +38,7 @@ from compare.launch.signals import uninterrupted
 from compare.schema.collectives import RankSweep, SweepLaunch
 from compare.schema.config import LaunchConfig
 from compare.schema.environment import library_settings
-from compare.schema.job import Planned, read_progress
+from compare.schema.job import Planned
 from compare.schema.results import Launch, RankResult
 from compare.schema.turns import Turn
 from compare.system.clock import unix_time
@@ -112,18 +113,12 @@ class RunningLaunch:
         except OSError as error:
             raise OutputError.unwritten(self.files.directory, error) from None
         self._folders = LaunchFolders(cluster, self.files, in_turns=settings.in_turns)
-        self._job, self.commands = plan_launch(
-            settings.config, planned, self._folders, cluster.free_port(), settings.make_job
-        )
+        plan = plan_launch(settings.config, planned, self._folders, cluster.free_port(), settings.make_job)
+        self._job, self.commands = plan.job, plan.commands
         uses_mpich = arm.runtime.launcher == hydra.EXECUTABLE
         self._segments = Segments(_MPICH_FILES, time.time()) if uses_mpich else None
         agents = [agent for agent in cluster.agents for _ in range(agent.host.slots)]
         agents = agents[:1] if arm.traits.one_process else agents  # of each rank's host
-        self.links: dict[Connection, LaunchLink] = {}
-        """The launch on each host, by the connection to the host's agent."""
-        for agent in cluster.all_agents:
-            ranks = [rank for rank, of_rank in enumerate(agents) if of_rank is agent]
-            self.links[agent] = agent.launch(self._folders.mark, ranks)
         self._from_shell = shell_settings(self.commands[0].environment)
         crowded = any(host.slots > n for host, n in zip(cluster.hosts, cluster.cores(), strict=True))
         self.monitor = Monitor(
@@ -134,6 +129,11 @@ class RunningLaunch:
             oversubscribed=crowded and len(agents) > 1,
             circumstances=Circumstances(arm, self._from_shell, cluster.defects),
         )
+        self.links: dict[Connection, LaunchLink] = {}
+        """The launch on each host, by the connection to the host's agent."""
+        for agent in cluster.all_agents:
+            ranks = [rank for rank, of_rank in enumerate(agents) if of_rank is agent]
+            self.links[agent] = agent.launch(self._folders.mark, ranks, self.monitor.note)
         write_json(self.files.commands, [list(command.argv) for command in self.commands])
 
     def begin(self) -> None:
@@ -258,9 +258,8 @@ class RunningLaunch:
 
         It did if its log says so, and no rank has written a progress record.
         """
-        began = any(read_progress(self.files, rank) for rank in range(self._job.config.ranks))
         printed = "\n".join(tail(log, lines=200) for log in self.files.launcher_logs())
-        return not began and any(mark in printed for mark in _PORT_ERRORS)
+        return not self.monitor.progress and any(mark in printed for mark in _PORT_ERRORS)
 
     def conclude(self, kind: type[RecordType], ending: Ending = SUCCEEDED) -> RecordType:
         """Return the launch's record with the results of all ranks, or raise the root cause.

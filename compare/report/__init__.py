@@ -6,11 +6,16 @@ knowing which command made it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
 from compare.analysis import Analysis, analyse
 from compare.report.document import Document, View
 from compare.report.formats import FORMATS, write
 from compare.schema.collectives import CollectivesRun
-from compare.schema.results import Verification
+from compare.schema.metered import Metered
+from compare.schema.results import Run, Verification
 from compare.schema.scale import Scale
 from compare.schema.store import Result
 
@@ -27,17 +32,20 @@ def document_of(
     ``html`` gives a page with every detail. ``table`` gives the short view of a run, unless ``view`` asks for
     more. A caller that has analysed the run already passes its ``analysis``.
     """
-    from compare.report import of_collectives, of_run, of_scale, of_verification
+    from compare.report import of_collectives, of_meter, of_run, of_scale, of_verification
 
-    if isinstance(result, Scale):
-        return of_scale.document_of(result)
-    if isinstance(result, CollectivesRun):
-        return of_collectives.document_of(result, detail=view.detail or form == "html")
-    if isinstance(result, Verification):
-        return of_verification.document_of(result)
+    if not isinstance(result, Run):
+        detail = view.detail or form == "html"
+        makers: Mapping[type[Result], Callable[..., Document]] = {
+            Scale: of_scale.document_of,
+            CollectivesRun: partial(of_collectives.document_of, detail=detail),
+            Verification: partial(of_verification.document_of, view=replace(view, detail=detail)),
+            Metered: of_meter.document_of,
+        }
+        return makers[type(result)](result)
     analysis = analysis or analyse(result)
     if form == "html":
         return of_run.page(result, analysis, view)
-    if form == "table" and not view.wide and not view.detail:
+    if form == "table" and not view.detail:
         return of_run.brief(result, analysis, view)
     return of_run.document_of(result, analysis, view)

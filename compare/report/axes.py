@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from compare.report.cells import in_units
+from compare.text import percent
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _MOST_TICKS = 6
@@ -109,5 +110,5 @@ def _time_label(seconds: float) -> str:
 BYTES = Axis("message size (logarithmic)", log_axis, lambda size: in_units(size, BYTE_UNITS))
 SECONDS = Axis("time of one call (logarithmic)", log_axis, _time_label)
 RATE = Axis("bus bandwidth (logarithmic)", log_axis, lambda rate: in_units(rate, _RATES))
-SHARE = Axis("share of the ideal speed", axis_from_zero, lambda share: f"{share * 100:g} %")
+SHARE = Axis("share of the ideal speed", axis_from_zero, lambda share: percent(share, "g"))
 SECONDS_FROM_ZERO = Axis("time of one training step", axis_from_zero, _time_label)

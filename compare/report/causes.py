@@ -9,7 +9,7 @@ from compare.analysis import Analysis
 from compare.analysis.causes import Cause
 from compare.analysis.summary import ArmSummary
 from compare.report.document import Column, Row, Table
-from compare.text import counted, listed
+from compare.text import counted, in_form, listed
 
 _CALLS_TAKE = "{arm}'s {calls} of {size} {take} {collective_seconds}"
 
@@ -50,11 +50,11 @@ CAUSES: Mapping[str, _Words] = {
         "{arm}'s own computing takes {compute_seconds}; its collectives alone take {collective_seconds}",
         (
             Advice(
-                "A larger --batch-size gives communication more to overlap with.",
+                "A larger batch gives communication more to overlap with.",
                 lambda evidence: evidence["overlaps"],
             ),
             Advice(
-                "A larger --batch-size computes longer for the same communication.",
+                "A larger batch computes longer for the same communication.",
                 lambda evidence: not evidence["overlaps"],
             ),
         ),
@@ -172,7 +172,7 @@ def _with_unit(name: str, value: Any) -> str:
     if name in _NOUNS:
         return counted(value, _NOUNS[name])
     if name.endswith("_seconds"):
-        return f"{value * 1e3:.2f} ms"
+        return f"{in_form(value * 1e3, '.2f')} ms"
     return f"{value / 1e9:.2f} GB/s" if name.endswith("_bandwidth") else str(value)
 
 

@@ -9,7 +9,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from compare.analysis.figures import Estimate
-from compare.text import printable
+from compare.text import in_form, printable
 
 _EXPONENT_FROM = 999.5
 """Smallest number that the format ``.3g`` would write with an exponent."""
@@ -36,7 +36,7 @@ def cut_in_the_middle(name: str, width: int) -> str:
 def format_figure(figure: float | Estimate | None, form: str, factor: float = 1.0) -> str:
     """Return ``factor`` times a figure or the mean of an estimate, in the format ``form``; – for None."""
     mean = figure.mean if isinstance(figure, Estimate) else figure
-    return "–" if mean is None else f"{mean * factor:{form}}"
+    return "–" if mean is None else in_form(mean * factor, form)
 
 
 def format_estimate(
@@ -49,7 +49,7 @@ def format_estimate(
     """
     if estimate is None:
         return "–"
-    mean, low, high = (f"{end * factor:{form}}" for end in (estimate.mean, estimate.low, estimate.high))
+    mean, low, high = (in_form(end * factor, form) for end in (estimate.mean, estimate.low, estimate.high))
     dash = " to " if estimate.low < 0 else "–"  # no dash before a minus
     is_alone = estimate.n == 1 if shows_narrow else low == high
     return mean if is_alone else f"{mean} ({low}{dash}{high})"

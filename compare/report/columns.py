@@ -12,7 +12,7 @@ from compare.report.cells import format_estimate, format_figure, format_ratio
 from compare.report.document import Column
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
-from compare.text import counted
+from compare.text import counted, percent
 
 COST_TITLE = "Where the sync cost goes, in ms per step (docs/method.md defines the terms)"
 BELOW_NOISE = "below noise"
@@ -32,10 +32,10 @@ def speed_columns(run: Run, summary: Summary) -> list[Column[ArmSummary]]:
         Column("samples/s", lambda arm: f"{arm.samples_per_second.mean:,.0f}"),
         Column("step ms", lambda arm: _milliseconds(arm.step_seconds)),
         Column("sync ms", _sync_milliseconds),
-        Column("share", lambda arm: BELOW_NOISE if arm.below_noise else format_figure(arm.sync_share, ".0%")),
+        Column("share", lambda arm: BELOW_NOISE if arm.below_noise else _share(arm.sync_share)),
         Column(
             "efficiency",
-            lambda arm: "open" if noisy and arm.below_noise else format_figure(arm.efficiency, ".0%"),
+            lambda arm: "open" if noisy and arm.below_noise else _share(arm.efficiency),
         ),
         Column(f"against {baseline}", partial(against_baseline, run, summary), is_text=True),
         *_test_columns(run),
@@ -51,15 +51,25 @@ def speed_columns(run: Run, summary: Summary) -> list[Column[ArmSummary]]:
     ]
 
 
+def _share(share: float | Estimate | None, form: str = ".0f") -> str:
+    """Return a share, or the mean of one, in per cent; – for None."""
+    mean = share.mean if isinstance(share, Estimate) else share
+    return "–" if mean is None else percent(mean, form)
+
+
 def _test_columns(run: Run) -> list[Column[ArmSummary]]:
     """Return the columns with the results on the test set.
 
     A user's own workload has its metric and the loss. A built-in model has the accuracy, and also the loss
     if an arm declares that it does not train the same.
     """
-    name, form = ("metric", ".4g") if run.config.is_own else ("accuracy", ".2%")
+    metric = (
+        Column[ArmSummary]("metric", lambda arm: format_figure(arm.accuracy, ".4g"))
+        if run.config.is_own
+        else Column[ArmSummary]("accuracy", lambda arm: _share(arm.accuracy, ".2f"))
+    )
     columns = [
-        Column[ArmSummary](name, lambda arm: format_figure(arm.accuracy, form)),
+        metric,
         Column[ArmSummary]("test loss", lambda arm: format_figure(arm.test_loss, ".4g")),
     ]
     has_loss = run.config.is_own or not all(arm.same_training for arm in run.config.arms)
@@ -91,7 +101,7 @@ def cost_columns() -> list[Column[ArmSummary]]:
         Column("overlap", _overlap_cell),
         Column("cores/rank", lambda arm: f"{arm.detail.cores_per_rank.mean:.2f}"),
         Column("whole peak MB", lambda arm: _megabytes(arm.detail.whole_peak_memory_bytes)),
-        Column("other load", lambda arm: format_figure(arm.other_cpu_load, ".0%")),
+        Column("other load", lambda arm: _share(arm.other_cpu_load)),
     ]
 
 
@@ -174,4 +184,4 @@ def _overlap_cell(arm: ArmSummary) -> str:
     if overlap.high < 0:
         return "none"
     mean, low, high = (min(share, 1) for share in (overlap.mean, overlap.low, overlap.high))
-    return format_estimate(Estimate(mean, low, high, overlap.n, overlap.method), ".0%")
+    return f"{format_estimate(Estimate(mean, low, high, overlap.n, overlap.method), '.0f', 100)} %"

@@ -39,6 +39,16 @@ class Row(NamedTuple):
     """Length of each cell's bar, from 0 to 1; None means no bar, and an empty tuple no bars."""
 
 
+class Listing(NamedTuple):
+    """Code or commands that stand below a table."""
+
+    place: str
+    """Where the text is from, or what it is for."""
+    text: str
+    language: Literal["python", "sh", "json"] = "python"
+    """Only Python may be wrapped, because the rest is there to be copied; commands are continued."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table of text cells; its first column has the names of the items."""
@@ -52,8 +62,8 @@ class Table:
     """Whether the text cells hold sentences, which may be wrapped."""
     chart: Chart | None = None
     """Figures of the rows as lines, which a terminal draws below them; None if there is none."""
-    listings: Sequence[tuple[str, str]] = ()
-    """Quotations of code to show below the rows, each after its place: the file, line and function."""
+    listings: Sequence[Listing] = ()
+    """Code to show below the rows."""
 
     @classmethod
     def of(
@@ -87,12 +97,8 @@ class Attested(NamedTuple):
 class View:
     """What a reader chose to see of a result."""
 
-    wide: bool = False
-    """Show a table with every column and note of a run, in place of the short view."""
     detail: bool = False
-    """Also show the parts of a run's sync cost; for ``ringside collectives``, show a table for each group."""
-    sort: str | None = None
-    """The order of arms: ``step``, ``name`` or ``sync``; None is the default order."""
+    """Show every column and note of a run, and for ``ringside collectives`` a table for each group."""
     report_argument: str = "RUN"
     """The argument that makes ``ringside report`` show this run again; notes suggest that command."""
 

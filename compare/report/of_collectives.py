@@ -11,15 +11,22 @@ from typing import TypeAlias
 import msgspec
 
 from compare.analysis.budget import fullest_host
-from compare.analysis.collectives import GroupAtSize, bus_factor, quickest, summarise_sweeps, why_no_forms
+from compare.analysis.collectives import (
+    GroupAtSize,
+    bus_factor,
+    noisy_rounds,
+    quickest,
+    summarise_sweeps,
+    why_no_forms,
+)
 from compare.report.axes import BYTE_UNITS, BYTES, RATE, SECONDS
 from compare.report.cells import format_figure, in_units
 from compare.report.document import Attested, Column, Document, Table
-from compare.report.origin import facts_of, refused_copies, source_of
+from compare.report.origin import facts_of, noisy_rounds_warning, refused_copies, source_of
 from compare.report.pictures import Chart, Picture, Point, draw_lines
 from compare.schema.collectives import CollectivesRun, Exchange
 from compare.schema.hosts import rehearsal_headline
-from compare.text import counted, listed
+from compare.text import counted, listed, numbered, percent
 
 _Rows: TypeAlias = Sequence[GroupAtSize]
 """Figures of groups at some sizes: those of a table's row, of an exchange, or of the whole sweep."""
@@ -45,7 +52,7 @@ def document_of(run: CollectivesRun, *, detail: bool = False) -> Document:
         source=source_of(run, run, _headline(run)),
         tables=list(_tables(run, rows, detail=detail)),
         warnings=list(_warnings(run, rows)),
-        notes=list(_notes(run, rows)),
+        notes=list(_notes(run, rows, detail=detail)),
         conclusion=_conclusion(run, rows),
         draw=lambda: _draw(rows),
         facts=[
@@ -68,13 +75,15 @@ def _tables(run: CollectivesRun, rows: _Rows, *, detail: bool) -> Iterator[Table
 
     It has a row for each size. With ``detail``, each group has its own table of the exchange.
     """
-    groups = run.config.groups
+    groups, over_hosts = run.config.groups, len(run.hosts) > 1
     for exchange, exchange_rows in _by_exchange(rows):
         by_group = [[row for row in exchange_rows if row.group == group] for group in groups]
         for shown in [[group_rows] for group_rows in by_group] if detail else [by_group]:
             by_size: list[_Rows] = list(zip(*shown, strict=True))
             yield Table.of(
-                _FULL_COLUMNS if detail else _side_by_side(groups, over_hosts=len(run.hosts) > 1),
+                _full_columns(over_hosts=over_hosts)
+                if detail
+                else _side_by_side(groups, over_hosts=over_hosts),
                 by_size,
                 title=f"{exchange}, {shown[0][0].group}" if detail else str(exchange),
                 style=lambda same: "bad" if any(row.wrong for row in same) else "",
@@ -97,6 +106,10 @@ def _side_by_side(groups: Sequence[str], *, over_hosts: bool) -> list[Column[_Ro
             for heading, cell in zip(headings, (_time, _bus, _wire, _first_form), strict=False)
         ]
     return [*columns, Column("\n#wrong", _wrong)]
+
+
+def _full_columns(*, over_hosts: bool) -> list[Column[_Rows]]:
+    return [*_COLUMNS_OF_ONE, *(_WIRE_COLUMNS if over_hosts else ())]
 
 
 def _by_exchange(rows: _Rows) -> Iterator[tuple[Exchange, list[GroupAtSize]]]:
@@ -127,6 +140,8 @@ def _warnings(run: CollectivesRun, rows: _Rows) -> Iterator[str]:
         for group, group_rows in groupby(exchange_rows, lambda row: row.group):
             yield from _group_warnings(f"{group}, {exchange}", list(group_rows))
     yield from (f"FAILED: {failure.message}" for failure in run.failures)
+    if rounds := noisy_rounds(run):
+        yield noisy_rounds_warning(numbered("round", rounds))
     yield from refused_copies({la.group: [rank.attestation for rank in la.ranks] for la in run.launches})
     if _waits_for_cores(run):
         ranks, cores = fullest_host(run)
@@ -154,11 +169,11 @@ def _group_warnings(name: str, rows: _Rows) -> Iterator[str]:
         yield f"REFUSED: {name}{f' at {listed(sizes)} bytes' if len(sizes) < len(rows) else ''}: {reason}"
 
 
-def _notes(run: CollectivesRun, rows: _Rows) -> Iterator[str]:
+def _notes(run: CollectivesRun, rows: _Rows, *, detail: bool) -> Iterator[str]:
     """Yield the lines that explain the columns of the tables."""
     yield (
         "us: time of a call on the slowest rank, median of all iterations. ±: half of the distance of the "
-        f"quartiles; ! marks more than {_WIDE_SHARE:.0%}."
+        f"quartiles; ! marks more than {percent(_WIDE_SHARE)}."
     )
     factors = (f"{name} {bus_factor(name, run.config.ranks):.4g}" for name in run.config.collectives)
     yield (
@@ -170,8 +185,8 @@ def _notes(run: CollectivesRun, rows: _Rows) -> Iterator[str]:
             f"{listed(unsynced)}: ranks do not wait for all others. So the time of calls in a row is the "
             "inverse of a throughput."
         )
-    reason = why_no_forms(run)
     if len(run.hosts) > 1:
+        reason = why_no_forms(run)
         yield (
             "wire: bytes that the busiest host sent/received in a call, over the size. The kernel counted "
             "them on the interface, with packet headers."
@@ -179,11 +194,11 @@ def _notes(run: CollectivesRun, rows: _Rows) -> Iterator[str]:
         yield (
             f"form: – because {reason}."
             if reason
+            else "forms: algorithms whose bytes fit the wire, from 64 KiB."
+            if detail
             else "form: an algorithm whose bytes fit the wire, from 64 KiB. +: so many others fit too; "
             "--detail names them."
         )
-    else:
-        yield f"wire and forms: – because {reason}."
     if any(row.other_form for row in rows):
         yield (
             "*: the wire carried more than bus bandwidth supposes, so another form ran. The busiest link "
@@ -195,11 +210,14 @@ def _conclusion(run: CollectivesRun, rows: _Rows) -> str:
     """Return which group is quickest at which sizes; empty for one group, or if ranks wait for cores."""
     if _waits_for_cores(run) or len({row.group for row in rows if row.seconds}) < 2:  # noqa: PLR2004 -- one group has no rival
         return ""
-    return " ".join(_quickest_groups(exchange, list(same)) for exchange, same in _by_exchange(rows))
+    if not any(row.launch_medians and row.launch_medians.method == "t" for row in rows):
+        return "Which group is quickest is open, because one or two launches have no interval: --repeats 3."
+    where = " (in noisy rounds)" if noisy_rounds(run) else ""
+    return " ".join(_quickest_groups(exchange, list(same), where) for exchange, same in _by_exchange(rows))
 
 
-def _quickest_groups(exchange: Exchange, rows: _Rows) -> str:
-    """Return a sentence that names the quickest group of each range of sizes."""
+def _quickest_groups(exchange: Exchange, rows: _Rows, where: str) -> str:
+    """Return a sentence that names the quickest group of each range of sizes; it ends with ``where``."""
     sizes = sorted({row.message_bytes for row in rows})
     winners = {size: quickest([row for row in rows if row.message_bytes == size]) for size in sizes}
     ranges = [(name, list(same)) for name, same in groupby(sizes, key=lambda size: winners[size])]
@@ -207,12 +225,13 @@ def _quickest_groups(exchange: Exchange, rows: _Rows) -> str:
     if not named:
         return f"{exchange}: no group is clearly the quickest."
     if len(ranges) == 1:
-        return f"{exchange}: {named[0][0]} is the quickest at every size."
+        return f"{exchange}: {named[0][0]} is the quickest at every size{where}."
     if len(named) > _MOST_RANGES:
         counts = Counter(name for name, same in named for _ in same)
         each = (f"{name} at {count} of {len(sizes)} sizes" for name, count in counts.most_common())
-        return f"{exchange}: quickest is {listed(each)}."
-    return f"{exchange}: quickest is {listed(f'{name} {_size_range(same)}' for name, same in named)}."
+        return f"{exchange}: quickest is {listed(each)}{where}."
+    each = (f"{name} {_size_range(same)}" for name, same in named)
+    return f"{exchange}: quickest is {listed(each)}{where}."
 
 
 def _size_range(sizes: Sequence[int]) -> str:
@@ -264,7 +283,7 @@ def _wrong(rows: _Rows) -> str:
 
 
 _SIZE: Column[_Rows] = Column("size\n(B)", lambda rows: str(rows[0].message_bytes))
-_FULL_COLUMNS: tuple[Column[_Rows], ...] = (
+_COLUMNS_OF_ONE: tuple[Column[_Rows], ...] = (
     _SIZE,
     Column("count", lambda rows: str(rows[0].count)),
     Column("type", lambda rows: rows[0].dtype),
@@ -275,19 +294,23 @@ _FULL_COLUMNS: tuple[Column[_Rows], ...] = (
     Column("algbw\n(GB/s)", lambda rows: _gigabytes(rows[0].algorithm_bandwidth)),
     Column("busbw\n(GB/s)", lambda rows: _bus(rows[0])),
     Column("#wrong", _wrong),
+)
+"""The columns of nccl-tests for a single group."""
+_WIRE_COLUMNS: tuple[Column[_Rows], ...] = (
     Column("wire", lambda rows: _wire(rows[0])),
     Column("forms", lambda rows: ", ".join(rows[0].forms) or "–"),
 )
-"""The columns of nccl-tests for a single group, followed by wire and forms."""
+"""What the network shows of a single group; the ranks of one host do not use it."""
 
 
 def _record(row: GroupAtSize) -> dict[str, object]:
     fields = msgspec.structs.asdict(row)
-    spread, wire = fields.pop("seconds"), fields.pop("wire")
+    spread, wire, medians = map(fields.pop, ("seconds", "wire", "launch_medians"))
     fields["forms"] = "; ".join(row.forms)
     fields |= {f"wire_{way}": getattr(wire, way, None) for way in ("sent", "received")}
     of_spread = ("median", "low", "high", "minimum", "n")
-    return fields | {f"seconds_{name}": getattr(spread, name, None) for name in of_spread}
+    fields |= {f"seconds_{name}": getattr(spread, name, None) for name in of_spread}
+    return fields | {f"launch_medians_{name}": getattr(medians, name, None) for name in ("low", "high")}
 
 
 # ---- charts ----

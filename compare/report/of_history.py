@@ -19,8 +19,12 @@ def document_of(history: History, folder: str) -> Document:
     tables = [Table.of(_RUN_COLUMNS, history.runs, is_prose=True)] if history.runs else []
     for group, trends in groupby(history.trends, lambda trend: trend.group):
         tables.append(Table.of(_TREND_COLUMNS, trends, title=f"Step in ms, oldest to newest: {group}"))
+    others = sorted(history.others.items())
+    if others:
+        tables.append(Table.of(_OTHER_COLUMNS, others, title="Other results, each with a report of its own"))
+    counts = [counted(len(history.runs), "run"), *([counted(len(others), "other result")] if others else [])]
     return Document(
-        title=f"{counted(len(history.runs), 'run')} in {folder}",
+        title=f"{' and '.join(counts)} in {folder}",
         tables=tables,
         warnings=[f"{_one_line(name)}: not read. {why}" for name, why in history.unread.items()],
         content=lambda: history,
@@ -62,6 +66,10 @@ _RUN_COLUMNS: tuple[Column[RunEntry], ...] = (
     Column("run", _dated_name, is_text=True),
     Column("rounds", _rounds, is_text=True),
     Column("step ms", _steps, is_text=True),
+)
+_OTHER_COLUMNS: tuple[Column[tuple[str, str]], ...] = (
+    Column("result", lambda other: _one_line(other[0]), is_text=True),
+    Column("what it is", lambda other: other[1], is_text=True),
 )
 _TREND_COLUMNS: tuple[Column[Trend], ...] = (
     Column("arm", lambda trend: trend.arm, is_text=True),

@@ -11,15 +11,16 @@ from collections.abc import Iterator, Sequence
 from backends.code import Quote, code_of, summary_of
 from compare.analysis import Analysis
 from compare.analysis.lessons import Lesson, lessons
+from compare.analysis.summary import Summary
 from compare.report.causes import explain
 from compare.report.cells import in_units
-from compare.report.document import Column, Document, Row, Table
+from compare.report.document import Column, Document, Listing, Row, Table
 from compare.report.of_run import arrange
 from compare.report.origin import headline, noise_warnings, warnings
 from compare.report.sentences import conclusion, proof, why_marked
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
-from compare.text import counted
+from compare.text import counted, percent
 
 _BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "bytes": 1.0}
 _RATES = {"GB/s": 1e9, "MB/s": 1e6}
@@ -33,11 +34,21 @@ _FORMS = {
     "all_gather": "Each rank sends all it has to every other, and each sums by itself.",
 }
 _SCHEDULES = {
-    "shards": "Before each layer computes, in forward and in backward, and after its backward.",
     "after": "After backward, one call after the other. The rank waits for them.",
     "overlap": "During backward: a call starts as soon as its bucket of gradients is full.",
     "fused": "During backward: a thread of the library collects what is ready, and sends it together.",
 }
+
+
+_NAMES = {
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "all_reduce": "all-reduce",
+    "broadcast": "broadcast",
+}
+_WHOLE_RING = (
+    "Gloo's reduce-scatter is a whole ring all-reduce, so it sends twice what a reduce-scatter needs."
+)
 
 
 def document_of(run: Run, analysis: Analysis, arms: Sequence[str] = ()) -> Document:
@@ -47,7 +58,7 @@ def document_of(run: Run, analysis: Analysis, arms: Sequence[str] = ()) -> Docum
     ``arms`` are the labels of the arms to explain; if it is empty, all are explained. There are no tables if
     no such arm has a launch.
     """
-    shown = arrange(analysis, None)
+    shown = arrange(analysis)
     alerts = noise_warnings(run, shown.summary)
     return Document(
         title=headline(run, shown.summary),
@@ -83,7 +94,7 @@ def _table(title: str, rows: Iterator[tuple[str, str]], quotes: Sequence[Quote] 
         rows=[*map(Row, rows)],
         title=title,
         is_prose=True,
-        listings=[(f"{quote.file}:{quote.line}  {quote.function}", quote.text) for quote in quotes],
+        listings=[Listing(f"{quote.file}:{quote.line}  {quote.function}", quote.text) for quote in quotes],
     )
 
 
@@ -124,9 +135,9 @@ def _arm_rows(
     if lesson.ranks > 1 and not lesson.in_shared_memory:
         yield "Each rank", _each_rank(lesson)
     if lesson.ranks > 1:
-        yield "Takes", _takes(lesson)
-    if lesson.schedule or lesson.gathers:
-        yield "When", _SCHEDULES[lesson.schedule or "shards"]
+        yield "Takes", _takes(lesson, noisy=_is_noisy(analysis.summary))
+    if lesson.schedule:
+        yield "When", _SCHEDULES.get(lesson.schedule) or _when_in_shards(lesson)
     yield "So", " ".join(_conclusions(lesson, computing_seconds))
     causes = [cause for cause in analysis.causes if cause.arm == lesson.figures.arm]
     for line in explain(causes, noisy=bool(analysis.summary.noisy_rounds)):
@@ -146,12 +157,8 @@ def _sends(lesson: Lesson) -> str:
             f"Nothing. Ranks write their shares of {size} into memory that all of them map. Each adds up its "
             "own part there."
         )
-    if lesson.gathers:
-        size = _bytes(lesson.figures.detail.gradient_bytes)
-        return (
-            f"Layer by layer, {size} of parameters, which are gathered {counted(lesson.gathers, 'time')} in "
-            f"each step, and {size} of gradients, which are summed so that each rank gets its shard; {by}."
-        )
+    if lesson.calls:
+        return f"{_kinds_of_calls(lesson)} in each step, {by}."
     if not sizes:
         return f"The sizes of its messages were not recorded; {by}."
     calls = counted(len(sizes), "request" if lesson.fusion_bytes else "call")
@@ -166,14 +173,8 @@ def _sends(lesson: Lesson) -> str:
 def _each_rank(lesson: Lesson) -> str:
     if lesson.sent_bytes is None:
         return "How its messages travel is not known, and no bytes were counted."
-    if lesson.gathers:
-        whole, parts = lesson.figures.detail.gradient_bytes, lesson.gathers + 1
-        return (
-            f"Of each of these {parts} rounds a rank sends what it does not keep: among "
-            f"{counted(lesson.ranks, 'rank')}, {lesson.sent_bytes / whole:.3g} × {_bytes(whole)} = "
-            f"{_bytes(lesson.sent_bytes)}. An all-reduce would be two of them. This is arithmetic: no bytes "
-            "were counted."
-        )
+    if lesson.calls:
+        return _sends_in_shards(lesson, lesson.sent_bytes)
     total = sum(lesson.figures.detail.message_bytes)
     in_a_row = lesson.messages_in_a_row
     waits = f", in {counted(int(in_a_row), 'message')} that wait for each other" if in_a_row else ""
@@ -184,15 +185,66 @@ def _each_rank(lesson: Lesson) -> str:
     )
 
 
-def _takes(lesson: Lesson) -> str:
+def _sends_in_shards(lesson: Lesson, sent_bytes: float) -> str:
+    """Return sentences on what a rank sends where the calls of a step were recorded."""
+    terms = " + ".join(f"{calls.sent:.3g} × {_bytes(calls.message_bytes)}" for calls in lesson.calls)
+    kept = sum(calls.sent_bytes for calls in lesson.calls if calls.on_one_host)
+    all_reduce = 2 * (lesson.ranks - 1) / lesson.ranks * lesson.figures.detail.gradient_bytes
+    whole_ring = any(
+        calls.collective == "reduce_scatter" and calls.sent >= 1 and calls.ranks > 1 for calls in lesson.calls
+    )
+    on_average = " on average" if any(calls.collective == "broadcast" for calls in lesson.calls) else ""
+    sentences = [
+        f"Among {counted(lesson.ranks, 'rank')}, each sends {terms} = {_bytes(sent_bytes)}{on_average}."
+    ]
+    if kept:
+        sentences.append(f"Of that, {_bytes(kept)} stay on its host.")
+    if whole_ring:
+        sentences.append(_WHOLE_RING)
+    sentences.append(f"A ring all-reduce of the gradients would send {_bytes(all_reduce)}.")
+    return " ".join([*sentences, "The calls were recorded, and what they send is arithmetic."])
+
+
+def _kinds_of_calls(lesson: Lesson) -> str:
+    """Return how many calls of each collective a step has, with their bytes, as words."""
+    kinds = [
+        f"{counted(calls.count, _NAMES[calls.collective])} of {_bytes(calls.message_bytes)}"
+        for calls in lesson.calls
+    ]
+    all_of_them = f"{', '.join(kinds[:-1])} and {kinds[-1]}" if len(kinds) > 1 else kinds[0]
+    groups = {calls.ranks for calls in lesson.calls}
+    return f"{all_of_them}, each among {min(groups)} ranks," if groups != {lesson.ranks} else all_of_them
+
+
+def _when_in_shards(lesson: Lesson) -> str:
+    """Return when the calls of a step with shards run."""
+    count = {calls.collective: calls.count for calls in lesson.calls}
+    if "all_gather" not in count:
+        return "All-reduces during backward, and broadcasts after each rank has updated its part."
+    again = " and in backward" if count["all_gather"] > count.get("reduce_scatter", 0) else ""
+    in_replicas = any(calls.ranks != lesson.ranks for calls in lesson.calls)
+    replicas = " Replicas average their shards then." if in_replicas else ""
+    return f"Before each unit computes, in forward{again}, and after its backward.{replicas}"
+
+
+def _is_noisy(summary: Summary) -> bool:
+    """Return whether the times of a run are too noisy to be split."""
+    return summary.noise_hides_all or bool(summary.noisy_rounds)
+
+
+def _takes(lesson: Lesson, *, noisy: bool) -> str:
+    """Return a sentence on the calls alone, and one on the part that their size does not change.
+
+    A run that is ``noisy`` has no second sentence, because its fit would be one of noise.
+    """
     detail = lesson.figures.detail
     alone, bandwidth = detail.collective_seconds, detail.algorithm_bandwidth
     if alone is None or not detail.message_bytes:
-        return "Its calls cannot run without training, so their time alone was not measured."
+        return "Its calls were not timed alone, without training."
     takes = "it takes" if len(detail.message_bytes) == 1 else "they take"
     rate = f", so {in_units(bandwidth.mean, _RATES)}" if bandwidth else ""
     fixed = lesson.fixed_seconds
-    rest = "" if fixed is None else f" {_ms(fixed)} of that does not depend on the size."
+    rest = "" if fixed is None or noisy else f" {_ms(fixed)} of that does not depend on the size."
     return f"Alone, without training, {takes} {_ms(alone.mean)}{rate}.{rest}"
 
 
@@ -211,8 +263,8 @@ def _conclusions(lesson: Lesson, computing_seconds: float | None) -> Iterator[st
     if figures.below_noise:
         yield "The cost of synchronising is below the noise of this run."
     elif figures.sync_seconds and figures.sync_share:
-        cost, share = _ms(figures.sync_seconds.mean), figures.sync_share.mean
-        yield f"Synchronising costs {cost} of a step, {share:.0%}; a step of {CONTROL} is the comparison."
+        cost, share = _ms(figures.sync_seconds.mean), percent(figures.sync_share.mean)
+        yield f"Synchronising costs {cost} of a step, {share}; a step of {CONTROL} is the comparison."
 
 
 def _compare_with_sum(lesson: Lesson, compute: float, alone: float, step: float) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from compare.analysis.memory import ScaledMemory, scale_memory
 from compare.analysis.predict import (
     PAYING_SHARE,
     VALIDATED_HOSTS,
@@ -14,11 +15,13 @@ from compare.analysis.predict import (
     Forecast,
     Prediction,
 )
+from compare.errors import OutputError
 from compare.report.axes import SECONDS_FROM_ZERO, count_axis
 from compare.report.cells import as_record, format_estimate
 from compare.report.document import Column, Document, Table
 from compare.report.pictures import Chart, Picture, Point, draw_lines
-from compare.text import counted
+from compare.schema.results import Run
+from compare.text import binary_size, counted, percent
 
 _NOT_MODELLED = (
     "Not modelled: the order of ranks, switches that share links, several ranks on a host, other traffic, "
@@ -46,7 +49,8 @@ def document_against(against: ComparedPredictions) -> Document:
     comparisons = against.comparisons
     covered = sum(comparison.covered for comparison in comparisons)
     worst = max(abs(comparison.error) for comparison in comparisons)
-    lead = [f"Largest error {worst:.1%}; {covered} of {len(comparisons)} intervals hold the measured time."]
+    held = f"{covered} of {len(comparisons)} intervals hold the measured time"
+    lead = [f"Largest error {percent(worst, '.1f')}; {held}."]
     warnings = [f"{arm} is not compared: {reason}." for arm, reason in against.left_out.items()]
     if against.same_network:
         warnings.append("Both runs have the same hosts and link, so this tests nothing but their noise.")
@@ -58,6 +62,35 @@ def document_against(against: ComparedPredictions) -> Document:
         notes=[_NOT_MODELLED],
         records=lambda: [as_record(row) for row in comparisons],
         content=lambda: {"rows": list(comparisons), "notes": [*lead, *warnings, _NOT_MODELLED]},
+    )
+
+
+def document_of_memory(run: Run, scale: float, counts: Sequence[int] = ()) -> Document:
+    """Return the document of what ranks would hold of a model with ``scale`` times the parameters.
+
+    Raises:
+        OutputError: the run tells of no arm what its ranks hold, as results from before that was measured.
+    """
+    rows = scale_memory(run, scale, counts)
+    if not rows:
+        raise OutputError(
+            "The memory of this run's arms cannot be computed.",
+            found="No launch has attested the model's parameters and the state of its optimizer.",
+            remedy="Run the arms again with this version.",
+        )
+    assumed = (
+        f"By arithmetic, for the rank that holds the most: every parameter has {scale:g} times its elements, "
+        "with the same optimizer, dtypes and sharding."
+    )
+    measured = f"As measured: the run's own model, on {counted(run.config.ranks, 'rank')}."
+    unknown = "Not known: activations, the library's buffers, what else a process takes, and the time."
+    notes = [assumed, measured, unknown]
+    return Document(
+        title=f"Memory of a model with {scale:g} times the parameters",
+        tables=[Table.of(_MEMORY_COLUMNS, rows, is_grouped=len(counts) > 1)],
+        notes=notes,
+        records=lambda: [as_record(row) for row in rows],
+        content=lambda: {"rows": rows, "notes": notes},
     )
 
 
@@ -93,8 +126,8 @@ def _notes(forecast: Forecast) -> Iterator[str]:
         "Others are a run of one host or one round and, with --link, a run of an unknown rate."
     )
     yield (
-        f"Each host has its own batch. Hosts pay while throughput gains {PAYING_SHARE:.0%} of the growth in "
-        f"hosts. A delay in fewer than one of {forecast.steps} steps is not in the skew."
+        f"Each host has its own batch. Hosts pay while throughput gains {percent(PAYING_SHARE)} of the "
+        f"growth in hosts. A delay in fewer than one of {forecast.steps} steps is not in the skew."
     )
     if forecast.added_latency:
         yield (
@@ -129,8 +162,8 @@ _PREDICTION_COLUMNS: tuple[Column[Prediction], ...] = (
     Column("arm", lambda row: row.arm, is_text=True),
     Column("hosts", lambda row: str(row.hosts)),
     Column("step ms", lambda row: _milliseconds(row.step_seconds)),
-    Column("sync share", lambda row: f"{row.sync_share:.0%}"),
-    Column("efficiency", lambda row: f"{row.efficiency:.0%}"),
+    Column("sync share", lambda row: percent(row.sync_share)),
+    Column("efficiency", lambda row: percent(row.efficiency)),
     Column("limited by", lambda row: row.limit, is_text=True),
     Column("off by", lambda row: f"×÷ {1 + row.error:.2f}"),
     Column("beyond", _beyond, is_text=True),
@@ -140,6 +173,15 @@ _COMPARISON_COLUMNS: tuple[Column[Comparison], ...] = (
     Column("hosts", lambda row: str(row.hosts)),
     Column("predicted ms", lambda row: _milliseconds(row.predicted_seconds)),
     Column("measured ms", lambda row: _milliseconds(row.measured_seconds)),
-    Column("error", lambda row: f"{row.error:+.1%}"),
+    Column("error", lambda row: percent(row.error, "+.1f")),
     Column("in interval", lambda row: "yes" if row.covered else "NO", is_text=True),
+)
+_MEMORY_COLUMNS: tuple[Column[ScaledMemory], ...] = (
+    Column("arm", lambda row: row.arm, is_text=True),
+    Column("ranks", lambda row: str(row.ranks)),
+    Column("parameters", lambda row: binary_size(row.held.parameter_bytes)),
+    Column("gradients", lambda row: binary_size(row.held.gradient_bytes)),
+    Column("optimizer", lambda row: binary_size(row.held.optimizer_state_bytes)),
+    Column("together", lambda row: binary_size(row.whole_bytes)),
+    Column("as measured", lambda row: "–" if row.measured_bytes is None else binary_size(row.measured_bytes)),
 )

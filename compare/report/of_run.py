@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from compare.analysis import Analysis
+from compare.analysis.memory import ArmMemory, Held
 from compare.analysis.summary import ArmSummary, Summary
 from compare.analysis.verdict import Verdict
 from compare.report.causes import conditions_table, explain, main_cause
 from compare.report.cells import as_record, format_difference
 from compare.report.columns import BELOW_NOISE, COST_TITLE, against_baseline, cost_columns, speed_columns
 from compare.report.document import Column, Document, Row, Style, Table, View
+from compare.report.memory import DOES_NOT_FIT, memory_notes, memory_table, unfit_sentences
 from compare.report.origin import (
     attested_by,
     facts_of,
@@ -38,16 +40,11 @@ from compare.report.sentences import (
 )
 from compare.schema.arms import Arm
 from compare.schema.results import Run
-from compare.text import duration, listed
+from compare.text import duration, listed, percent
 
 _LONGEST_BASELINE = 12
 _HASH_DIGITS = 12
-_SORT_KEYS: Mapping[str, Callable[[ArmSummary], Any]] = {
-    "step": lambda arm: arm.step_seconds.mean,
-    "name": lambda arm: arm.arm,
-    "sync": lambda arm: arm.sync_seconds.mean if arm.sync_seconds else 0.0,
-}
-"""What a view sorts by, in ascending order; an arm without a sync cost counts as 0."""
+_HOUR = 3600
 _PARITY_COLUMNS = {"": "outcome", "_steps": "steps", "_difference": "difference"}
 _NOT_IN_CSV = {"kind", "margin", "uneven_load", "least"}
 """Fields of a verdict that have no column ``verdict_…``; the kind has the column ``verdict``."""
@@ -55,7 +52,7 @@ _NOT_IN_CSV = {"kind", "margin", "uneven_load", "least"}
 
 def brief(run: Run, analysis: Analysis, view: View) -> Document:
     """Return the short view of a run, which fits a terminal of 80 columns."""
-    shown = arrange(analysis, view.sort)
+    shown = arrange(analysis)
     return replace(
         document_of(run, analysis, view),
         title=headline(run, shown.summary),
@@ -63,10 +60,11 @@ def brief(run: Run, analysis: Analysis, view: View) -> Document:
         lead=[
             *mark_notes(run, shown.summary),
             *detectable_differences(shown.summary),
+            *unfit_sentences(shown.summary),
             *_cause_and_proof(run, shown),
         ],
         statements=list(_in_plain_words(run, shown)),
-        notes=[f"More: ringside report {view.report_argument} --detail"],
+        notes=[f"More: ringside report {view.report_argument} --detail"] if shown.summary.arms else [],
     )
 
 
@@ -74,45 +72,49 @@ def document_of(run: Run, analysis: Analysis, view: View) -> Document:
     """Return the full view of a run, with every column and note.
 
     ``view.detail`` adds a table with the parts of the sync cost, and one of the conditions that differ. The
-    records and the content are for programs. So they also have costs that are only noise, and unless
-    ``view.sort`` is given, their arms are in the run's order.
+    records and the content are for programs. So they also have costs that are only noise, and their arms are
+    in the run's order.
     """
-    shown = arrange(analysis, view.sort)
+    shown = arrange(analysis)
     summary = shown.summary
     alerts = noise_warnings(run, summary)
     tables = (
         [_table(shown, speed_columns(run, summary)), *_training_table(run, summary)] if summary.arms else []
     )
     if view.detail and summary.arms:
-        tables += [_table(shown, cost_columns(), COST_TITLE), conditions_table(analysis)]
-    for_programs = _sorted(analysis, view.sort) if view.sort else analysis
+        tables += [
+            _table(shown, cost_columns(), COST_TITLE),
+            *memory_table(summary),
+            conditions_table(analysis),
+        ]
     return Document(
         title=headline(run),
         alerts=alerts,
         tables=tables,
         warnings=[warning for warning in warnings(run, shown) if warning not in alerts],
-        lead=list(proof(run, summary)),
+        lead=[*unfit_sentences(summary), *proof(run, summary)],
         statements=list(explain(shown.causes, noisy=bool(summary.noisy_rounds))),
-        notes=list(notes(run, shown)),
+        notes=[*notes(run, shown), *(memory_notes(summary) if view.detail else ())],
         conclusion=conclusion(run, shown),
-        records=lambda: _records(run, for_programs),
-        content=lambda: _content(run, for_programs),
+        records=lambda: _records(run, analysis),
+        content=lambda: _content(run, analysis),
     )
 
 
 def page(run: Run, analysis: Analysis, view: View) -> Document:
     """Return the page of a run: the detailed view, with pictures and with facts about how it was made."""
-    shown = arrange(analysis, view.sort)
-    backends = dict.fromkeys(arm.backend for arm in run.config.synchronising or run.config.arms)
+    shown = arrange(analysis)
+    arms = [arm.label for arm in run.config.synchronising or run.config.arms]
     same = [condition.item for condition in analysis.conditions if condition.kind == "same"]
     return replace(
         document_of(run, analysis, replace(view, detail=True)),
         title=headline(run, shown.summary),
-        name=f"{listed(backends)}: {model_and_data(run)}",
+        name=f"{listed(arms)}: {model_and_data(run)}",
         source=source_of(run, run, headline(run, shown.summary)),
         glance=_short_table(run, shown),
         lead=[
             *_in_plain_words(run, shown),
+            *unfit_sentences(shown.summary),
             *_cause_and_proof(run, shown),
             *mark_notes(run, shown.summary),
         ],
@@ -129,21 +131,18 @@ def page(run: Run, analysis: Analysis, view: View) -> Document:
     )
 
 
-def arrange(analysis: Analysis, by: str | None) -> Analysis:
-    """Return the analysis for display: arms sorted by ``by``, and without costs that are only noise."""
-    return _without_noise(_sorted(analysis, by))
+def arrange(analysis: Analysis) -> Analysis:
+    """Return the analysis for display: arms sorted by step time, and without costs that are only noise.
 
-
-def _sorted(analysis: Analysis, by: str | None) -> Analysis:
-    """Return the analysis with its arms sorted by a key of ``_SORT_KEYS``.
-
-    None sorts by step time, or keeps the order of the run if nothing is ranked.
+    If nothing is ranked, the arms keep the order of the run.
     """
     summary = analysis.summary
-    if by is None and (summary.ranks_nothing):
-        return analysis
-    arms = sorted(summary.arms, key=_SORT_KEYS[by or "step"])
-    return msgspec.structs.replace(analysis, summary=msgspec.structs.replace(summary, arms=arms))
+    if summary.ranks_nothing:
+        return _without_noise(analysis)
+    arms = sorted(summary.arms, key=lambda arm: arm.step_seconds.mean)
+    return _without_noise(
+        msgspec.structs.replace(analysis, summary=msgspec.structs.replace(summary, arms=arms))
+    )
 
 
 def _without_noise(analysis: Analysis) -> Analysis:
@@ -169,6 +168,8 @@ def _without_noise(analysis: Analysis) -> Analysis:
 def _short_table(run: Run, analysis: Analysis) -> Table | None:
     """Return the short table: each arm's step time, the share that is sync cost, and the verdict.
 
+    Arms that did not fit into memory stand below.
+
     None if no launch has finished.
     """
     if not analysis.summary.arms:
@@ -177,7 +178,10 @@ def _short_table(run: Run, analysis: Analysis) -> Table | None:
     headings = {"arm": True, "step ms": False, "of it sync": False, f"against {baseline}": True}
     return Table(
         columns=[Column(heading, str, is_text=is_text) for heading, is_text in headings.items()],
-        rows=[_short_row(run, analysis, arm) for arm in analysis.summary.arms],
+        rows=[
+            *(_short_row(run, analysis, arm) for arm in analysis.summary.arms),
+            *(Row((unfit.arm, "–", "–", DOES_NOT_FIT), "bad") for unfit in analysis.summary.unfit),
+        ],
     )
 
 
@@ -185,7 +189,7 @@ def _short_row(run: Run, analysis: Analysis, figures: ArmSummary) -> Row:
     """Return the row of one arm; its name leaves out the options that all synchronising arms share."""
     arm = next(arm for arm in run.config.arms if arm.label == figures.arm)
     share = None if figures.sync_share is None or figures.below_noise else figures.sync_share.mean
-    sync = f"{share * 100:.0f} %" if share is not None else BELOW_NOISE if figures.below_noise else "–"
+    sync = percent(share) if share is not None else BELOW_NOISE if figures.below_noise else "–"
     style: Style = "best" if figures.fastest else "" if arm.traits.synchronises else "aside"
     name = f"{arm.label} (no communication)"
     if arm.traits.synchronises:
@@ -248,7 +252,8 @@ def _cause_and_proof(run: Run, analysis: Analysis) -> list[str]:
 def _in_plain_words(run: Run, analysis: Analysis) -> Iterator[str]:
     """Yield a line for readers who do not know what an arm is; nothing if there was nothing to compare.
 
-    It says what is compared, and how long the fastest arm takes for what the baseline does in an hour.
+    It says what is compared, and how long the fastest arm takes for what the baseline does in an hour, unless
+    the ratio of the two is open.
     """
     summary = analysis.summary
     ways = [arm for arm in summary.arms if arm.arm in {one.label for one in run.config.synchronising}]
@@ -256,15 +261,25 @@ def _in_plain_words(run: Run, analysis: Analysis) -> Iterator[str]:
         return
     what = f"In plain words: the ranks can keep their models alike in {len(ways)} ways here (arms)"
     fastest = summary.lead.fastest if summary.lead else None
-    if fastest is None or fastest == run.config.baseline:
-        which = "none is shown to be the fastest" if fastest is None else f"{fastest} trains fastest"
+    takes = time_for_an_hour(next((arm.verdict for arm in ways if arm.arm == fastest), None))
+    if not takes:
+        which = "no arm is shown to be the fastest" if fastest is None else f"{fastest} trains fastest"
         yield f"{what}, and {which}."
-        return
-    steps = {arm.arm: arm.step_seconds.mean for arm in ways}
-    if run.config.baseline not in steps:
-        return
-    time = duration(60 * round(60 * steps[fastest] / steps[run.config.baseline]))
-    yield f"{what}. What takes 1 h with {run.config.baseline} takes {time} with {fastest}."
+    else:
+        yield f"{what}. What takes 1 h with {run.config.baseline} takes {takes} with {fastest}."
+
+
+def time_for_an_hour(verdict: Verdict | None) -> str:
+    """Return how long an arm takes for what the baseline does in an hour: ``18 min (17–19)``.
+
+    It is empty without a verdict on the arm, and while that is open.
+    """
+    if verdict is None or verdict.kind == "open" or verdict.low is None or verdict.high is None:
+        return ""
+    ends = (verdict.speed_ratio, verdict.high, verdict.low)
+    time, least, most = (max(60, 60 * round(60 / ratio)) for ratio in ends)
+    interval = f"{least // 60}–{most // 60}" if most < _HOUR else f"{duration(least)} to {duration(most)}"
+    return f"{duration(time)} ({interval})" if least < most else duration(time)
 
 
 # ---- for programs ----
@@ -284,11 +299,24 @@ def _records(run: Run, analysis: Analysis) -> list[dict[str, object]]:
 
 
 def _flat_columns(arm: ArmSummary) -> dict[str, dict[str, object]]:
-    """Return the columns that replace the fields ``verdict`` and ``parity``; None without a verdict."""
+    """Return the columns that replace fields which are not one figure; they are None without a verdict."""
     verdict, parity = arm.verdict, arm.parity
     figures = [name for name in Verdict.__struct_fields__ if name not in _NOT_IN_CSV]
     return {
         "verdict": {"verdict": verdict.kind if verdict else None}
         | {f"verdict_{name}": getattr(verdict, name, None) for name in figures},
+        "memory": _flat_memory(arm.memory),
         "parity": {f"parity{end}": getattr(parity, name) for end, name in _PARITY_COLUMNS.items()},
+    }
+
+
+def _flat_memory(memory: ArmMemory | None) -> dict[str, object]:
+    """Return the columns of an arm's memory in bytes; all are None where it is not known."""
+    of_kinds = {
+        f"{name}_{kind}": getattr(held, kind, None)
+        for name, held in (("held", memory and memory.held), ("predicted", memory and memory.predicted))
+        for kind in Held.__struct_fields__
+    }
+    return of_kinds | {
+        name: getattr(memory, name, None) for name in ("library_bytes", "activation_bytes", "rest_bytes")
     }

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Literal
 
+from compare.analysis.causes import FEWEST_ROUNDS
 from compare.analysis.runs import THRESHOLD, Bend, Growth, ScaleFigures, ScalePoint, summarise_scale
 from compare.report.axes import SECONDS_FROM_ZERO, SHARE, count_axis
 from compare.report.causes import explain
 from compare.report.cells import as_record, format_estimate
 from compare.report.document import Column, Document, Table
 from compare.report.origin import attested_by, facts_of, model_and_data, noisy_rounds_warning, source_of
+from compare.report.outlook import whose_cores
 from compare.report.pictures import Chart, Point, draw_lines
 from compare.schema.arms import CONTROL
 from compare.schema.hosts import rehearsal_headline
 from compare.schema.scale import Scale
-from compare.text import counted, listed
+from compare.text import counted, in_form, listed, numbered, percent
 
 _FULL_DOT, _HOLLOW_DOT = "●", "○"
 
@@ -25,6 +28,8 @@ _FULL_DOT, _HOLLOW_DOT = "●", "○"
 def document_of(scale: Scale) -> Document:
     """Return the document of a scaling series: each arm's figures by number of ranks, and where it bends."""
     figures = summarise_scale(scale)
+    table = Table.of(_columns(scale), figures.points, is_grouped=True)
+    has_intervals = any("(" in cell for row in table.rows for cell in row.cells[1:])
     counts, charts = scale.series.counts, _charts(scale, figures)
     run = scale.runs[counts[-1]]
     arms = dict.fromkeys(point.arm for point in figures.points if point.arm != CONTROL)
@@ -32,11 +37,11 @@ def document_of(scale: Scale) -> Document:
         title=_headline(scale),
         name=f"{listed(arms)} from {counts[0]} to {counted(counts[-1], 'rank')}",
         source=source_of(scale.series, run, _headline(scale)),
-        tables=[Table.of(_columns(scale), figures.points, is_grouped=True, chart=charts[0])],
+        tables=[replace(table, chart=charts[0])],
         warnings=list(_warnings(scale, figures)),
         lead=list(statements(figures)),
         conclusion=_conclusion(figures),
-        notes=list(_notes(scale, figures)),
+        notes=list(_notes(scale, figures, has_intervals=has_intervals)),
         draw=lambda: chain.from_iterable(map(draw_lines, charts)),
         facts=[*facts_of(scale.series), ("cores per host", str(run.cores))],
         attested=attested_by(run),
@@ -49,9 +54,11 @@ def _columns(scale: Scale) -> list[Column[ScalePoint]]:
     """Return the columns of the table with a row for each arm and number of ranks."""
     first = counted(scale.series.counts[0], "rank")
     spread = partial(format_estimate, shows_narrow=False)
+    hosts = Column[ScalePoint]("hosts", lambda point: str(point.hosts))
     return [
         Column("arm", lambda point: point.arm, is_text=True),
         Column("ranks", lambda point: f"{_HOLLOW_DOT if point.beyond_cores else _FULL_DOT} {point.ranks}"),
+        *([hosts] if any(len(run.hosts) > 1 for run in scale.runs.values()) else []),
         Column("batch", lambda point: str(point.batch_size_per_rank)),
         Column("samples/s", lambda point: f"{point.samples_per_second.mean:,.0f}"),
         Column("step ms", lambda point: spread(point.step_seconds, ".2f", 1e3)),
@@ -79,27 +86,37 @@ def _headline(scale: Scale) -> str:
 
 def _warnings(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
     """Yield a line for each thing that limits the figures of a series."""
-    for count, rounds in figures.noisy.items():
-        yield f"With {counted(count, 'rank')}: {noisy_rounds_warning(rounds)}"
+    if figures.noisy:
+        yield noisy_rounds_warning(_noisy_rounds(figures))
     runs = scale.runs.values()
     if any(not run.complete or len(run.launches) < run.config.rounds * len(run.config.arms) for run in runs):
         yield "INCOMPLETE: some counts have fewer rounds than others, or none."
     for run in runs:
         if run.failure:
-            first = run.failure.message.splitlines()[0]
-            yield f"FAILED with {counted(run.config.ranks, 'rank')}: {run.failure.arm}: {first}"
+            yield f"FAILED with {counted(run.config.ranks, 'rank')}: {run.failure.what}"
     counts = sorted({point.ranks for point in figures.points if point.beyond_cores})
     if counts:
         threads = counted(scale.runs[counts[0]].config.threads_per_rank, "thread")
         yield (
-            f"{_HOLLOW_DOT} {listed(map(str, counts))} ranks with {threads} each outnumber the cores of a "
-            "host. They wait for cores, so no statement uses these rows."
+            f"{_HOLLOW_DOT} {listed(map(str, counts))} ranks with {threads} each outnumber the cores "
+            f"{whose_cores(scale.runs[counts[0]])}. They wait for cores, so no statement uses these rows."
         )
+
+
+def _noisy_rounds(figures: ScaleFigures) -> str:
+    """Return the noisy rounds by number of ranks: ``round 1 with 2, 4 ranks; rounds 1–3 with 8 ranks``."""
+    counts: dict[str, list[int]] = {}
+    for count, rounds in figures.noisy.items():
+        counts.setdefault(numbered("round", rounds), []).append(count)
+    return "; ".join(
+        f"{rounds} with {listed(map(str, those))} {'rank' if those == [1] else 'ranks'}"
+        for rounds, those in counts.items()
+    )
 
 
 def _conclusion(figures: ScaleFigures) -> str:
     """Return one line on how far each arm scales; empty if there is nothing to conclude."""
-    limit = f"{THRESHOLD * 100:g} % of the ideal"
+    limit = f"{percent(THRESHOLD, 'g')} of the ideal"
     parts = [
         f"{arm} keeps at least {limit} up to {counted(ranks, 'rank')}" for arm, ranks in figures.holds.items()
     ]
@@ -119,14 +136,14 @@ def statements(figures: ScaleFigures) -> Iterator[str]:
             yield f"  {_growth_sentence(bend.growth, bend.ranks)}"
         yield from (f"  {line}" for line in explain(bend.causes, noisy=bend.ranks in figures.noisy))
     for arm, ranks in figures.unsettled.items():
-        reached = f"its interval reaches {THRESHOLD * 100:g} %. More --repeats may settle it."
+        reached = f"its interval reaches {percent(THRESHOLD, 'g')}. More --repeats may settle it."
         yield f"{arm} may bend at {counted(ranks, 'rank')}: {reached}"
 
 
 def _bend_sentence(bend: Bend) -> str:
     low, high = bend.efficiency.low * 100, bend.efficiency.high * 100
     text = (
-        f"{bend.arm} bends at {counted(bend.ranks, 'rank')}: {bend.efficiency.mean * 100:.0f} % "
+        f"{bend.arm} bends at {counted(bend.ranks, 'rank')}: {percent(bend.efficiency.mean)} "
         f"({low:.0f}–{high:.0f}) of the ideal. A step takes {bend.lost_seconds * 1e3:.2f} ms more than the "
         "ideal"
     )
@@ -134,8 +151,8 @@ def _bend_sentence(bend: Bend) -> str:
         return f"{text}."
     computing, rest = bend.computing_seconds, bend.lost_seconds - bend.computing_seconds
     return (
-        f"{text}: {computing * 1e3:+.2f} ms also without communication, as ranks slow each other down; "
-        f"{rest * 1e3:+.2f} ms by synchronising."
+        f"{text}: {_change(computing)} also without communication, as ranks slow each other down; "
+        f"{_change(rest)} by synchronising."
     )
 
 
@@ -146,33 +163,46 @@ def _growth_sentence(growth: Growth, ranks: int) -> str:
         "waiting for the slowest rank": growth.waiting_seconds,
         "synchronising": growth.synchronising_seconds,
     }
-    shown = [f"{parts[name] * 1e3:+.2f} ms {name}" for name in sorted(parts, key=lambda name: -parts[name])]
+    shown = [f"{_change(parts[name])} {name}" for name in sorted(parts, key=lambda name: -parts[name])]
     alone = growth.collective_seconds
     text = f"From {growth.since_ranks} to {counted(ranks, 'rank')} it "
     if growth.share_seconds is None:
-        text += f"grew by {growth.step_seconds * 1e3:.2f} ms"
+        text += f"grew by {in_form(growth.step_seconds * 1e3, '.2f')} ms"
     else:
         share = f"its share of {growth.share_seconds * 1e3:.2f} ms"
-        text += f"took {growth.step_seconds * 1e3:.2f} ms beyond {share}"
+        text += f"took {in_form(growth.step_seconds * 1e3, '.2f')} ms beyond {share}"
     text += f": {', '.join(shown)}."
-    return text if alone is None else f"{text} Its collectives alone: {alone * 1e3:+.2f} ms."
+    return text if alone is None else f"{text} Its collectives alone: {_change(alone)}."
 
 
-def _notes(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
+def _change(seconds: float) -> str:
+    return f"{in_form(seconds * 1e3, '+.2f')} ms"
+
+
+def _notes(scale: Scale, figures: ScaleFigures, *, has_intervals: bool) -> Iterator[str]:
     """Yield the lines that explain the columns of the table."""
     first = counted(figures.reference_ranks, "rank")
     kept = "rank" if scale.series.mode == "weak" else "step"
+    brackets = _brackets(figures, has_intervals=has_intervals)
     yield (
         f"Efficiency: the step time of {first} over this one"
         + ("" if scale.series.mode == "weak" else ", times the share of the batch")
-        + f", in the same rounds. The batch of a {kept} is kept. In brackets: 95 % intervals from 3 rounds."
+        + f", in the same rounds. The batch of a {kept} is kept.{f' {brackets}' if brackets else ''}"
     )
     if scale.series.mode == "strong":
         yield "Its share: the step of the count before, with its computing divided among more ranks."
     yield (
-        f"An arm bends where its interval ends below {THRESHOLD * 100:g} %. Counts take turns within each "
-        f"round. ringside report on a folder np… shows one count in full."
+        f"An arm bends where its interval ends below {percent(THRESHOLD, 'g')}. Counts take turns within "
+        f"each round. ringside report on a folder np… shows one count in full."
     )
+
+
+def _brackets(figures: ScaleFigures, *, has_intervals: bool) -> str:
+    """Return what the brackets hold, if there are any, and with too few rounds what that leaves open."""
+    if all(point.efficiency.n >= FEWEST_ROUNDS for point in figures.points):
+        return "In brackets: 95 % intervals." if has_intervals else ""
+    needed = f"95 % intervals need {FEWEST_ROUNDS} rounds, so it is open where arms bend."
+    return f"In brackets: the range. {needed}" if has_intervals else needed
 
 
 # ---- charts ----
@@ -187,7 +217,7 @@ def _charts(scale: Scale, figures: ScaleFigures) -> list[Chart]:
             key="efficiency",
             heading="Efficiency over the number of ranks",
             caption="The ideal step time over this one, with its interval. "
-            f"Below {THRESHOLD * 100:g} % an arm bends.{hollow}",
+            f"Below {percent(THRESHOLD, 'g')} an arm bends.{hollow}",
             x_axis=counts,
             y_axis=SHARE,
         ),

@@ -7,30 +7,36 @@ from functools import partial
 
 from compare.analysis.parity import AT_PERIOD_1, fail_alike
 from compare.report.cells import as_record, format_difference
-from compare.report.document import Column, Document, Table
+from compare.report.document import Column, Document, Table, View
 from compare.report.origin import attested_by, attested_notes, facts_of, headline
 from compare.schema.results import ArmVerification, Gate, Verification
+from compare.text import listed
 
 _SHOWN_STEPS = (1, 5, 10, 20)
+_PROVEN = "the same training"
 _UNPROVEN_TEXTS = {"nothing": "nothing to prove", "incomparable": "not comparable"}
 """Text for an arm that is not proven although no gate failed, by the outcome of its gate."""
 
 
-def document_of(verification: Verification) -> Document:
-    """Return the document of a verification, with one row of gates (parts of the proof) for each arm."""
+def document_of(verification: Verification, view: View) -> Document:
+    """Return the document of a verification, with one row of gates (parts of the proof) for each arm.
+
+    With ``view.detail``, it also has the distances from one process over the steps, and notes on each column.
+    """
     columns: list[Column[ArmVerification]] = [
         Column("arm", lambda arm: arm.arm, is_text=True),
+        Column("verdict", verdict_of, is_text=True),
         Column("ranks", partial(_cell, "ranks"), is_text=True),
         *(Column(gate, partial(_cell, gate)) for gate in ("float64", "float32", "end")),
-        *(Column(f"step {step}", partial(_distance_cell, step)) for step in _SHOWN_STEPS),
-        Column("verdict", _verdict, is_text=True),
+        *(Column(f"step {step}", partial(_distance_cell, step)) for step in _SHOWN_STEPS if view.detail),
     ]
     return Document(
         title=f"verification · {headline(verification.run)}",
         tables=[Table.of(columns, verification.arms, style=lambda arm: "bad" if arm.refuted else "")],
         warnings=list(_warnings(verification)),
         failures=list(_failures(verification)),
-        notes=list(_notes(verification)),
+        notes=[*_findings(verification), *(_legend(verification) if view.detail else [_more(view)])],
+        conclusion=_conclusion(verification),
         facts=facts_of(verification.run),
         attested=attested_by(verification.run),
         records=lambda: [row for arm in verification.arms for row in _records(arm)],
@@ -68,7 +74,7 @@ def _cell(name: str, arm: ArmVerification) -> str:
     return "same" if gate.limit is None else format_difference(gate.figure)
 
 
-def _verdict(arm: ArmVerification) -> str:
+def verdict_of(arm: ArmVerification) -> str:
     """Return what all gates of an arm together show, in a few words."""
     if arm.failure:
         return "did not run"
@@ -79,7 +85,7 @@ def _verdict(arm: ArmVerification) -> str:
     for gate in arm.gates:
         if gate.outcome == "exempt" and gate.name not in {"ranks", "end"}:
             return gate.what or ("exempt" if gate.figure is None else "lossy by design")
-    return AT_PERIOD_1 if any(gate.what == AT_PERIOD_1 for gate in arm.gates) else "the same training"
+    return AT_PERIOD_1 if any(gate.what == AT_PERIOD_1 for gate in arm.gates) else _PROVEN
 
 
 def _warnings(verification: Verification) -> Iterator[str]:
@@ -120,7 +126,39 @@ def _failures(verification: Verification) -> Iterator[str]:
             yield " ".join(filter(None, [gate.what, gate.found, gate.remedy]))
 
 
-def _notes(verification: Verification) -> Iterator[str]:
+def _conclusion(verification: Verification) -> str:
+    """Return one line with the arms that failed, did not run or are unproven; without any, those proven."""
+    arms = verification.arms
+    if not arms:
+        return "No arm has finished, so nothing is proven."
+    refuted = [arm.arm for arm in arms if arm.refuted and not arm.failure]
+    groups = {
+        "NOT the same training as in one process": refuted,
+        "did not run": [arm.arm for arm in arms if arm.failure],
+        "not proven": [arm.arm for arm in arms if not arm.refuted and arm.unproven],
+    }
+    proven = [arm.arm for arm in arms if verdict_of(arm) in {_PROVEN, AT_PERIOD_1}]
+    if not any(groups.values()) and proven:
+        so_far = "" if verification.run.complete else "So far: "
+        return f"{so_far}✓ {listed(proven)}: {_PROVEN} as in one process."
+    each = "; ".join(f"{listed(names)}: {words}" for words, names in groups.items() if names)
+    return each and f"{'✗ ' if refuted else ''}{each}."
+
+
+def _findings(verification: Verification) -> Iterator[str]:
+    """Yield the lines on what passed in another way than by its figure, and on what ranks attest."""
+    for arm in verification.arms:
+        for gate in arm.gates:
+            if gate.outcome == "passed" and gate.what not in {"", AT_PERIOD_1}:
+                yield f"{arm.arm}, {gate.name}: {gate.what}"
+    yield from attested_notes(verification.run)
+
+
+def _more(view: View) -> str:
+    return f"What each figure means: ringside report {view.report_argument} --detail"
+
+
+def _legend(verification: Verification) -> Iterator[str]:
     """Yield the lines that explain the columns of the table."""
     yield "ranks: all start from one model, train, and end with the same parameters, bit for bit."
     limits: dict[str, float] = {}
@@ -134,11 +172,6 @@ def _notes(verification: Verification) -> Iterator[str]:
             f"steps of plain SGD. end: distance of the gradients in one more step after the training. "
             f"Rounding allows up to {allowed}."
         )
-    for arm in verification.arms:
-        for gate in arm.gates:
-            if gate.outcome == "passed" and gate.what not in {"", AT_PERIOD_1}:
-                yield f"{arm.arm}, {gate.name}: {gate.what}"
-    yield from attested_notes(verification.run)
     yield (
         f"step 1 to {_SHOWN_STEPS[-1]}: distance from one process on the combined batch, with the run's "
         "optimizer. It is no gate: rounding grows, and dropout and BatchNorm differ."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from compare.analysis import Analysis
@@ -18,9 +18,10 @@ from compare.schema.collectives import CollectivesRun
 from compare.schema.hosts import rehearsal_headline
 from compare.schema.results import Run
 from compare.schema.scale import Series
-from compare.text import counted, listed, numbered
+from compare.text import counted, listed, numbered, percent
 
-_DATASETS = {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}
+DATASETS = {"mnist": "MNIST", "digits": "scikit-learn's digits (NOT MNIST)"}
+"""The names of the built-in data sets, as users read them."""
 _DATE_CHARACTERS = len("2026-11-28")
 _LONGEST_CONDITION = 300
 _MOST_WARNINGS = 3
@@ -114,7 +115,7 @@ def attested_by(run: Run) -> list[Attested]:
 def model_and_data(run: Run) -> str:
     """Return a run's model and data set as text, or only the model if it is the user's own workload."""
     config = run.config
-    return config.model if config.is_own else f"{config.model} on {_DATASETS[run.dataset.name]}"
+    return config.model if config.is_own else f"{config.model} on {DATASETS[run.dataset.name]}"
 
 
 def _length(run: Run) -> Iterator[str]:
@@ -199,8 +200,7 @@ def _shortened(condition: Condition) -> str:
 def _incomplete(run: Run) -> Iterator[str]:
     """Yield a line if the run did not finish, and the note on its data set if there is one."""
     if run.failure and not run.complete:
-        first = run.failure.message.splitlines()[0]
-        yield f"INCOMPLETE: round {run.failure.round}, {run.failure.arm}: {first}"
+        yield f"INCOMPLETE: {run.failure.what}"
     elif not run.complete:
         yield "INCOMPLETE: the run is still going on, or was stopped."
     if run.dataset.note:
@@ -238,7 +238,7 @@ def noise_warnings(run: Run, summary: Summary) -> list[str]:
         return [_nothing_ranked(run, summary)]
     loads = {arm.arm: arm.verdict.uneven_load for arm in summary.arms if arm.verdict}
     return [
-        *([noisy_rounds_warning(summary.noisy_rounds)] if summary.noisy_rounds else []),
+        *([noisy_rounds_warning(numbered("round", rounds))] if (rounds := summary.noisy_rounds) else []),
         *(
             f"Uneven load: other processes used {load[0]:.2f} cores beside {arm}, and {load[1]:.2f} beside "
             f"{run.config.baseline}. That may explain or hide a difference between them. "
@@ -249,10 +249,9 @@ def noise_warnings(run: Run, summary: Summary) -> list[str]:
     ]
 
 
-def noisy_rounds_warning(rounds: Sequence[int]) -> str:
-    """Return the warning that the rounds with these numbers are noisy, with the remedy."""
-    share, which = f"{OTHER_LOAD_LIMIT * 100:g} %", numbered("round", rounds)
-    load = f"other processes used more than {share} of the CPUs in {which}"
+def noisy_rounds_warning(which: str) -> str:
+    """Return the warning that rounds are noisy, with the remedy; ``which`` names them, as ``rounds 1–3``."""
+    load = f"other processes used more than {percent(OTHER_LOAD_LIMIT, 'g')} of the CPUs in {which}"
     return f"Noisy: {load}. Distrust small differences, or measure again on a quieter machine."
 
 
@@ -261,8 +260,8 @@ def _nothing_ranked(run: Run, summary: Summary) -> str:
     width = narrowest_half_width([arm.verdict for arm in summary.arms if arm.verdict])
     if width is None:
         return (
-            f"NOTHING CAN BE RANKED: other processes used more than {OTHER_LOAD_LIMIT * 100:g} % of the CPUs "
-            f"in every round. Stop other programs, and take {FIRST_LOOK} rounds or more."
+            f"NOTHING CAN BE RANKED: other processes used more than {percent(OTHER_LOAD_LIMIT, 'g')} of the "
+            f"CPUs in every round. Stop other programs, and take {FIRST_LOOK} rounds or more."
         )
     remedy = "Stop other programs" if summary.noisy_rounds else "Measure on a quieter machine"
     return (

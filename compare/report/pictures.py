@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from compare.analysis.figures import Estimate
 from compare.report.axes import Axis, AxisScale
@@ -20,6 +20,8 @@ SERIES = 8
 """Number of styles for lines, each with its own colour and dashes, in the stylesheet."""
 _CHARACTER_WIDTH = 7.5
 """Estimated width of a character; it is rather too large, so that labels never touch."""
+_BOLD = 1.25
+"""How much wider bold text is; no system's font exceeds that together with ``_CHARACTER_WIDTH``."""
 _TICK_HEIGHT = 22
 _LINE_HEIGHT = 18
 _LONGEST_TITLE = 200
@@ -120,10 +122,15 @@ class Picture:
         self.height += 8
 
     def row_heading(self, name: str, figure: str = "") -> None:
-        """Write a row's name to the left and its figure to the right, and move the height below them."""
+        """Write a row's name to the left and its figure to the right, and move the height below them.
+
+        If the two would touch, the figure stands on a line of its own.
+        """
         self.height += 16
-        shown = _fitted(name, WIDTH - LEFT - 12 - _text_width(figure))
-        self.write("name", LEFT, self.height, shown)
+        whole = WIDTH - LEFT - 12
+        is_beside = _BOLD * _text_width(name) + _text_width(figure) <= whole
+        self.write("name", LEFT, self.height, name if is_beside else _fitted(name, whole / _BOLD))
+        self.height += 0 if is_beside else _LINE_HEIGHT
         self.write("figure", RIGHT, self.height, figure)
         self.height += 5
 
@@ -206,6 +213,10 @@ class Point(NamedTuple):
     def of(cls, x: float, y: Estimate, *, is_open: bool = False) -> Point:
         """Make a point whose ``y`` and interval are those of an estimate."""
         return cls(x, y.mean, y.low, y.high, is_open)
+
+    def alone(self) -> Self:
+        """Return the point without its interval."""
+        return self._replace(low=None, high=None)
 
     def interval(self, widest: float = math.inf) -> tuple[float, ...]:
         """Return both ends of the interval, at most a factor of ``widest`` from ``y``; () if not known."""

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from compare.analysis import Analysis
 from compare.analysis.cost_model import seconds_by_size
 from compare.analysis.figures import Estimate, Figures
 from compare.analysis.summary import ArmSummary
 from compare.analysis.verdict import MARGIN
-from compare.report.axes import BYTES, SECONDS, Axis, AxisScale, axis_from_zero, linear_ticks, log_axis
+from compare.report.axes import (
+    BYTES,
+    SECONDS,
+    Axis,
+    AxisScale,
+    axis_from_zero,
+    linear_ticks,
+    log_axis,
+    log_ticks,
+)
 from compare.report.cells import format_estimate
 from compare.report.columns import against_baseline
+from compare.report.memory import draw_frontier
 from compare.report.pictures import LEFT, RIGHT, WIDEST, Chart, Mark, Picture, Point, draw_lines
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
+from compare.text import in_form, percent
 
 _BAR_HEIGHT = 14
 _STRIP_HEIGHT, _STRIP_LEFT = 56, 56
@@ -29,6 +40,11 @@ _PARTS = {
     "background": "slowed by the library's threads and memory",
     "exposed": "communicating and waiting",
 }
+_MEANING_OF_NEGATIVE = (
+    "Each part is a difference of two measured times. A negative one means that the step took less than the "
+    "parts before it, which nearly always is noise."
+)
+_MEANING_OF_NOISE = "Below noise: the part may as well be zero."
 _PARTS_IN_SHORT = {"computing": "computing", "background": "slowed", "exposed": "communicating"}
 _MILLISECONDS = Axis("milliseconds of one training step", axis_from_zero, "{:g}".format)
 _MEGABYTES = Axis("MB (10⁶ bytes)", axis_from_zero, "{:g}".format)
@@ -44,6 +60,7 @@ def draw(run: Run, analysis: Analysis) -> Iterator[Picture]:
         yield _draw_times(analysis)
         yield from _draw_speeds(run, analysis)
         yield _draw_turns(run, analysis)
+        yield from draw_frontier(run, analysis.summary)
         yield from _draw_sizes(run)
         yield _draw_memory(analysis)
 
@@ -61,11 +78,15 @@ def _draw_times(analysis: Analysis) -> Picture:
         "of the whole step.",
     )
     parts = {arm.arm: _parts(arm) for arm in arms}
+    remarks = [_MEANING_OF_NEGATIVE] if any(map(_has_negative, parts.values())) else []
+    if any(_below_noise(cost) for arm in arms for cost in _cost_parts(arm).values()):
+        remarks.append(_MEANING_OF_NOISE)
+    picture.caption = " ".join([picture.caption, *remarks])
     legend = [("rect", f"part {style}", words) for style, words in _PARTS.items()]
     if any(map(_is_unsplit, arms)):
         legend.append(("rect", "part unsplit", "not split: see the notes"))
-    if any(seconds < 0 for costs in parts.values() for seconds in costs.values()):
-        legend.append(("rect", "taken", "below zero, so it is taken off"))
+    if any(map(_has_negative, parts.values())):
+        legend.append(("rect", "taken", "a negative part, taken off"))
     picture.legend(legend)
     ends = [sum(seconds for seconds in costs.values() if seconds > 0) for costs in parts.values()]
     ends += [min(arm.step_seconds.high, arm.step_seconds.mean * WIDEST) for arm in arms]
@@ -75,6 +96,10 @@ def _draw_times(analysis: Analysis) -> Picture:
     picture.axis(_MILLISECONDS, scale, top=top)
     picture.description = "; ".join(f"{arm.arm}: {_parts_in_words(arm)}" for arm in arms)
     return picture
+
+
+def _has_negative(parts: Mapping[str, float]) -> bool:
+    return any(seconds < 0 for seconds in parts.values())
 
 
 def _parts(arm: ArmSummary) -> dict[str, float]:
@@ -103,7 +128,7 @@ def _draw_bar(picture: Picture, arm: ArmSummary, scale: AxisScale) -> None:
     for style, seconds in sorted(_parts(arm).items(), key=lambda part: part[1] < 0):
         left, right = sorted((scale.pixel(x * 1e3), scale.pixel((x + seconds) * 1e3)))
         shown = "unsplit" if _is_unsplit(arm) else style
-        title = f"{arm.arm}: {style} {seconds * 1e3:.2f} ms"
+        title = f"{arm.arm}: {style} {in_form(seconds * 1e3, '.2f')} ms"
         picture.rect(f"part {shown}" if seconds >= 0 else "taken", left, right, _BAR_HEIGHT, title=title)
         x += seconds
     if step.low < step.high:
@@ -125,13 +150,9 @@ def _parts_in_words(arm: ArmSummary) -> str:
     if not costs:
         return f"{arm.step_seconds.mean * 1e3:.2f} ms, not split"
     return " + ".join(
-        f"{_PARTS_IN_SHORT[style]} {_signed(seconds)}{_below_noise(costs.get(style))}"
+        f"{_PARTS_IN_SHORT[style]} {in_form(seconds * 1e3, '.2f')}{_below_noise(costs.get(style))}"
         for style, seconds in _parts(arm).items()
     )
-
-
-def _signed(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f}".replace("-", "−")
 
 
 def _below_noise(interval: Estimate | None) -> str:
@@ -150,7 +171,7 @@ def _draw_speeds(run: Run, analysis: Analysis) -> Iterator[Picture]:
     rows = [(arm, arm.verdict) for arm in analysis.summary.arms if arm.verdict]
     if not rows or analysis.summary.noise_hides_all:
         return
-    band = f"within {MARGIN * 100:g} %"
+    band = f"within {percent(MARGIN, 'g')}"
     picture = Picture(
         "speed",
         f"Speed against {run.config.baseline}",
@@ -264,16 +285,36 @@ def _draw_strip(  # noqa: PLR0917 -- a strip and what it shows
 
 def _draw_levels(picture: Picture, scale: AxisScale, mean: Estimate) -> None:
     """Draw the ticks of a strip, the arm's mean, and the interval of that mean."""
-    last = math.inf
-    for tick in linear_ticks(scale.low * 1e3, scale.high * 1e3):
-        y = scale.pixel(tick / 1e3) if tick > 0 else scale.start
-        if scale.end + 5 <= y <= min(scale.start - 5, last - _TICK_DISTANCE):
-            picture.line("grid", _STRIP_LEFT, y, RIGHT, y)
-            picture.write("tick end", _STRIP_LEFT - 6, y + 4, f"{tick:g}")
-            last = y
+    for tick, y in _strip_ticks(scale):
+        picture.line("grid", _STRIP_LEFT, y, RIGHT, y)
+        picture.write("tick end", _STRIP_LEFT - 6, y + 4, f"{tick:g}")
     high, low = map(scale.pixel_within, (mean.high, mean.low))
     picture.rect("band", _STRIP_LEFT, RIGHT, low - high, top=high)
     picture.line("mean", _STRIP_LEFT, scale.pixel(mean.mean), RIGHT, scale.pixel(mean.mean))
+
+
+def _strip_ticks(scale: AxisScale) -> list[tuple[float, float]]:
+    """Return two ticks or more of a strip in milliseconds, round if they can be, each with its height."""
+    low, high = scale.low * 1e3, scale.high * 1e3
+    ends = [low * (high / low) ** share for share in (0.2, 0.8)]
+    choices = [
+        linear_ticks(low, high),
+        log_ticks(low, high),
+        *([float(f"{end:.{digits}g}") for end in ends] for digits in range(1, 6)),
+    ]
+    placed = (_placed(scale, ticks) for ticks in choices)
+    return next((ticks for ticks in placed if len(ticks) > 1), [])
+
+
+def _placed(scale: AxisScale, ticks: Iterable[float]) -> list[tuple[float, float]]:
+    """Return those ticks in milliseconds whose labels fit into a strip, each with its height."""
+    placed: list[tuple[float, float]] = []
+    for tick in ticks:
+        y = scale.pixel(tick / 1e3) if tick > 0 else scale.start
+        last = placed[-1][1] if placed else math.inf
+        if scale.end + 5 <= y <= min(scale.start - 5, last - _TICK_DISTANCE):
+            placed.append((tick, y))
+    return placed
 
 
 # ---- the time of an all-reduce, by its size ----
@@ -305,9 +346,10 @@ def _draw_memory(analysis: Analysis) -> Picture:
     picture = Picture(
         "memory",
         "Memory of the largest rank",
-        "Largest resident set while an arm trained. The outline includes the float64 proof before it.",
+        "Largest resident set while an arm trained. Outline and brackets include the proof before it.",
     )
-    picture.legend([("rect", "part computing", "while it trained"), ("rect", "whole", "with the proof")])
+    legend = {"part computing": "while it trained", "whole": "(with the proof)"}
+    picture.legend([("rect", style, words) for style, words in legend.items()])
     peaks = {
         arm.arm: (arm.peak_memory_bytes / _MB, (arm.detail.whole_peak_memory_bytes or 0) / _MB)
         for arm in arms
@@ -315,8 +357,8 @@ def _draw_memory(analysis: Analysis) -> Picture:
     on_gpu = {arm.arm: peak / _MB for arm in arms if (peak := arm.peak_device_memory_bytes) is not None}
     scale, top = _MEGABYTES.make_scale(map(max, peaks.values()), LEFT, RIGHT), picture.height
     for name, (trained, whole) in peaks.items():
-        figure = f"{trained:,.0f} MB" + (f", with the proof {whole:,.0f}" if whole else "")
-        figure += f", on the GPU {on_gpu[name]:,.0f}" if name in on_gpu else ""
+        figure = f"{trained:,.0f}" + (f" ({whole:,.0f})" if whole else "") + " MB"
+        figure += f", GPU {on_gpu[name]:,.0f}" if name in on_gpu else ""
         picture.row_heading(name, figure)
         if whole:
             picture.rect("whole", LEFT, scale.pixel(whole), _BAR_HEIGHT)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from compare.analysis import Analysis
-from compare.analysis.budget import ALPHA, FIRST_LOOK, expected_seconds
+from compare.analysis.budget import ALPHA, FIRST_LOOK, budget_for
 from compare.analysis.noise import POWER
 from compare.analysis.parity import AT_THE_END, ROUNDING_MAKES, distance_of_ends
 from compare.analysis.ranking import Lead
@@ -15,14 +14,14 @@ from compare.analysis.summary import WAITING_CORES_LIMIT, ArmSummary, Summary, T
 from compare.analysis.verdict import MARGIN
 from compare.report.cells import format_ratio
 from compare.report.columns import describe_verdict, why_open
+from compare.report.memory import memory_sentences
 from compare.schema.arms import Arm
 from compare.schema.results import Launch, Run
-from compare.text import counted, duration, listed
+from compare.text import counted, duration, listed, percent
 
 MARK = "*"
 """Mark of an arm that by design does not train exactly what a single process trains."""
-_BUDGET_STEP_SECONDS = 60
-_MOST_ADVISED_ROUNDS = 50
+MOST_ADVISED_ROUNDS = 50
 """Largest number of further rounds that is advised; more would hardly be worth their time."""
 _FEW_NAMES = 3
 _UNPROVEN_TEXTS = {
@@ -156,7 +155,12 @@ def _ended_apart(passed: Sequence[ArmSummary], apart: float | None) -> Iterator[
 
 
 def conclusion(run: Run, analysis: Analysis) -> str:
-    """Return the conclusion of a run: which arm is fastest, or why that is not known."""
+    """Return the conclusion of a run: the fastest arm, or why that is not known, and what shards save."""
+    saved = [] if analysis.aa else list(memory_sentences(run, analysis.summary))
+    return " ".join([_conclusion_on_time(run, analysis), *saved[:_FEW_NAMES]])
+
+
+def _conclusion_on_time(run: Run, analysis: Analysis) -> str:
     summary = analysis.summary
     if not summary.arms:
         return "No launch has finished, so there is nothing to compare."
@@ -192,7 +196,7 @@ def _single_arm_conclusion(run: Run, summary: Summary) -> str:
     if arm.below_noise:
         return f"A step of {arm.arm} takes {step}; its sync cost is below the noise."
     sync = f"{arm.sync_seconds.mean * 1e3:.2f} ms"
-    return f"A step of {arm.arm} takes {step}; {sync} of it, {arm.sync_share.mean:.0%}, is sync cost."
+    return f"A step of {arm.arm} takes {step}; {sync} of it, {percent(arm.sync_share.mean)}, is sync cost."
 
 
 def _settled_conclusion(run: Run, summary: Summary, lead: Lead) -> str:
@@ -237,11 +241,9 @@ def _open_conclusion(run: Run, summary: Summary, lead: Lead) -> str:
     further_rounds = lead.rounds_to_settle
     if any(arm.verdict and arm.verdict.uneven_load and arm.verdict.kind == "open" for arm in summary.arms):
         return f"Fastest here: {candidates}. The load was uneven, so that is open."
-    if further_rounds is None or further_rounds > _MOST_ADVISED_ROUNDS:
+    if further_rounds is None or further_rounds > MOST_ADVISED_ROUNDS:
         return f"Fastest here: {candidates}. More rounds would hardly tell them apart."
-    seconds = expected_seconds(run, rounds + further_rounds)
-    budget = math.ceil(seconds / _BUDGET_STEP_SECONDS) * _BUDGET_STEP_SECONDS
-    rounds_text = counted(further_rounds, "more round")
+    rounds_text, budget = counted(further_rounds, "more round"), budget_for(run, rounds + further_rounds)
     return f"Fastest here: {candidates}. About {rounds_text} would tell: --budget {budget}."
 
 
@@ -249,17 +251,16 @@ def _open_conclusion(run: Run, summary: Summary, lead: Lead) -> str:
 
 
 def notes(run: Run, analysis: Analysis) -> Iterator[str]:
-    """Yield the lines that explain the figures of a run, or one line if no launch has finished."""
+    """Yield the lines that explain the figures of a run; nothing if no launch has finished."""
     summary = analysis.summary
     if not summary.arms:
-        yield "No launch has finished."
         return
     if names := [one.item.partition(" in ")[0] for one in analysis.conditions if one.by_library]:
-        yield f"The libraries differ in: {', '.join(names)} (--detail)."
+        yield f"The libraries differ in: {', '.join(names)}."
     if aa := analysis.aa:
         length = counted(aa.rounds_each, "round")
         comparisons = f"{aa.false_differences} of {counted(len(aa.verdicts), 'comparison')} of {length}"
-        rate = f"{aa.rate * 100:.1f} % (95 % interval {aa.low * 100:.1f}–{aa.high * 100:.1f} %)"
+        rate = f"{percent(aa.rate, '.1f')} (95 % interval {aa.low * 100:.1f}–{percent(aa.high, '.1f')})"
         yield f"A/A test of {aa.arm}: {comparisons} found a difference, {rate}."
     yield _meaning_of_figures(run, summary)
     yield from _no_sync_cost(run)
@@ -320,9 +321,9 @@ def _no_sync_cost(run: Run) -> Iterator[str]:
 def _pipeline_waits(launches: list[Launch]) -> str:
     """Return a sentence with the share of a pass that a pipeline's ranks wait, in theory and as measured."""
     facts = [launch.ranks[0].attestation["replica"] for launch in launches]
-    theory = f" With equal stages, ranks would wait {facts[0]['bubble_in_theory']:.0%} of a pass"
+    theory = f" With equal stages, ranks would wait {percent(facts[0]['bubble_in_theory'])} of a pass"
     measured = [replica["waiting_share"] for replica in facts if "waiting_share" in replica]
-    return f"{theory}; they waited {fmean(measured):.0%}, with messages." if measured else f"{theory}."
+    return f"{theory}; they waited {percent(fmean(measured))}, with messages." if measured else f"{theory}."
 
 
 def _turn_notes(run: Run, turns: TurnsSummary) -> Iterator[str]:
@@ -332,8 +333,8 @@ def _turn_notes(run: Run, turns: TurnsSummary) -> Iterator[str]:
         steps = f"{run.config.total_steps:,} steps"
         yield f"Every arm trained {steps}. For timing only, {every} went on after them."
     if turns.awake:
-        each = ", ".join(f"{arm} {cores * 100:.1f} %" for arm, cores in turns.awake.items())
-        yield f"While they waited, arms took more than {WAITING_CORES_LIMIT * 100:g} % of a core: {each}."
+        each = ", ".join(f"{arm} {percent(cores, '.1f')}" for arm, cores in turns.awake.items())
+        yield f"While they waited, arms took more than {percent(WAITING_CORES_LIMIT, 'g')} of a core: {each}."
 
 
 def _why_ended(run: Run, analysis: Analysis) -> Iterator[str]:

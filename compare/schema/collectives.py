@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -15,10 +16,21 @@ from compare.errors import ParityError, UsageError
 from compare.schema.arms import Arm
 from compare.schema.config import LaunchConfig, LaunchFields, require, require_count
 from compare.schema.hosts import Host, Network
-from compare.schema.results import Count, Failure, LaunchRecord, Positive, exit_code_of
+from compare.schema.results import (
+    Count,
+    Difference,
+    Failure,
+    LaunchRecord,
+    MachineUse,
+    Positive,
+    Run,
+    exit_code_of,
+)
 
 COLLECTIVES_FILE = "collectives.json"
 SWEEP_SCHEMA_VERSION = 1
+ITERATION_SECONDS = 0.005
+"""Minimum time of an iteration: shorter calls follow each other until they last so long."""
 NONE = "none"
 """The operation of a collective that reduces nothing, and the dtype of a barrier."""
 
@@ -146,6 +158,7 @@ class SweepFields(LaunchFields, total=False):
     begin_bytes: int
     end_bytes: int
     factor: int
+    sizes: dict[str, tuple[int, ...]]
     iterations: int
     warmup_iterations: int
     rounds: int
@@ -162,6 +175,8 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
     begin_bytes: int = 8
     end_bytes: int = 64 << 20
     factor: int = 2
+    sizes: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict[str, tuple[int, ...]])
+    """Sizes of each collective in bytes, by its name, in place of those that the fields above give."""
     iterations: int = 5
     """Number of timed iterations of each size in each launch."""
     warmup_iterations: int = 1
@@ -186,6 +201,8 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
                 require(name in known, flag, name, " or ".join(known))
             require(len(set(names)) == len(names), flag, ",".join(names), "each name once")
         self._require_sizes()
+        for name in self.collectives if self.sizes else ():
+            require(name in self.sizes, "--collective", name, " or ".join(self.sizes))
         require(self.factor > 1, "-f/--factor", self.factor, "2 or more")
         require(self.warmup_iterations >= 0, "-w/--warmup", self.warmup_iterations, "0 or more calls")
         require_count("-n/--iterations", self.iterations)
@@ -215,13 +232,17 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
     def sizes_of(self, exchange: Exchange) -> list[int]:
         """Return the sizes of the larger buffer in bytes, in ascending order; ``[0]`` for a barrier.
 
-        They start at ``begin_bytes``, and each is ``factor`` times the one before, up to ``end_bytes``. Each
-        is rounded down to whole elements, with equal parts for all ranks where the buffer is divided. Sizes
-        of 0 are left out. If no other size is left, the smallest possible one is returned.
+        They are those of ``sizes``, if it has any. Otherwise they start at ``begin_bytes``, and each is
+        ``factor`` times the one before, up to ``end_bytes``. Each is rounded down to whole elements, with
+        equal parts for all ranks where the buffer is divided. Sizes of 0 are left out, and if that leaves no
+        size, the list has the smallest one that can be divided.
         """
         if exchange.traits.empty:
             return [0]
-        sizes, size, quantum = [], self.begin_bytes, exchange.quantum(self.ranks)
+        sizes, size, quantum = list[int](), self.begin_bytes, exchange.quantum(self.ranks)
+        if self.sizes:
+            given = sorted(self.sizes[exchange.collective])
+            return list(dict.fromkeys(max(quantum, size // quantum * quantum) for size in given))
         while size <= self.end_bytes:
             sizes.append(size // quantum * quantum)
             size *= self.factor
@@ -247,6 +268,26 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
     def total_launches(self) -> int:
         """Return the number of launches of all groups together."""
         return self.rounds * len(self.groups)
+
+
+def sizes_of_steps(run: Run) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of the collectives that steps of a run called among all ranks, by their names.
+
+    Only arms whose steps were recorded have any; see ``RankResult.calls``.
+
+    Raises:
+        UsageError: there is no such arm in the run.
+    """
+    sizes: dict[str, set[int]] = {}
+    for call in (call for launch in run.launches for call in launch.ranks[0].calls if not call.ranks):
+        sizes.setdefault(call.collective, set()).add(call.message_bytes)
+    if not sizes:
+        raise UsageError(
+            "--sizes-of: no step of this run has recorded collectives.",
+            found=f"Its arms are {', '.join(dict.fromkeys(launch.arm for launch in run.launches))}.",
+            remedy="Name a run of an arm that shards: ringside run --backend fsdp.",
+        )
+    return {name: tuple(sorted(found)) for name, found in sizes.items()}
 
 
 class SizeTiming(Exchange, frozen=True, kw_only=True):
@@ -284,6 +325,10 @@ class RankSweep(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     timings: list[SizeTiming]
+    cpu_ns: Difference = 0
+    """CPU time of this rank during all measurements; 0 in older results."""
+    machine: MachineUse | None = None
+    """Load of the host, on the host's first rank; None on its other ranks, and in older results."""
     attestation: dict[str, Any]
     """Facts about what ran, read back from the library and the kernel."""
 

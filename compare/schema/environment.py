@@ -101,15 +101,18 @@ _NAMES_SET_BY_LAUNCH = re.compile(
 )
 
 
-def refusal_of(name: str, *, may_be_secret: bool = False) -> str:
+def refusal_of(name: str, *, may_be_secret: bool = False, of_script: bool = False) -> str:
     """Return a clause that states why users may not set a variable; empty if they may.
 
-    With ``may_be_secret``, names of secrets are allowed, because the value is neither printed nor saved.
+    With ``may_be_secret``, names of secrets are allowed, because the value is neither printed nor saved. With
+    ``of_script``, so is what Ringside sets for arms, because it sets nothing for a script of the user's.
     """
     if not _SETTING.fullmatch(name):
         return "a name consists of capital letters, digits and underscores, and begins with a letter"
     if _SECRET_NAME.search(name) and not may_be_secret:
         return "its name looks like a secret, and an arm's settings are printed and saved"
+    if of_script:
+        return "the launcher sets it" if _NAMES_SET_BY_LAUNCH.fullmatch(name) else ""
     of_all_arms = launch_settings(threads=1, interface="lo", executables=Path())
     if name in of_all_arms or name in _NAMES_SET_BY_ARM or _NAMES_SET_BY_LAUNCH.fullmatch(name):
         return "Ringside or its launcher sets it, the same for every arm"
@@ -164,7 +167,8 @@ def launch_settings(
         "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
         "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
         "GLOO_SOCKET_IFNAME": interface,
-        "NCCL_SOCKET_IFNAME": interface,
+        # Without the sign, eth1 would also mean eth10.
+        "NCCL_SOCKET_IFNAME": f"={interface}",
         "PYTHONPATH": import_path(os.environ, sources),
         # The working folder may hold another package called `backends`.
         "PYTHONSAFEPATH": "1",
@@ -194,10 +198,13 @@ _EXPORT = re.compile(r"-[A-Za-z]*x|--e(?:nv?)?")
 _EXPORT_IN_ONE_WORD = re.compile(r"(-[A-Za-z]*x|--e(?:nv?)?=)([^-].*)", re.DOTALL)
 
 
-def read_env_flags(texts: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+def read_env_flags(
+    texts: Sequence[str], environ: Mapping[str, str], *, of_script: bool = False
+) -> dict[str, str]:
     """Return the variables that the user sets by ``-x NAME=VALUE`` or ``-x NAME``, by name.
 
-    ``texts`` are the values of the flag. Without a value, a variable gets its value in ``environ``.
+    ``texts`` are the values of the flag. Without a value, a variable gets its value in ``environ``. With
+    ``of_script``, the variables are for a script of the user's and not for an arm.
 
     Raises:
         UsageError: a variable cannot be set by ``-x``, or has no value in either place.
@@ -205,7 +212,8 @@ def read_env_flags(texts: Sequence[str], environ: Mapping[str, str]) -> dict[str
     exported = {}
     for text in texts:
         name, given, value = text.partition("=")
-        reason, remedy = refusal_of(name, may_be_secret=True), "Name another variable, or leave it out."
+        reason = refusal_of(name, may_be_secret=True, of_script=of_script)
+        remedy = "Name another variable, or leave it out."
         if not reason and name.startswith(_PREFIXES_READ_AT_START):
             reason = "processes read it when they start, which is before a rank receives the values of -x"
             remedy = f"Set it for an arm, where it is printed and saved: --backend ddp:env.{name}=VALUE"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import itertools
 import math
@@ -83,10 +84,10 @@ def parse_link(text: str, flag: str = "--link") -> Link:
 def read_rate(text: str) -> int:
     """Return the bits per second of a rate such as ``100mbit``; a ``ValueError`` says what is right."""
     match = _RATE.fullmatch(text.strip().lower())
-    bits = round(float(match[1]) * _RATE_UNITS[match[2]]) if match else 0
+    bits = float(match[1]) * _RATE_UNITS[match[2]] if match else 0.0
     if not _MIN_BITS_PER_SECOND <= bits <= _MAX_BITS_PER_SECOND:
         raise ValueError("It must be a rate from 100kbit to 1tbit, such as 1gbit")
-    return bits
+    return round(bits)
 
 
 def read_latency(text: str) -> float:
@@ -215,11 +216,20 @@ def _resolves_to_this_machine(name: str) -> bool:
     import psutil  # imported late, because most runs look up no name
 
     try:
-        addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
+        addresses = _addresses_of(name)
     except (OSError, UnicodeError):
         return False  # the name may be unknown so far: a pod's DNS record appears after its start
     own_addresses = {address.address for each in psutil.net_if_addrs().values() for address in each}
     return any(address in own_addresses or ipaddress.ip_address(address).is_loopback for address in addresses)
+
+
+@functools.cache
+def _addresses_of(name: str) -> frozenset[str]:
+    """Return the addresses of a name, which is looked up again only after an error.
+
+    A name server may take longer than a host may be silent.
+    """
+    return frozenset(str(entry[4][0]) for entry in socket.getaddrinfo(name, None))
 
 
 def fill_slots(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:

@@ -12,6 +12,7 @@ from compare.schema.arms import Arm
 from compare.schema.collectives import SweepConfig
 from compare.schema.config import LaunchConfig, RunConfig
 from compare.schema.launch_files import LaunchFiles
+from compare.schema.memory import Shortage
 from compare.schema.parity import Fingerprint, PassKind
 from compare.system.files import read_json
 
@@ -100,6 +101,8 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     """Unix time of the exception."""
     message: str
+    shortage: Shortage | None = None
+    """The limit on memory that caused the exception; None if memory was not the cause."""
     where: str = ""
     """The "file:line" that caused the exception."""
     traceback: str = ""
@@ -120,6 +123,8 @@ class RankExit(msgspec.Struct, frozen=True, kw_only=True):
 
     It received a signal, or the parent had not renewed the file ``lease`` of ``LaunchFiles`` in time.
     """
+    shortage: Shortage | None = None
+    """The limit on memory for which the kernel killed the process, or for which it may have aborted."""
     stopped: bool = False
     """Whether the process was stopped, for example by SIGSTOP, when it exited or about 2 s before."""
 

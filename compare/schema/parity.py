@@ -28,7 +28,7 @@ def rounding_limit(kind: PassKind, update: float, shards: int) -> float:
 
     A step is p - lr · (g1 + … + gn) / n for n ``shards``. The subtraction rounds once, relative to the
     parameter p. The gradients round with every addition, relative to the update. ``update`` is the largest
-    number of the update over the largest number of p. docs/method.md derives the limit.
+    number of the update over the largest number of p. docs/method.md says how near right arms come to it.
     """
     return EPSILON[kind] * (_OF_THE_SUM + _OF_THE_UPDATE * shards * update)
 
@@ -130,7 +130,9 @@ class ParityPass(msgspec.Struct, frozen=True, kw_only=True):
     """The precision: ``float64`` or ``float32`` with plain SGD, or ``as run`` with the run's optimizer."""
     steps: int
     shards: int = 1
-    """Number of shards of the training set, usually one for each rank."""
+    """Number of different shards that the ranks took, usually one for each rank."""
+    shard_of_rank: list[int] = []
+    """The shard of each rank, in the order of ranks; empty unless several ranks took the same one."""
     samples_per_rank: int
     """Number of samples that a rank has in one step."""
     optimizer: str
@@ -196,11 +198,20 @@ class ParityPass(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
     @property
+    def summands(self) -> int:
+        """Return the number of gradients in a mean."""
+        return len(self.shard_of_rank) or self.shards
+
+    def ranks_of(self, shard: int) -> list[int]:
+        """Return the ranks that took a shard, which is given by its number."""
+        return [rank for rank, of_rank in enumerate(self.shard_of_rank) if of_rank == shard]
+
+    @property
     def limits(self) -> list[float]:
         """Return the largest difference that rounding explains, for each step."""
         if not self.updates:
             return [_WITHOUT_UPDATES[self.kind]] * len(self.differences)
-        return [rounding_limit(self.kind, update or 0.0, self.shards) for update in self.updates]
+        return [rounding_limit(self.kind, update or 0.0, self.summands) for update in self.updates]
 
     @property
     def is_exact(self) -> bool:

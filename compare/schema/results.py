@@ -17,6 +17,7 @@ from compare.errors import LaunchError, ParityError, StalledError, UnprovenError
 from compare.schema.arms import Arm
 from compare.schema.config import RunConfig
 from compare.schema.hosts import Host, Network
+from compare.schema.memory import ModelParameter, Unfit
 from compare.schema.parity import EndStep, Fingerprint, ParityPass
 from compare.system.files import LARGEST
 
@@ -101,6 +102,17 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """Nanoseconds of an all-reduce, one number for each sample."""
 
 
+class StepCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective that one training step asked torch.distributed for."""
+
+    collective: str
+    """Its name, such as ``all_gather``, as in ``ringside collectives``."""
+    message_bytes: Count
+    """The size of the larger of a rank's two buffers."""
+    ranks: list[Count] = []
+    """The ranks that take part; empty if all do."""
+
+
 class GradientTimes(msgspec.Struct, frozen=True, kw_only=True):
     """The times at which the gradient of one parameter is ready, in steps without synchronisation."""
 
@@ -133,7 +145,12 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     gradient_bytes: Count
     gradient_tensors: Count
     message_bytes: list[Count]
-    """The bytes of each call that averages gradients in one step."""
+    """The bytes of each call that averages gradients in one step, or of each one in ``calls``."""
+    calls: list[StepCall] = []
+    """The collectives of one step in their order, recorded where a step calls several kinds.
+
+    The list is empty for other arms, and in older results.
+    """
     collective_ns: list[Positive]
     """Nanoseconds of all collectives of a step, run without training, for each sample.
 
@@ -163,6 +180,8 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """The step after the training that was compared; None in the control, and in older results."""
     unmoved: list[str] = []
     """Names of the trainable parameters that the training did not change; empty on ranks other than 0."""
+    parameters: list[ModelParameter] = []
+    """The whole model's parameters in order; empty on ranks other than 0, and in older results."""
     sketch: list[float] = []
     """A random projection of the change of all parameters; empty on ranks other than 0.
 
@@ -223,6 +242,12 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the error's class, such as ``StalledError``."""
     message: str
 
+    @property
+    def what(self) -> str:
+        """Return the first line of the message, with the arm and the round before it unless it names them."""
+        first, place = self.message.splitlines()[0], f"{self.arm}, round {self.round}"
+        return first if first.startswith(place) else f"{place}: {first}"
+
 
 def exit_code_of(failures: Iterable[Failure]) -> int:
     """Return the exit code for failed launches: that of a stall if there is one, and 0 without failures."""
@@ -260,6 +285,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Number of CPUs that the ranks of each host may use, in the order of ``hosts``; empty if older."""
     left_out: dict[str, str] = {}
     """Why backends that the user did not name cannot run, by the backend's name."""
+    unfit: list[Unfit] = []
+    """The arms that did not fit into memory. ``config.arms`` has only the others."""
     interleaved: Interleaved = Interleaved(mode="launches")
     launches: list[Launch] = []
     """The launches that count, in order of time."""

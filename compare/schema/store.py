@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -18,9 +18,11 @@ from compare.errors import OutputError, UsageError, system_reason
 from compare.schema.collectives import COLLECTIVES_FILE, CollectivesRun
 from compare.schema.config import RunConfig
 from compare.schema.hostfile import format_hostfile
-from compare.schema.results import SCHEMA_VERSION, Run, Verification
+from compare.schema.metered import METER_FILE, Metered, read_metered
+from compare.schema.results import SCHEMA_VERSION, LaunchRecord, Run, Verification
 from compare.schema.scale import Scale, Series, folder_of
 from compare.system.files import STANDARD_OUTPUT, read_json, write_json, write_text
+from compare.text import counted, listed
 
 RESULTS_FILE = "results.json"
 RUNS = Path("runs")
@@ -32,7 +34,7 @@ CONFIG_FILE = "config.json"
 SCALE_FILE = "scale.json"
 _LONGEST_NAME = 100
 """Maximum number of characters of a model's name in the name of a folder."""
-Result: TypeAlias = Run | Scale | CollectivesRun | Verification
+Result: TypeAlias = Run | Scale | CollectivesRun | Verification | Metered
 """The results that ``ringside report`` can show."""
 _NEW_NAMES = {2: {"set_aside": "discarded"}, SCHEMA_VERSION: {}}
 """The new names of renamed fields by their old names, for each schema version that can be read."""
@@ -77,8 +79,8 @@ def _goes_on(file: Path) -> bool:
     return not ending.complete and ending.failure is None
 
 
-def list_runs(root: Path) -> list[Path]:
-    """Return the folders directly in ``root`` that hold a results file, sorted by name, without links.
+def list_results(root: Path) -> list[Path]:
+    """Return the files of all results in folders directly in ``root``, sorted by folder, without links.
 
     Raises:
         OutputError: ``root`` cannot be read.
@@ -91,7 +93,8 @@ def list_runs(root: Path) -> list[Path]:
             found=f"{system_reason(error)}.",
             remedy="Name the folder that holds the folders of runs, or run `ringside run` first.",
         ) from None
-    return [path for path in folders if os.path.isfile(path / RESULTS_FILE)]  # noqa: PTH113 -- never raises
+    files = ([path / name for name in (*_KINDS, RESULTS_FILE)] for path in folders)
+    return [file for each in files if (file := next(filter(os.path.isfile, each), None))]
 
 
 def name_of_run(directory: Path) -> str:
@@ -112,7 +115,7 @@ def result_file(path: Path) -> Path:
     """
     if not path.is_dir():
         return path
-    return next((path / name for name in _READERS if (path / name).exists()), path / RESULTS_FILE)
+    return next((path / name for name in _KINDS if (path / name).exists()), path / RESULTS_FILE)
 
 
 def read_result(path: Path) -> Result:
@@ -122,8 +125,18 @@ def read_result(path: Path) -> Result:
         OutputError: there is no result, or it is damaged or of another version.
     """
     file = result_file(path)
-    read = _READERS.get(file.name) if file.exists() else None
-    return read(file) if read else read_run(path)
+    kind = _KINDS.get(file.name) if file.exists() else None
+    return kind.read(file) if kind else read_run(path)
+
+
+def launches_of(result: Result) -> Sequence[LaunchRecord]:
+    """Return all launches of a result that have finished; that of a script has none of ours."""
+    if isinstance(result, Metered):
+        return []
+    runs = result.runs.values() if isinstance(result, Scale) else [result]
+    return [
+        launch for each in runs for launch in (each.run if isinstance(each, Verification) else each).launches
+    ]
 
 
 def _read_scale(file: Path) -> Scale:
@@ -133,30 +146,64 @@ def _read_scale(file: Path) -> Scale:
     )
 
 
-_READERS: dict[str, Callable[[Path], Result]] = {
-    COLLECTIVES_FILE: partial(read_json, kind=CollectivesRun),
-    SCALE_FILE: _read_scale,
-    VERIFICATION_FILE: partial(read_json, kind=Verification),
+class _Kind(NamedTuple):
+    """A kind of result other than that of ``ringside run``: what users call it, and how it is read."""
+
+    noun: str
+    read: Callable[[Path], Result]
+
+
+_KINDS = {
+    COLLECTIVES_FILE: _Kind("a comparison of collectives", partial(read_json, kind=CollectivesRun)),
+    SCALE_FILE: _Kind("a scaling series", _read_scale),
+    METER_FILE: _Kind("a metered script", read_metered),
+    VERIFICATION_FILE: _Kind("a verification", partial(read_json, kind=Verification)),
 }
-"""The functions that read results other than those of ``ringside run``, by the name of the file."""
-RESULT_FILES = (RESULTS_FILE, *_READERS)
+"""The kinds of results, by the name of the file."""
+RESULT_FILES = (RESULTS_FILE, *_KINDS)
 """The names of all files that hold a result."""
+
+
+def kind_of(file: Path) -> str:
+    """Return what users call the result in a file, such as ``a verification``."""
+    return _KINDS[file.name].noun if file.name in _KINDS else "a run"
 
 
 def read_run(path: Path) -> Run:
     """Read a run, given its folder, its ``results.json`` or its JSON export.
 
     Raises:
-        OutputError: there is no run, or it is damaged, or has an unknown schema version.
+        OutputError: there is no run, or it is damaged, or has an unknown schema version. For a folder of
+            runs, such as that of a scaling series, the error names them.
     """
     file = path / RESULTS_FILE if path.is_dir() else path
-    if not file.exists():
+    if not file.exists() or file.name in _KINDS:
+        _require_no_other(path)
         raise OutputError(
             f"There is no run at {path}.",
             found=f"{file} does not exist.",
             remedy="Give the folder that `ringside run` printed, or its results.json.",
         )
     return read_json(file, Run, adapt=partial(_run_fields, file))
+
+
+def _require_no_other(path: Path) -> None:
+    """Raise an ``OutputError`` if there are runs in ``path``, or a result that is no run."""
+    results = list_results(path) if path.is_dir() else []
+    if inside := [file.parent for file in results if file.name == RESULTS_FILE]:
+        inside.sort(key=lambda run: (len(run.name), run))
+        raise OutputError(
+            f"{path} is not a run, but holds {counted(len(inside), 'run')}.",
+            found=f"The runs in it: {listed(run.name for run in inside)}.",
+            remedy=f"Name one of them, as {shlex.quote(str(inside[-1]))}.",
+        )
+    if (file := result_file(path)).exists():
+        raise OutputError(
+            f"{path} holds {kind_of(file)}, not a run.",
+            found="Only a run has a lesson and a prediction, and only runs are shown side by side.",
+            remedy=f"Show it alone by `ringside report {shlex.quote(str(path))}`, as a table, a page, "
+            "Markdown, CSV or JSON (--format).",
+        )
 
 
 def _run_fields(file: Path, content: Any) -> dict[str, Any]:

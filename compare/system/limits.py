@@ -6,11 +6,10 @@ groups, and version 1 has a tree for each controller, such as ``cpu`` or ``memor
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-
-import psutil
 
 ROOT = Path("/sys/fs/cgroup")
 """The folder in which the kernel shows the control groups."""
@@ -65,6 +64,8 @@ def memory_left_bytes(root: Path = ROOT, own_groups: Path = OWN_GROUPS) -> int:
     It is the minimum of what is free on the machine and what each control group leaves. File caches that the
     kernel can free count as free.
     """
+    import psutil  # not by the witness of a rank, which stays small
+
     left = psutil.virtual_memory().available
     for folder, version in group_folders("memory", root, own_groups):
         with suppress(OSError, ValueError):  # no such group, or no limit ("max")
@@ -73,3 +74,36 @@ def memory_left_bytes(root: Path = ROOT, own_groups: Path = OWN_GROUPS) -> int:
             taken = int((folder / used).read_text()) - int(fields.get(cache, 0))
             left = min(left, int((folder / limit).read_text()) - taken)
     return max(0, left)
+
+
+def memory_limit_bytes(root: Path = ROOT, own_groups: Path = OWN_GROUPS) -> tuple[int, bool]:
+    """Return how many bytes this process and its neighbours may use, and whether a control group says so.
+
+    Without a control group that allows less, it is all the memory of the host.
+    """
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    whole = int(lines["MemTotal"].split()[0]) * 1024
+    least = whole
+    for folder, version in group_folders("memory", root, own_groups):
+        with suppress(OSError, ValueError):
+            least = min(least, int((folder / _CGROUP_FILES[version][0]).read_text()))
+    return least, least < whole
+
+
+def address_limit_bytes() -> int | None:
+    """Return how large this process's address space may grow (``ulimit -v``); None without a limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def oom_kills(root: Path = ROOT, own_groups: Path = OWN_GROUPS) -> int:
+    """Return how many processes the kernel has killed in this control group because memory was short.
+
+    It is 0 if no control group counts them.
+    """
+    for folder, version in group_folders("memory", root, own_groups):
+        name = "memory.events" if version == 2 else "memory.oom_control"  # noqa: PLR2004 -- of the kernel's interface
+        with suppress(OSError, ValueError, KeyError):
+            counts = dict(line.split() for line in (folder / name).read_text().splitlines())
+            return int(counts["oom_kill"])
+    return 0

@@ -58,12 +58,12 @@ def attest_group(group: Group, job: LaunchJob) -> Facts:
 
 
 def attest(
-    group: Group, replica: Replica, batches: Batches, job: Job, gradient_bytes: int, *, was_reset: bool
+    group: Group, replica: Replica, batches: Batches, job: Job, held: Facts, *, was_reset: bool
 ) -> Facts:
     """Return the facts of ``attest_group``, and those of the training; all ranks must call this together.
 
-    ``gradient_bytes`` is the size of the gradients that the rank holds within a step; between two steps it
-    holds none. ``was_reset`` is whether the kernel reset the peak of memory after the proof.
+    ``held`` has the bytes of what the rank holds only within a step, such as gradients. ``was_reset`` is
+    whether the kernel reset the peak of memory after the proof.
     """
     return attest_group(group, job) | {
         "default_dtype": default_dtype_of_user(),
@@ -78,7 +78,7 @@ def attest(
             "cycle": replica.cycle,
             "broadcasts_buffers": replica.broadcasts_buffers,
         },
-        "held": replica.held_bytes() | {"gradient_bytes": gradient_bytes},
+        "held": replica.held_bytes() | held,
         "peak_memory_without_parity": was_reset,
     }
 

@@ -18,8 +18,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from backends import base
-from backends.base import Collectives, Group, Replica
-from compare.schema.collectives import NONE, Exchange, SizeTiming
+from backends.base import Group, Replica
+from backends.collectives import Buffers, Collectives
+from compare.schema.collectives import ITERATION_SECONDS, NONE, Exchange, SizeTiming
 from compare.schema.job import SweepJob
 from compare.schema.results import Sweep
 from compare.text import cut
@@ -36,8 +37,6 @@ _LARGEST_SWEPT = 8 << 20
 _SWEEP_SAMPLES, _SWEEP_CALLS = 3, 3
 """Samples of each size, and calls in a sample; they are few, so a sweep takes less than 0.3 s."""
 
-_ITERATION_SECONDS = 0.005
-"""Least time of an iteration, unless ``_MOST_CALLS`` calls take less; a barrier is far shorter."""
 _FIRST_BYTES = 1 << 20
 """Size that is timed first, without a report, if the first size of a job is larger than this."""
 _MOST_CALLS = 1 << 14
@@ -214,7 +213,7 @@ def _read_counters(interface: str) -> dict[str, int]:
 
 def _prepare(
     group: Group, exchange: Exchange, nbytes: int, release_seconds: float
-) -> tuple[base.Buffers, Callable[[], torch.Tensor]] | str:
+) -> tuple[Buffers, Callable[[], torch.Tensor]] | str:
     """Allocate the buffers of a collective, and call it once.
 
     Returns:
@@ -259,7 +258,7 @@ def _is_released(storages: list[StorageWeakRef], seconds: float) -> bool:
     return True
 
 
-def make_buffers(exchange: Exchange, nbytes: int, group: Group) -> base.Buffers:
+def make_buffers(exchange: Exchange, nbytes: int, group: Group) -> Buffers:
     """Return this rank's buffers for a collective, filled with zeros; the larger one has ``nbytes``."""
 
     def zeros(size: int) -> torch.Tensor:
@@ -270,13 +269,13 @@ def make_buffers(exchange: Exchange, nbytes: int, group: Group) -> base.Buffers:
     target = zeros(part if name == "reduce_scatter" else nbytes)
     source = target if name in _IN_PLACE else zeros(part if name == "all_gather" else nbytes)
     operation = "sum" if exchange.operation == NONE else exchange.operation
-    return base.Buffers(name, source, target, operation)
+    return Buffers(name, source, target, operation)
 
 
 def _agree_on_calls(
     group: Group, call: Callable[[], object], warmup: int, note: Callable[[int], None]
 ) -> int:
-    """Return how many calls in a row take ``_ITERATION_SECONDS`` on rank 0; the same on every rank.
+    """Return how many calls in a row take ``ITERATION_SECONDS`` on rank 0; the same on every rank.
 
     The number is doubled until they take so long, up to ``_MOST_CALLS``. ``warmup`` untimed calls come first.
     """
@@ -285,7 +284,7 @@ def _agree_on_calls(
         note(warmup + calls)
         (ns,) = time_repeated(call, group.barrier, group.device, samples=1, calls=calls, warmup=warmup)
         warmup = 0
-        enough = torch.tensor([ns * calls / 1e9 >= _ITERATION_SECONDS], dtype=torch.int64)
+        enough = torch.tensor([ns * calls / 1e9 >= ITERATION_SECONDS], dtype=torch.int64)
         enough = enough.to(group.device)
         group.broadcast_(enough)
         if enough.item():
@@ -294,9 +293,7 @@ def _agree_on_calls(
     return calls
 
 
-def _count_wrong(
-    group: Group, exchange: Exchange, buffers: base.Buffers, call: Callable[[], torch.Tensor]
-) -> int:
+def _count_wrong(group: Group, exchange: Exchange, buffers: Buffers, call: Callable[[], torch.Tensor]) -> int:
     """Call the collective on data whose right result is known, and count the wrong elements on this rank.
 
     The count is 0 where there is no result: for a barrier, and on all ranks but rank 0 of a ``reduce``.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -122,11 +122,13 @@ class _EndStep:
         self._replica: Replica = side.replica
         self._task = task.for_proof("as run")
         self._compares = group.rank == 0 or side.replica.takes_whole_step
+        self._shard = self._task.shard_of(self._replica.shard)
 
     def take(self) -> EndStep:
         """Take the step, and return how it compares; all ranks must call this together."""
         whole = self._replica.whole()
         buffers = self._buffers_of_shards(whole)
+        copy_tensors(buffers[self._shard[0]], self._replica.model.buffers())
         start = [parameter.detach().clone() for parameter in whole.parameters()]
         expected = self._mean_gradients(whole, buffers) if self._compares else []
         never_moved = unmoved(whole, self._trained_task.anew().build_model()) if self._compares else []
@@ -164,10 +166,13 @@ class _EndStep:
         return EndStep(step=self._steps, why_not=why_not)
 
     def _buffers_of_shards(self, whole: nn.Module) -> list[list[torch.Tensor]]:
-        """Return for each shard copies of its model's buffers; all ranks must call this together."""
-        if self._replica.shard[1] == 1:
+        """Return copies of the buffers of each shard's first rank; all ranks must call this together."""
+        count = self._shard[1]
+        if count == 1:
             return [[buffer.detach().clone() for buffer in whole.buffers()]]
-        return [buffers_of(whole, self._group, rank) for rank in range(self._group.world_size)]
+        shards = self._task.shards_of(self._group.world_size)
+        ranks = [shards.index(shard) for shard in range(count)]
+        return [buffers_of(whole, self._group, rank) for rank in ranks]
 
     def _mean_gradients(self, whole: nn.Module, buffers: list[list[torch.Tensor]]) -> list[Gradients | None]:
         """Return the mean gradients of a single process twice: in float64, and in the run's precision.
@@ -187,11 +192,11 @@ class _EndStep:
 
     def _step(self) -> _OptimizerInput:
         """Take the step as the training would, and return its averaged gradients and its learning rates."""
-        seed_step(self._task.config, self._steps, self._replica.shard[0])
-        side = self._side._replace(batches=iter(self._task.batches(self._replica.shard)))
+        seed_step(self._task.config, self._steps, self._shard[0])
+        side = self._side._replace(batches=iter(self._task.batches(self._shard)))
         given = self._step_of_user(side) if self._replica.takes_whole_step else self._step_of_arm(side)
         whole = {
-            name: gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+            name: _gather(gradient, self._group.device) if hasattr(gradient, "full_tensor") else gradient
             for name, gradient in given.gradients.items()
         }
         return given._replace(gradients=whole)
@@ -269,7 +274,7 @@ class _EndStep:
         Both pairs compute the gradients of this rank's shard from the same parameters and buffers, and these
         gradients must be equal.
         """
-        index, count = self._replica.shard
+        index, count = self._shard
         self._timer.begin_passes()
         try:
             trained = copy.deepcopy(self._replica.model)
@@ -300,6 +305,12 @@ def _are_of_one_rank(gradients: list[_Gradients]) -> bool:
 
 def _norm(tensor: torch.Tensor) -> float:
     return float(tensor.norm())
+
+
+def _gather(shard: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a whole gradient; its shards may lie in host memory, but ranks communicate on ``device``."""
+    on_device: Any = shard.to(device)
+    return on_device.full_tensor()
 
 
 def _as_float64(gradient: torch.Tensor | None) -> torch.Tensor:

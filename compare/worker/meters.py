@@ -12,12 +12,13 @@ from contextlib import contextmanager, suppress
 from operator import add, sub
 from pathlib import Path
 from time import monotonic, perf_counter_ns, process_time_ns, time
-from typing import NamedTuple, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import torch
 
 from compare.schema.results import MachineUse, Moments
 from compare.schema.turns import Memory
+from compare.system.load import Counts, read_counts
 
 Mark: TypeAlias = "int | torch.cuda.Event"
 """A moment: nanoseconds of ``perf_counter_ns`` on a CPU, or an event that a GPU records."""
@@ -122,69 +123,32 @@ class StartUp:
 
 
 class CPUMeter:
-    """A meter of the load on the CPUs that this process may use, since the meter was made.
-
-    Busy time is all time that is not idle, because the kernel times idle spans, but only samples at its ticks
-    what a busy CPU does. Processes that wake and sleep in step with the ticks are sampled too seldom. When
-    two CPUs ran only ``ddp``, the samples were 0.1 core below the CPU time of the ranks.
-    """
+    """A meter of the load on the CPUs that this process may use, since the meter was made."""
 
     def __init__(self) -> None:
-        self._cpus = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
-        self._left_out = _Counts()
-        self._begun = self._read_counts()
+        self._cpus = os.sched_getaffinity(0)
+        self._left_out = Counts()
+        self._begun = read_counts(self._cpus)
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
         """Leave the time and the load of the block out of all readings after it."""
-        begun = self._read_counts()
+        begun = read_counts(self._cpus)
         yield
-        self._left_out = _Counts(*map(add, self._left_out, map(sub, self._read_counts(), begun)))
+        self._left_out = Counts(*map(add, self._left_out, map(sub, read_counts(self._cpus), begun)))
 
     def read(self) -> tuple[MachineUse, int]:
         """Return the load of the CPUs, and this process's CPU nanoseconds, since the meter was made."""
-        counts = _Counts(*map(sub, map(sub, self._read_counts(), self._begun), self._left_out))
-        cpus = len(self._cpus)
-        # If the kernel accounts for less than half of the time, the busy time is that of its samples.
-        accounts = 2 * (counts.idle + counts.sampled) > cpus * counts.wall
+        counts = Counts(*map(sub, map(sub, read_counts(self._cpus), self._begun), self._left_out))
         use = MachineUse(
             wall_ns=counts.wall,
-            cpus=cpus,
-            # The counts of a CPU that goes offline are lost, so these may be negative.
-            busy_ns=max(0, cpus * counts.wall - counts.idle if accounts else counts.sampled),
+            cpus=len(self._cpus),
+            busy_ns=counts.busy(len(self._cpus)),
             stolen_ns=max(0, counts.stolen),
             processes_ns=max(0, counts.sampled - counts.interrupts),
             boot_id=boot_id(),
         )
         return use, counts.own
-
-    def _read_counts(self) -> _Counts:
-        tick = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-        idle = sampled = stolen = interrupts = 0
-        for line in Path("/proc/stat").read_text().splitlines():
-            name, *ticks = line.split()
-            if name in self._cpus:
-                user, nice, system, idling, iowait, irq, softirq, steal = map(int, ticks[:8])
-                idle += tick * (idling + iowait)
-                sampled += tick * (user + nice + system + irq + softirq + steal)
-                stolen += tick * steal
-                interrupts += tick * (irq + softirq)
-        return _Counts(perf_counter_ns(), idle, sampled, stolen, interrupts, process_time_ns())
-
-
-class _Counts(NamedTuple):
-    """Nanoseconds since some fixed time; those of the CPUs are sums over all metered CPUs."""
-
-    wall: int = 0
-    idle: int = 0
-    sampled: int = 0
-    """Busy time of the CPUs, as the kernel samples it at its ticks."""
-    stolen: int = 0
-    """Time that a hypervisor gave to other machines."""
-    interrupts: int = 0
-    """The part of ``sampled`` in which the kernel handled interrupts, such as those of packets."""
-    own: int = 0
-    """CPU time of this process."""
 
 
 def boot_id() -> str:
@@ -215,8 +179,18 @@ def peak_memory_bytes() -> int:
 
     It is read from VmHWM, because ``ru_maxrss`` is inherited from the launcher that forked this process.
     """
+    return _status_bytes("VmHWM")
+
+
+def peak_address_bytes() -> int:
+    """Return the largest size that the address space of this process has had, in bytes."""
+    return _status_bytes("VmPeak")
+
+
+def _status_bytes(name: str) -> int:
+    """Return a size in bytes that the kernel tells of this process."""
     with Path("/proc/self/status").open() as status:
-        line = next(line for line in status if line.startswith("VmHWM:"))
+        line = next(line for line in status if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
 
 

@@ -13,9 +13,11 @@ from torch import nn
 
 from backends.base import Batch, Facts, Group, Replica
 from compare.schema.config import RunConfig
+from compare.schema.memory import ModelParameter
 from compare.schema.results import Evaluation, GradientTimes
 from compare.worker.blocks import Side
 from compare.worker.compilation import counting_graphs, not_compiled
+from compare.worker.held import take_counted_step
 from compare.worker.meters import Mark, mark_time, nanoseconds_between, read_clock
 from compare.worker.randomness import same_randomness
 from compare.worker.shards import copy_tensors, hash_tensors
@@ -39,22 +41,17 @@ class FirstStep(NamedTuple):
 
     seconds: float
     """Time of the step, including the time to compile."""
-    gradient_bytes: int
-    """Bytes of gradients that the rank held before the optimizer's step."""
+    held: Facts
+    """The facts of ``take_counted_step`` if the step was counted; otherwise empty."""
     attested: Facts
     """The facts ``activation_dtypes``, ``compiled_graphs`` and ``graph_breaks``."""
 
 
-def take_first_step(side: Side, config: RunConfig, device: torch.device) -> FirstStep:
-    """Train one step, and return how long it took and what it computed."""
+def take_first_step(side: Side, config: RunConfig, device: torch.device, *, is_counted: bool) -> FirstStep:
+    """Train one step, and return how long it took and what it computed; ``is_counted`` adds its memory."""
     dtypes: set[str] = set()
     attested: Facts = {}
-    gradient_bytes = 0
-
-    def count(phase: str) -> None:
-        nonlocal gradient_bytes
-        if phase == "sync":
-            gradient_bytes = side.replica.held_bytes()["gradient_bytes"]
+    held: Facts = {}
 
     def loss(model: Callable[..., Any], batch: Batch) -> torch.Tensor:
         result = side.loss(model, batch)
@@ -63,10 +60,14 @@ def take_first_step(side: Side, config: RunConfig, device: torch.device) -> Firs
 
     begun = monotonic()
     with counting_graphs(config, attested):
-        side._replace(loss=loss).train(1, count)
+        observed = side._replace(loss=loss)
+        if is_counted:
+            held = take_counted_step(observed, config)
+        else:
+            observed.train(1)
     read_clock(device)
     attested["activation_dtypes"] = sorted(dtypes)
-    return FirstStep(monotonic() - begun, gradient_bytes, attested)
+    return FirstStep(monotonic() - begun, held, attested)
 
 
 def _activation_dtypes(loss: torch.Tensor) -> set[str]:
@@ -154,6 +155,7 @@ class Trained(NamedTuple):
     """Bytes of one gradient for every trainable parameter of the whole model."""
     gradient_tensors: int
     unmoved: list[str]
+    parameters: list[ModelParameter]
     sketch: list[float]
 
 
@@ -175,11 +177,15 @@ def test_model(
     with task.in_precision(), not_compiled(task.config):
         evaluation = task.test(whole, (group.rank, group.world_size), note)
     copy_tensors(saved, whole.buffers())
-    changes: dict[str, list[Any]] = {"unmoved": [], "sketch": []}
+    changes: dict[str, list[Any]] = {"unmoved": [], "parameters": [], "sketch": []}
     if group.rank == 0:
         with same_randomness(task.device):
             start = task.anew().build_model()
-        changes = {"unmoved": unmoved(whole, start), "sketch": sketch(whole, start)}
+        changes = {
+            "unmoved": unmoved(whole, start),
+            "parameters": describe_parameters(whole),
+            "sketch": sketch(whole, start),
+        }
     trained = [parameter for parameter in whole.parameters() if parameter.requires_grad]
     return Trained(
         final_hash=hash_tensors(whole.parameters()),
@@ -207,6 +213,14 @@ def unmoved(trained: nn.Module, start: nn.Module) -> list[str]:
     """Return the names of the trainable parameters that a training left as in ``start``, bit for bit."""
     pairs = zip(trained.named_parameters(), start.parameters(), strict=True)
     return [name for (name, last), first in pairs if last.requires_grad and torch.equal(last, first)]
+
+
+def describe_parameters(model: nn.Module) -> list[ModelParameter]:
+    """Return the name, shape and bytes of every parameter of a model, in order; shared ones once."""
+    return [
+        ModelParameter(name=name, shape=list(one.shape), bytes=one.nbytes, trained=one.requires_grad)
+        for name, one in model.named_parameters()
+    ]
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from compare.schema.job import Job, RankFailure, SweepJob, read_job
 from compare.schema.launch_files import LaunchFiles
 from compare.system.files import read_json, write_json
 from compare.worker.messages import describe_error, note_warnings, user_line_of
+from compare.worker.shortage import find_shortage
 from compare.worker.watchdog import Watchdog
 from compare.workload import WorkloadError
 
@@ -80,6 +81,7 @@ def _describe(error: BaseException, placement: Placement, folder: str | None) ->
         rank=placement.rank,
         host=placement.host,
         at=time.time(),
+        shortage=find_shortage(error),
         message=str(error) if is_explained else describe_error(error),
         where=where,
         traceback=traceback.format_exc(),

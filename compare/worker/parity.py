@@ -149,7 +149,8 @@ class Proof:
         _prepare_layers(self._replica, self._reference.model, self._task)
         batches = _checked_batches(self._task, self._replica, self._reference)
         self._side = make_side(self._replica, self._task, batches)
-        self._shards = self._replica.shard[1]
+        self._shard_of_rank = self._reference.shard_of_rank
+        self._shard, self._shards = self._task.shard_of(self._replica.shard)
         self._differences: list[float] = []
         self._updates: list[float] = []
         self._first_share, self._first_error = math.nan, math.nan
@@ -190,7 +191,7 @@ class Proof:
             if self._replica.needs_every_gradient:
                 reference.require_every_gradient()
             if self._compares and self._kind == "float64":
-                self._timer.begin_passes(self._shards)
+                self._timer.begin_passes(self._reference.shard_count)
                 self._combined = reference.distance_of_combined() if self._task.is_own else None
         self._timer.wait_for_ranks()
         self._timer.begin_passes()
@@ -228,7 +229,7 @@ class Proof:
             self._first_share, self._first_error = reference.compare_updates(whole)
         if self._kind == "as run" or self._wrong:
             return
-        limit = rounding_limit(self._kind, update, self._shards)
+        limit = rounding_limit(self._kind, update, len(self._shard_of_rank))
         reference.tell_apart(limit)
         if not difference <= limit:
             wrong_count = sum(not size <= limit for size in by_name.values())
@@ -245,12 +246,12 @@ class Proof:
     def _train(self, step: int, scale: float) -> StepRecord:
         """Take the arm's step, and return its record, which is empty unless the step is the user's own."""
         own_step = self._replica.takes_whole_step
-        scale = scale_of(self._replica.shard[0], scale)
+        scale = scale_of(self._shard, scale)
         side, loss = self._side, self._side.loss
         if not own_step and scale != 1:
             side = side._replace(loss=lambda model, batch: loss(model, batch) * scale)
         self._scale = scale if own_step else 1.0
-        seed_step(self._task.config, step, self._replica.shard[0])
+        seed_step(self._task.config, step, self._shard)
         if not own_step:
             side.train(1)
             return StepRecord([])
@@ -287,6 +288,7 @@ class Proof:
             kind=self._kind,
             steps=len(self._differences) if self._compares else count,
             shards=self._shards,
+            shard_of_rank=self._shard_of_rank if reference.shares_shards else [],
             samples_per_rank=task.config.batch_size_per_rank,
             optimizer=task.config.optimizer,
             learning_rate=task.config.learning_rate,
@@ -323,9 +325,10 @@ def _checked_batches(task: Task, replica: Replica, reference: Reference) -> Iter
     Raises:
         WorkloadError: the user's loader yields other samples when it is called again.
     """
-    for number, batch in enumerate(task.batches(replica.shard)):
-        if number == 0 and task.workload.loader and reference.shard_count == replica.shard[1]:
-            expected = reference.first_batches[replica.shard[0]]
+    index, count = task.shard_of(replica.shard)
+    for number, batch in enumerate(task.batches((index, count))):
+        if number == 0 and task.workload.loader and reference.shard_count == count:
+            expected = reference.first_batches[index]
             if hash_tensors(tensors_of(batch)) != expected:
                 raise WorkloadError(
                     "the loader yields other samples when it is called again. Its order may depend only on "

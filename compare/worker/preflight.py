@@ -143,7 +143,7 @@ class _Trial:
     def _first_batch(self, task: Any) -> Batch:
         """Return the first training batch, or raise ``WorkloadError`` if that fails or it has no tensor."""
         with self._explained("the first training batch cannot be made", self._remedy_for_loader):
-            batch = next(iter(task.batches(self._shard)))
+            batch = next(iter(task.batches(task.shard_of(self._shard))))
         if not any(True for _ in tensors_of(batch)):
             raise WorkloadError(
                 f"a batch is a {type(batch).__name__}, in which no tensor was found.\nUse {BATCH_FORMS}."

@@ -16,12 +16,13 @@ import torch
 from torch import nn
 
 import backends
-from backends.base import BackendError, Placement, Replica
+from backends.base import BackendError, Facts, Placement, Replica
+from backends.collectives import Collectives
 from compare.schema.arms import CONTROL
 from compare.schema.collectives import RankSweep
 from compare.schema.job import Job, LaunchJob, Stage, SweepJob
 from compare.schema.parity import Fingerprint
-from compare.schema.results import Block, RankResult
+from compare.schema.results import Block, RankResult, StepCall
 from compare.schema.turns import GO_ON, Memory
 from compare.worker import meters
 from compare.worker.attest import attest, attest_group
@@ -29,6 +30,7 @@ from compare.worker.blocks import BlockTrainer, Side, Sides, make_reference, mak
 from compare.worker.collectives import sweep, time_collectives, time_sizes
 from compare.worker.compilation import load_compiler
 from compare.worker.end_step import take_end_step
+from compare.worker.held import take_counted_step
 from compare.worker.mnist import EVALUATION_BATCH, MnistTask
 from compare.worker.observed import Trained, take_first_step, test_model, time_gradients
 from compare.worker.own import OwnTask
@@ -67,7 +69,9 @@ def sweep_group(job: SweepJob, placement: Placement, watchdog: Watchdog) -> Rank
     make_group = backends.load_group(job.group)
     watchdog.note("join")
     group = make_group.join(placement, device, job.arm.options, job.config.launch_timeout_seconds)
+    meter = meters.CPUMeter()
     timings = time_sizes(group, job, watchdog)
+    machine, cpu_ns = meter.read()
     watchdog.note("end", len(timings))
     result = RankSweep(
         rank=placement.rank,
@@ -75,6 +79,8 @@ def sweep_group(job: SweepJob, placement: Placement, watchdog: Watchdog) -> Rank
         host=placement.host,
         pid=os.getpid(),
         timings=timings,
+        cpu_ns=cpu_ns,
+        machine=machine if placement.local_rank == 0 else None,
         attestation=attest_group(group, job),
     )
     # Ranks attest their open connections, so all of them keep theirs open up to this point.
@@ -150,6 +156,8 @@ class _Rank:
         self._pipes = TurnPipes(Path(job.turns), self._group.rank) if job.turns else None
         """The pipes to this host's agent, which starts the turns; None in a launch without turns."""
         self._trained: Trained
+        self._held: Facts = {}
+        """What ``take_counted_step`` found."""
         self._steps, self._step_seconds = 0, 0.0
         """Number of steps taken, including the warm-up, and seconds of a step in the slowest block."""
 
@@ -174,13 +182,15 @@ class _Rank:
         watchdog.note("warm-up", limit_seconds=job.config.compile_limit_seconds)
         batches = task.batches(replica.shard)
         side = make_side(replica, task, iter(batches))
-        first = take_first_step(side, job.config, group.device)
+        is_alone = untimed_steps(job.config, replica.cycle) == 1
+        first = take_first_step(side, job.config, group.device, is_counted=is_alone)
         self._start_up.mark("first_step_done")
+        self._held = first.held
         measured = self._time(side, first.seconds, proof) | self._measure(side)
         fingerprint = Fingerprint(initial_hash, self._trained.final_hash, self._trained.buffer_hash)
         if job.proven and job.arm.traits.synchronises and not repeats_proven(job, fingerprint, group):
             parity = prove_steps(job, self._make, task, group, watchdog)
-        attested = attest(group, replica, batches, job, first.gradient_bytes, was_reset=was_reset)
+        attested = attest(group, replica, batches, job, self._held, was_reset=was_reset)
         result = RankResult(
             rank=self._placement.rank,
             local_rank=self._placement.local_rank,
@@ -192,7 +202,7 @@ class _Rank:
             parity=parity,
             **self._trained._asdict(),
             whole_peak_memory_bytes=max(proof.peak_bytes, meters.peak_memory_bytes()),
-            attestation=attested | first.attested | task.attest(),
+            attestation=attested | first.attested | task.attest() | self._attest_peaks(proof),
         )
         # Ranks attest their open connections, so all of them keep theirs open up to this point.
         self._wait_for_others(self._steps)
@@ -200,6 +210,14 @@ class _Rank:
         group.barrier()
         group.leave()
         return result
+
+    def _attest_peaks(self, proof: Memory) -> Facts:
+        """Return the largest sizes of what other limits than that of a host's memory are on, in bytes.
+
+        ``proof`` has the peaks up to the end of the proof, after which those of the GPU were reset.
+        """
+        memory = meters.read_memory(self._group.device, proof)
+        return {"peak_address_bytes": meters.peak_address_bytes(), "peak_gpu_bytes": memory.gpu_peak_bytes}
 
     def _wait_for_others(self, steps: int = 0) -> None:
         """Wait until no other arm is measured, if the launch takes turns; ``steps`` are those done so far."""
@@ -217,6 +235,13 @@ class _Rank:
         """
         job, group, pipes = self._job, self._group, self._pipes
         untimed = untimed_steps(job.config, side.replica.cycle)
+        if not self._held:
+            # The second step: in the first, libraries still settle their buckets.
+            self._watchdog.note("warm-up", 1, expected_seconds=step_seconds)
+            begun = monotonic()
+            self._held = take_counted_step(side, job.config)
+            meters.read_clock(group.device)
+            step_seconds = monotonic() - begun
         step_seconds = _warm_up(side, untimed, group.device, self._watchdog, step_seconds)
         peak, device_peak = meters.peak_memory_bytes(), meters.peak_device_memory_bytes(group.device)
         sides: Sides = {"training": side}
@@ -303,11 +328,26 @@ class _Rank:
         end = take_end_step(job.arm, side, self._task, group, timer, steps=self._steps)
         # A step's collectives take no longer than the step.
         note = partial(self._note, "collectives", total)
-        message_bytes, collective_ns = time_collectives(side.replica.collectives(), group, note)
+        collectives = self._record_collectives(side) if job.arm.traits.mixes_collectives else None
+        collectives = collectives or side.replica.collectives()
+        message_bytes, collective_ns = time_collectives(collectives, group, note)
+        calls = [StepCall(**call._asdict()) for call in collectives.calls] if collectives else []
         swept = sweep(message_bytes, side.replica, group, note)
         # Other ranks may still measure, and some libraries attest by a collective.
         self._note("end", total, 1)
-        return {"end": end, "message_bytes": message_bytes, "collective_ns": collective_ns, "sweep": swept}
+        return {
+            "end": end,
+            "message_bytes": message_bytes,
+            "calls": calls,
+            "collective_ns": collective_ns,
+            "sweep": swept,
+        }
+
+    def _record_collectives(self, side: Side) -> Collectives | None:
+        """Take a step that is not timed, and return the collectives that it asked the library for."""
+        self._note("collectives", self._job.config.total_steps, 1)
+        batches = iter(self._task.batches(side.replica.shard))
+        return self._group.record(lambda: side._replace(batches=batches).train(1))
 
     def _note(self, stage: Stage, done: int, steps: int) -> None:
         """Record that work begins which may take as long as so many training steps."""
@@ -315,11 +355,11 @@ class _Rank:
 
 
 def _warm_up(side: Side, steps: int, device: torch.device, watchdog: Watchdog, step_seconds: float) -> float:
-    """Train the warm-up after its first step, and return the seconds of a step in its last piece.
+    """Train the warm-up after its first two steps, and return the seconds of a step in its last piece.
 
-    ``steps`` includes the first step, which took ``step_seconds`` and is the slowest.
+    ``steps`` includes these two, and ``step_seconds`` is the time of the second.
     """
-    done = 1
+    done = 2
     while done < steps:
         watchdog.note("warm-up", done, expected_seconds=step_seconds)
         piece = min(_WARM_UP_PIECE, watchdog.steps_at_once(step_seconds), steps - done)

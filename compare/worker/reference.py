@@ -44,13 +44,15 @@ class Reference:
 
         All models start with the parameters and buffers of ``start``. ``timer`` times every pass.
         """
-        index, count = (0, 1) if drifts else replica.shard
+        self.shard_of_rank = task.shards_of(replica.shard[1])
+        """The shard that each rank of the arm takes, in the order of ranks."""
+        index, count = (0, 1) if drifts else task.shard_of(replica.shard)
         self.acted: list[bool] = []
         """For each step, whether ``before_step`` changed a gradient; empty without such a function."""
         self.alone: Gradients = []
         """The gradients of this rank's shard in the latest step."""
         self._drifts, self._index, self._timer = drifts, index, timer
-        self._passes = replica.shard[1] if drifts else 1
+        self._passes = max(self.shard_of_rank) + 1 if drifts else 1
         own = self._make_shard(task, index, count, start)
         self._shards = [
             own if number == index else self._make_shard(task, number, count, start, own.model)
@@ -64,6 +66,7 @@ class Reference:
         self._broadcasts = replica.broadcasts_buffers
         names = [name for name, p in own.model.named_parameters() if p.requires_grad]
         self.trainable = len(names)
+        self._ranks = 1 if drifts else len(self.shard_of_rank)
         kinds: tuple[WrongKind, ...] = ("alone", "sum", "none") if count > 1 else ("none",)
         self.untold: dict[WrongKind, list[str]] = {kind: list(names) for kind in kinds}
         """For each kind of wrong step, the names of the parameters that are not told apart from it so far."""
@@ -91,6 +94,11 @@ class Reference:
     def shard_count(self) -> int:
         """Return the number of shards, which is 1 if the reference drifts."""
         return len(self._shards)
+
+    @property
+    def shares_shards(self) -> bool:
+        """Return whether several ranks take the same shard."""
+        return len(self.shard_of_rank) > max(self.shard_of_rank) + 1
 
     @property
     def rate(self) -> float:
@@ -162,10 +170,9 @@ class Reference:
         """Return the gradients of each kind of wrong step that some parameter is not yet told apart from."""
         if not any(self.untold.values()):
             return {}
-        count = self.shard_count
         all_kinds: dict[WrongKind, Gradients] = {
             "alone": self.alone,
-            "sum": [None if g is None else g * count for g in mean],
+            "sum": [None if g is None else g * self._ranks for g in mean],
             "none": [None] * len(mean),
         }
         wrong = {kind: all_kinds[kind] for kind, names in self.untold.items() if names}
@@ -341,9 +348,8 @@ class StepReference(Reference):
 
     def __init__(self, task: Task, replica: Replica, start: nn.Module, timer: PassTimer) -> None:
         super().__init__(task, replica, start, timer, drifts=False)
-        index, count = replica.shard
-        self._take_step = _make_step(self._shards[index])
-        self._wrong_shard = self._make_shard(task, index, count, start)
+        self._take_step = _make_step(self._shards[self._index])
+        self._wrong_shard = self._make_shard(task, self._index, self.shard_count, start)
         self._take_wrong_step = _make_step(self._wrong_shard)
         self.untold.pop("sum", None)
 

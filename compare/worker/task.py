@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -29,6 +30,10 @@ _PROOF_SAMPLES = 8
 
 A gradient of few samples shows every fault that a gradient of many shows, and costs the reference little.
 """
+_MOST_SHARDS = 8
+"""Number of ranks above which several take the same samples in a proof, so that its cost is bounded."""
+_LARGEST_DIVISOR = 16
+"""No shard is shared if no number from ``_MOST_SHARDS`` to this one divides the ranks."""
 _PROOF_RATE = 0.01
 """Learning rate of a proof's gates, the passes ``float64`` and ``float32``, which train by plain SGD."""
 _GATE_SETTINGS = {"optimizer": "sgd", "learning_rate": _PROOF_RATE, "precision": "float32"}
@@ -100,6 +105,12 @@ class ShardOrder:
         steps = len(order) // (part * count)
         cut = order[: steps * count * part].view(steps, count, part)
         return cut[:, index].contiguous().view(steps * self._passes, self.size)
+
+
+def shards_in_proof(ranks: int) -> int:
+    """Return the number of different shards that the ranks of a proof take; equally many take each."""
+    divisors = (count for count in range(_MOST_SHARDS, _LARGEST_DIVISOR + 1) if ranks % count == 0)
+    return ranks if ranks <= _MOST_SHARDS else next(divisors, ranks)
 
 
 class Task(ABC):
@@ -279,13 +290,35 @@ class Task(ABC):
     def for_proof(self, kind: PassKind) -> Self:
         """Return a new task for one pass of a proof, with the settings and the dtype of that pass.
 
-        Its batches have few samples. ``as run`` changes nothing else, so ``end_step`` uses that as well.
+        Its batches have few samples, and are those of at most ``_LARGEST_DIVISOR`` ranks, unless the user's
+        own code chooses samples by ranks. ``as run`` changes nothing else, so ``end_step`` uses that as well.
         """
         task = self.anew()
-        size = min(self.config.batch_size_per_rank, max(1, _PROOF_SAMPLES // self.config.ranks))
-        task.config = msgspec.structs.replace(self.config, batch_size_per_rank=size, **_PROOF_SETTINGS[kind])
+        chooses_samples = self.workload.loader is not None or self.workload.own_step is not None
+        ranks = self.config.ranks if chooses_samples else shards_in_proof(self.config.ranks)
+        size = min(self.config.batch_size_per_rank, max(1, _PROOF_SAMPLES // ranks))
+        task.config = msgspec.structs.replace(
+            self.config, ranks=ranks, batch_size_per_rank=size, **_PROOF_SETTINGS[kind]
+        )
         task.gate_dtype = _GATE_DTYPES.get(kind)
         return task
+
+    def shard_of(self, shard: tuple[int, int]) -> tuple[int, int]:
+        """Return index and number of the shard of this task for a rank with such a shard of the training."""
+        index, count = shard
+        shards = self.shards_of(count)
+        return shards[index], max(shards) + 1
+
+    def shards_of(self, count: int) -> list[int]:
+        """Return the shard that each of ``count`` ranks takes in a proof, in the order of ranks.
+
+        Where several take the same one, they are drawn at random, so that no host has the same as another.
+        Rank 0, whose buffers an arm may broadcast, always has shard 0.
+        """
+        first, *others = [number % min(count, self.config.ranks) for number in range(count)]
+        if count > self.config.ranks:
+            random.Random(self.config.seed).shuffle(others)
+        return [first, *others]
 
     def for_proof_of(self, replica: Replica) -> Self:
         """Return a copy of this task with a batch that the replica can divide, and its kind of averaging."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
+from compare.system.limits import address_limit_bytes, memory_limit_bytes, oom_kills
 
 KILL_SECONDS = 2.0
 """Time that a rank has to exit after a signal, before it is killed.
@@ -75,6 +76,7 @@ class _Witness:
         self._files = files
         self._rank = rank
         self._pid = rank_pid
+        self._oom_kills = oom_kills()
         self._lease_ns, self._renewed_at = 0, time.monotonic()
         self._ended_by = ""
         self._stopped_until = -math.inf
@@ -174,10 +176,24 @@ class _Witness:
             "status": code if code >= 0 else None,
             "signal": -code if code < 0 else None,
             "ended_by": self._ended_by,
+            "shortage": self._shortage(-code),
             # A launcher wakes a stopped rank to end it.
             "stopped": time.monotonic() - self._stopped_until < KILL_SECONDS + _SAME_MOMENT_SECONDS,
         }
         _write(self._files.exit(self._rank), json.dumps(record))
+
+    def _shortage(self, number: int) -> dict[str, object] | None:
+        """Return the limit on memory that may be why a signal of this number ended the rank.
+
+        The fields are those of ``Shortage``. The kernel counts whom it kills because memory is short, and a
+        library that gets no address space aborts.
+        """
+        if number == signal.SIGKILL and not self._ended_by and oom_kills() > self._oom_kills:
+            limit_bytes, is_of_group = memory_limit_bytes()
+            return {"limit_bytes": limit_bytes, "limit": "control group" if is_of_group else "host"}
+        limit = address_limit_bytes()
+        aborted = number == signal.SIGABRT and limit
+        return {"limit_bytes": limit, "limit": "address space"} if aborted else None
 
 
 def _write(file: Path, text: str) -> None:

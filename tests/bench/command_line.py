@@ -14,8 +14,9 @@ from tests.bench.machine import LoadMeter, family_seconds
 from tests.bench.pairs import take_launches
 
 TEXT = """\
-Whole processes: `ringside --help` over `python -c 'import typer'`, and a process with a torch optimizer
-that exits at once, as ranks do, over one that tears Python down."""
+The first row divides the time of `ringside --help` by that of a Python that only imports typer. The
+second divides the time of a process with a torch optimizer that exits at once, as ranks do, by that of
+one that shuts Python down."""
 OPTIMIZER = "import os, torch; torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)"
 
 

@@ -128,7 +128,12 @@ def _gate_once(given):
     figures, entry = _run(given, given.arm, "gate", "--against", sys.executable, "--budget", given.budget)
     gate = judge_gate(figures)
     (change,) = gate.changes
-    found = {"outcome": gate.outcome, "ratio": change.ratio, "low": change.low, "high": change.high}
+    found = {
+        "outcome": gate.outcome,
+        "ratio": change.speed_ratio,
+        "low": change.low,
+        "high": change.high,
+    }
     return entry | found
 
 

@@ -26,9 +26,9 @@ def _take(settings, script, arguments, wanted, *, arm="ddp", ranks=RANKS, merge=
 # ---- the loop --------------------------------------------------------------------------------------------
 
 LOOP_TEXT = """\
-One rank, one thread: the speed of Ringside's loop. *Published* is the loop of PyTorch's and Horovod's
-examples, whose DataLoader converts and normalises every image anew in every epoch. *Floor* is Ringside's
-loop on one batch, without fetching. The ConvNet mostly computes, so there a loop can gain little."""
+Each loop has one rank of one thread. The *published* loop is that of PyTorch's and Horovod's examples, whose
+DataLoader converts and normalises every image anew in every epoch. The *floor* is Ringside's loop on one
+batch, so it fetches no data."""
 
 
 class Case(NamedTuple):
@@ -86,9 +86,9 @@ STEPS = {"mlp": (80, 3), "convnet": (4, 3), "wide": (3, 2)}
 SHARED_TARGETS = {"mlp": at_least(3.0), "convnet": at_least(1.05), "wide": at_least(1.25)}
 IN_STEP = "none, in step"
 AVERAGING_TEXT = f"""\
-{RANKS} ranks, one thread each, batch 64: the speed over DDP's, of arms that take turns in the same
-processes over the same Gloo group. *none* does not average. *{IN_STEP}* does not either, but its ranks wait
-for each other after every backward pass, so that an arm can be faster than that only by noise."""
+The speed of each arm is divided by DDP's. The arms take turns in the same processes over the same Gloo
+group, with {RANKS} ranks of one thread and batch 64. Neither *none* nor *{IN_STEP}* averages. In *{IN_STEP}*
+the ranks wait for each other after every backward pass, so an arm can be faster than that only by noise."""
 
 
 def bench_averaging(settings) -> Section:
@@ -110,8 +110,8 @@ def bench_averaging(settings) -> Section:
 
 
 FLOOR_TEXT = """\
-The time in which `manual:mode=shared_memory` sums so many bytes between two ranks, over the time in which
-one rank adds two tensors of that size."""
+The time in which `manual:mode=shared_memory` sums the bytes of two ranks is divided by the time in
+which one rank adds two tensors of that size."""
 
 
 def bench_floor(settings) -> Section:
@@ -134,9 +134,9 @@ The arm with the shortest steps is the hardest case. Turns are short: the cost i
 machine's drift.
 """
 MEASURING_TEXT = f"""\
-{RANKS} ranks, one thread each, MLP, batch 64, over the same training without a clock. *Reported* is the
-step time that Ringside reports, and *whole* the time of all training with clock, progress records and
-watchdog. *A/A* is the training without a clock over itself: the difference that noise alone makes."""
+A training of {RANKS} ranks of one thread (MLP, batch 64) is compared with the same training without a clock.
+*Reported* is the step time that Ringside reports, and *whole* the time of all training. *A/A* compares the
+training without a clock with itself, which shows what noise does."""
 
 
 def bench_measuring(settings) -> Section:

@@ -167,7 +167,8 @@ def main() -> None:
     folder = given.folder.resolve()
     fetch(folder)
     rows = [f"| | {' | '.join(map(str, SIZES))} |", f"| :-- |{' --: |' * len(SIZES)}"]
-    notes = [f"{datetime.now().astimezone():%Y-%m-%d}, {report.place().machine}, {_IMPI}."]
+    today = f"{datetime.now().astimezone():%Y-%m-%d}"
+    notes = [f"Measured on {today} on {report.place().machine}, with {_IMPI}."]
     for name, (theirs, ours) in programs_of(folder).items():
         found, conditions = compare(name, theirs, ours, given.turns)
         rows += [f"| {head} | {' | '.join(cells.values())} |" for head, cells in found.items()]

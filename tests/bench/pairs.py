@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from compare.text import counted
 from tests.bench import launches
 from tests.bench.estimate import Estimate, estimate
 from tests.bench.machine import OTHER_LOAD_LIMIT, Load, LoadMeter
@@ -53,8 +54,8 @@ class Turns:
     @property
     def conditions(self) -> str:
         worst = max(turn.others for turn in self.kept)
-        text = f"{len(self.kept)} pairs, others used {worst:.0%} of the machine at most"
-        text += f", {self.repeated} repeated" if self.repeated else ""
+        text = f"{len(self.kept)} pairs, in which other programs used at most {worst:.0%} of the machine"
+        text += f", not counting {counted(self.repeated, 'noisier pair')}" if self.repeated else ""
         return text + (" (**noisy**)" if worst > OTHER_LOAD_LIMIT else "")
 
 

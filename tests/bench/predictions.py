@@ -170,9 +170,9 @@ def model_errors(record: Record) -> dict[str, float]:
     Only arms that overlap count. No model has a rest.
     """
     overlapping = [one for one in record.base if one.schedule == "overlap"]
-    models = {"timeline": overlapping}
-    models["naive sum"] = [_with_ready(one, math.inf) for one in overlapping]
-    models["perfect overlap"] = [_with_ready(one, 0.0) for one in overlapping]
+    models = {"by our model": overlapping}
+    models["if nothing overlapped"] = [_with_ready(one, math.inf) for one in overlapping]
+    models["if all did"] = [_with_ready(one, 0.0) for one in overlapping]
     return {
         name: statistics.fmean(
             abs(cell.error) for cell in judge(Record([_without_rest(one) for one in base], record.cells))
@@ -257,8 +257,9 @@ def main() -> None:
     base, *cells, again = [path if path.exists() else _measure(*cell, path) for path, cell in wanted.items()]
     record = Record(read_base([base, again]), read_cells(cells))
     RECORD.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-    models = ", ".join(f"{name} {error:.1%}" for name, error in model_errors(record).items())
-    written = f"{table(record)}\n\nMean error of the arms that overlap, without the rest: {models}."
+    models = ", ".join(f"{error:.1%} {name}" for name, error in model_errors(record).items())
+    note = "Without *rest*, the mean error of the arms that overlap is"
+    written = f"{table(record)}\n\n{note} {models}."
     text = DOCUMENT.read_text()
     before, _, rest = text.partition(BEGIN)
     DOCUMENT.write_text(f"{before}{BEGIN}\n{written}\n{END}{rest.partition(END)[2]}")

@@ -90,12 +90,11 @@ def _code_of(record) -> str:
 
 
 _INTRODUCTION = """\
-`make bench` measures Ringside against targets and writes this page from `docs/bench.json`, which also has
-every time, target and condition. `python -m tests.bench --only NAME` measures one part.
+`make bench` measures Ringside against targets and writes this page from `docs/bench.json`, where every time,
+target and condition is recorded. To measure one part, run `python -m tests.bench --only NAME`.
 
-A ratio is the median over pairs in turns (A B, B A) with its 95 % interval. Pairs that lost over a quarter
-of the machine to other programs were repeated. The median decides about a target, which stands behind the
-ratio where it is missed; *within noise* means that the interval holds the target.
+A ratio is the median over pairs of measurements in turns (A B, B A), with its 95 % interval. The median
+decides whether a target is met, and *within noise* means that the interval includes the target.
 """
 
 
@@ -104,7 +103,7 @@ def _summary(sections) -> str:
     missed = [(section, row) for section, row in judged if row.verdict.startswith("MISSED")]
     doubtful = sum(row.verdict == "holds, within noise" for _, row in judged)
     where = ", ".join(sorted({section.title.lower() for section, _ in missed}))
-    missing = f" Missed ones are under: {where}." if missed else ""
+    missing = f" The others are in these sections: {where}." if missed else ""
     held = len(judged) - len(missed)
     return f"**{held} of {len(judged)} targets hold**, {doubtful} of them within noise.{missing}\n"
 
@@ -113,8 +112,7 @@ def _section(record) -> str:
     section = record.section
     parts = [
         f"## {section.title}\n",
-        f"{record.date}, {_code_of(record)}.\n",
-        f"{section.text}\n",
+        f"{section.text}\n({record.date}, {_code_of(record)})\n",
     ]
     if section.rows:
         parts += [*_matrix(section.rows), ""]

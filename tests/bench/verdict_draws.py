@@ -18,9 +18,10 @@ from multiprocessing import Pool
 import msgspec
 import numpy as np
 
+from compare.analysis.budget import LEAD_SECONDS, TURN_SECONDS
 from compare.analysis.figures import Figures, binomial_interval
 from compare.analysis.ranking import verdicts
-from compare.experiment.schedule import LEAD_SECONDS, TURN_SECONDS, next_launches, plan_turns
+from compare.experiment.schedule import next_launches, plan_turns
 from compare.schema.results import Interleaved
 from tests.unit.factories import a_block, a_launch, a_rank, a_run
 

@@ -71,7 +71,7 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks, short_folder):
     """Start a launch through its real launcher and wait for its end."""
 
     def run(launch: Launch, world: int) -> Outcome:
-        launch = msgspec.structs.replace(launch, world=world)
+        launch = launch.among(world)
         for meeting in launch.meetings:
             arm = parse_arm(meeting.arm)
             requires_backend(arm.backend, **arm.options)

@@ -31,6 +31,9 @@ EARLY = (
 )
 """Arms that compress or average earlier, so that twelve steps show it."""
 
+OF_SHARDS = ("fsdp:replicate=2", "fsdp:prefetch=2")
+"""Arms with a number of shards or units that is not the default."""
+
 NOT_VARIED = {
     "process_group": "auto means gloo on the CPU, where these tests run; nccl needs a GPU for each rank",
 }
@@ -80,6 +83,16 @@ class Launch(msgspec.Struct, frozen=True):
     group_checks: bool = True
     """Whether the groups are checked as well as the replicas."""
 
+    def among(self, world: int) -> Launch:
+        """Return the launch with so many ranks, and without the arms that cannot divide them."""
+        meetings = (
+            msgspec.structs.replace(
+                meeting, members=tuple(member for member in meeting.members if divides(member.arm, world))
+            )
+            for meeting in self.meetings
+        )
+        return msgspec.structs.replace(self, world=world, meetings=tuple(meetings))
+
     @property
     def processes(self) -> int:
         """Number of processes: one for an arm of one process."""
@@ -89,6 +102,11 @@ class Launch(msgspec.Struct, frozen=True):
     def options(self) -> dict[str, Any]:
         """Options that the launcher reads."""
         return parse_arm(self.meetings[-1].arm).options
+
+
+def divides(label: str, world: int) -> bool:
+    """Return whether an arm can divide the ranks, as it must if its model has replicas."""
+    return world % int(parse_arm(label).options.get("replicate", 1)) == 0
 
 
 def arms_of(backend: Backend) -> list[str]:
@@ -140,7 +158,7 @@ def _settled(arm: Arm) -> list[str]:
 
 HERE = [backend for backend in BACKENDS.values() if not backend.not_on_cpus and not backend.own_step]
 """The backends that run on CPUs by themselves."""
-ARMS = [*chain.from_iterable(arms_of(backend) for backend in HERE), *SMALL_BUCKETS, *EARLY]
+ARMS = [*chain.from_iterable(arms_of(backend) for backend in HERE), *SMALL_BUCKETS, *EARLY, *OF_SHARDS]
 LAUNCHES = launches()
 GROUPS = {meeting.name: meeting for launch in LAUNCHES.values() for meeting in launch.meetings}
 LAUNCH_OF = {

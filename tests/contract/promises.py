@@ -42,14 +42,15 @@ def the_cycle_is_a_number_of_steps(ranks: Replicas) -> None:
 
 
 def bytes_held_are_those_of_the_declaration(ranks: Replicas) -> None:
-    """Check that sharded parts add up, and that ranks hold others whole."""
+    """Check that sharded parts add up to one model a replica, and that ranks hold others whole."""
+    replicas = int(parse_arm(ranks[0].arm).options.get("replicate", 1))
     shards = BACKENDS[parse_arm(ranks[0].arm).backend].shards
     in_shards = dict.fromkeys(("parameter_bytes", "gradient_bytes"), shards in {"parameters", "layers"})
     in_shards["optimizer_state_bytes"] = shards != "nothing"
     for part, sharded in in_shards.items():
         held = [r.held[part] for r in ranks]
         whole = ranks[0].held_whole[part]
-        assert sum(held) == whole if sharded else held == [whole] * len(ranks), part
+        assert sum(held) == replicas * whole if sharded else held == [whole] * len(ranks), part
 
 
 def model_is_the_plain_one(ranks: Replicas) -> None:

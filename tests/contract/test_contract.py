@@ -8,7 +8,7 @@ import pytest
 from backends import BACKENDS
 from compare.schema.arms import parse_arm
 from tests.contract import promises
-from tests.contract.plan import ARMS, GROUPS, LAUNCH_OF, LAUNCHES, WORLDS
+from tests.contract.plan import ARMS, GROUPS, LAUNCH_OF, LAUNCHES, WORLDS, divides
 
 LOCAL = [label for label in ARMS if BACKENDS[parse_arm(label).backend].training != "same"]
 EXACT = {label: parse_arm(label) for label in ARMS if parse_arm(label).exact and label not in LOCAL}
@@ -26,6 +26,7 @@ def cases(names, synchronises, promised, exempt):
         pytest.param(promise, name, world, id=f"{promise.__name__}-{name}-{world}", marks=marks_of(world))
         for world in WORLDS
         for name in names
+        if name in GROUPS or divides(name, world)
         for promise in (promised if synchronises(name) else exempt)
     ]
 

@@ -46,7 +46,14 @@ def ran(installed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("gather")
     done = compare(
         *("run", "--backend", "gather:calls=each", "--no-control", "--repeats", 1, "--steps", 40),
-        *("--interleave", "auto:reruns=0", "--data", folder / "data", "--output", folder / "run"),
+        *(
+            "--interleave",
+            "auto:reruns=0",
+            "--data",
+            f"auto:folder={folder / 'data'}",
+            "--output",
+            folder / "run",
+        ),
         environment=installed | {"RINGSIDE_MNIST_MIRRORS": "http://127.0.0.1:9/"},
     )
     assert done.returncode == 0, done.stderr

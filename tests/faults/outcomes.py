@@ -27,10 +27,16 @@ class Outcomes(Times):
         self.record(_Row(fault, code, _message(printed)), launcher, seconds)
 
     def markdown(self) -> str:
-        """Render all rows."""
+        """Render all rows; faults with one exit code and one message share a row."""
         heads = ["fault", "exit code", "message about rank 1, in short", "seconds"]
         rules = ["---", "---", "---", "---:"]
-        rows = [[row.fault, str(row.code), row.message, self.seconds(row)] for row in self._rows]
+        alike: dict[tuple[int, str], list[_Row]] = {}
+        for row in self._rows:
+            alike.setdefault((row.code, row.message), []).append(row)
+        rows = [
+            ["; ".join(row.fault for row in same), str(code), message, self.seconds(*same)]
+            for (code, message), same in alike.items()
+        ]
         return "\n".join(map(line, [heads, rules, *rows]))
 
     def write(self, file: Path) -> None:

@@ -15,15 +15,17 @@ from datetime import timedelta
 import msgspec
 import pytest
 import typer
+import typer.main
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from backends import BACKENDS
 from backends.launchers import LAUNCHERS, read_placement
 from compare.analysis import analyse
+from compare.cli.main import app
 from compare.cli.options import read_seconds
 from compare.cli.output import as_output_error
-from compare.cli.settings import Flag, read_settings, settings_for
+from compare.cli.settings import _every_command, read_settings, settings_for
 from compare.data.own import own_source
 from compare.doctor import checkup, examine
 from compare.doctor.facts import Facts
@@ -224,10 +226,7 @@ def test_values_of_flags_of_any_text_are_read_or_a_usage_error(text):
 
 
 SETTINGS = pieces("[run]", "\n", "steps", "backend", " = ", "60", "'ddp'", "[", "]", "{", "}", "a.")
-FLAGS_OF = {
-    "run": {"steps": Flag("steps"), "backend": Flag("backend", is_list=True)},
-    "data fetch": {"data_dir": Flag("data_dir", is_path=True)},
-}
+FLAGS_OF = dict(_every_command(typer.main.get_command(app)))
 
 
 @fuzz
@@ -238,7 +237,7 @@ FLAGS_OF = {
 def test_settings_of_any_bytes_are_read_or_a_usage_error(shared_file, content):
     shared_file.write_bytes(content)
     with contextlib.suppress(UsageError):
-        settings_for(read_settings(shared_file), "run", FLAGS_OF)
+        settings_for(shared_file, read_settings(shared_file), "run", FLAGS_OF)
 
 
 # ---- other programs ----
@@ -305,7 +304,7 @@ def test_agent_of_a_host_writes_in_its_folder_or_is_refused(shared_file, message
     folder = shared_file.parent / "of-an-agent"
     folder.mkdir(exist_ok=True)
     connection.host = Host("n1", 1)
-    link = LaunchLink("a launch", connection, [0])
+    link = LaunchLink("a launch", connection, [0], lambda _: None)
     link._received = ReceivedFiles(connection.host, LaunchFiles(folder), [0])
     before = set(shared_file.parent.iterdir())
     with contextlib.suppress(ProtocolError, RingsideError):
@@ -355,7 +354,7 @@ def test_variables_of_schedulers_give_hosts_or_an_error(environ, shown):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(slurm, "show_job", lambda *_, **__: shown)
         with contextlib.suppress(RingsideError):
-            assert allocation.find_allocation("auto", None, None, ssh=Ssh(), environ=environ).hosts
+            assert allocation.find_allocation("auto", {}, None, None, environ=environ).hosts
 
 
 RANKS = [

@@ -93,6 +93,7 @@ def parts(machine: Machine, folder: Path) -> list[Part]:
         run("several ranks", "ddp,manual", *launches, skipped=two, ranks=max(2, machine.gpus)),
         run("hooks", "ddp:comm_hook=fp16,ddp:comm_hook=bf16", *launches, skipped=alone),
         run("shards", "fsdp,zero", *launches),
+        run("offload and prefetch", "fsdp:offload=cpu,fsdp:prefetch=2", *launches, skipped=alone),
         Part("collectives", [*collectives, *small]),
         run("horovod", "horovod", *launches, skipped=no_horovod),
         run("data parallel", "dataparallel", *launches, skipped=two),

@@ -30,14 +30,14 @@ class Times:
         times = self._rows.setdefault(row, {})
         times[launcher] = max(seconds, times.get(launcher, 0.0))
 
-    def seconds(self, row: NamedTuple) -> str:
-        """Render the shortest and the longest time over launchers."""
-        times = [f"{time:.1f}" for time in sorted(self._rows[row].values())]
+    def seconds(self, *rows: NamedTuple) -> str:
+        """Render the shortest and the longest time over the launchers of some rows."""
+        times = [f"{time:.1f}" for time in sorted(time for row in rows for time in self._rows[row].values())]
         return "–".join(dict.fromkeys([times[0], times[-1]]))
 
 
 class FailureTable(Times):
-    """The table of a page, with a bound for every row."""
+    """The table of a page, with its rows in the order of the page."""
 
     def markdown(self, order: list[Failure]) -> str:
         """Render all rows.
@@ -47,13 +47,12 @@ class FailureTable(Times):
         """
         if missing := [failure.what for failure in order if failure not in self._rows]:
             raise ValueError(f"not measured: {', '.join(missing)}")
-        heads = ["what fails", "exit code", "what is named", "bound, s", "seconds"]
-        lines = [line(heads), line(["---", "---", "---", "---:", "---:"])]
+        heads = ["what fails", "exit code", "what is named", "seconds"]
+        lines = [line(heads), line(["---", "---", "---", "---:"])]
         return "\n".join([*lines, *(self._row(failure) for failure in order)])
 
     def _row(self, failure: Failure) -> str:
-        bound = f"{failure.bound_seconds:g}"
-        return line([failure.what, str(failure.code), failure.named, bound, self.seconds(failure)])
+        return line([failure.what, str(failure.code), failure.named, self.seconds(failure)])
 
 
 def write(table: str, file: Path, name: str = "failures") -> None:

@@ -123,7 +123,12 @@ def test_dry_run_on_hosts_prints_commands_and_starts_nothing(make_lab, mnist_dir
     more = ("--backend", ARMS, "--dry-run", "-x", "MY_TOKEN=hunter2", "--engine", "ssh:user=root")
     done = compare(lab, "n1:2,n2:1", mnist_dir, *more)
     assert done.returncode == 0, done.stderr
-    for shown in ("\nddp on n1\n", "\nddp on n2\n", "n1:2,n2:1", "--node_rank=1", "No host was asked"):
+    for shown in (
+        "\n  ddp on n1\n",
+        "n2 has --nproc_per_node=1 --node_rank=1",
+        "n1:2,n2:1",
+        "No host was asked",
+    ):
         assert shown in done.stdout
     assert "hunter2" not in done.stdout + done.stderr
     assert not (lab.folder / "run").exists()

@@ -10,14 +10,17 @@ import itertools
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
 import backends
 from backends.base import Replica
 from backends.groups.torch_group import TorchGroup
 from backends.shared_memory.sum import SharedSum
-from backends.strategies import averaging, local_sgd, reducers
+from backends.strategies import averaging, fsdp, local_sgd, reducers
 from backends.strategies.averaging import AveragingReplica
 from backends.strategies.ddp import DDPReplica
+from backends.strategies.fsdp import FSDPReplica
 from backends.strategies.local_sgd import LocalSGDReplica
 from backends.strategies.reducers import Bucket, FlatReducer
 from tests.proof.case import WORKLOADS, add, mutation
@@ -299,8 +302,6 @@ def updated_parts_are_not_sent():
 
 @mutation("fsdp", of=PLAIN)
 def shards_are_not_reduced_from_step_3_on():
-    from backends.strategies.fsdp import FSDPReplica
-
     real = FSDPReplica.learn
 
     def learn(self, *arguments):
@@ -308,6 +309,56 @@ def shards_are_not_reduced_from_step_3_on():
         real(self, *arguments)
 
     between(FSDPReplica, "learn", learn, first=3)
+
+
+@mutation("fsdp", of=PLAIN)
+def shards_of_gradients_reach_the_next_rank():
+    real = _fsdp_collectives.DefaultReduceScatter.__call__
+
+    def call(self, output_tensor, input_tensor, group, op, async_op=False):
+        parts = input_tensor.view(group.size(), -1)
+        return real(self, output_tensor, parts.roll(1, 0).flatten(), group, op, async_op)
+
+    _fsdp_collectives.DefaultReduceScatter.__call__ = call
+
+
+@mutation("fsdp", "fsdp:reshard_after_forward=false", of=PLAIN)
+def a_unit_is_not_wrapped():
+    real = fsdp.fully_shard
+
+    def fully_shard(module, **policies):
+        if isinstance(module, FSDPModule) or module in skipped:
+            return module
+        first = next(module.children(), None)
+        if first is None and not skipped:
+            skipped.append(module)
+            return module
+        return real(module, ignored_params={p for one in skipped for p in one.parameters()}, **policies)
+
+    skipped = []
+    fsdp.fully_shard = fully_shard
+
+
+@mutation("fsdp:reshard_after_forward=false", of=PLAIN)
+def gathered_parameters_are_used_again_after_the_step():
+    real = FSDPReplica.learn
+
+    def learn(self, *arguments):
+        self._units[-1].set_reshard_after_backward(False)
+        real(self, *arguments)
+
+    between(FSDPReplica, "learn", learn, first=3)
+
+
+@mutation("fsdp:replicate=2", of=PLAIN)
+def replicas_are_not_averaged():
+    real = FSDPReplica.learn
+
+    def learn(self, *arguments):
+        self._units[-1].set_requires_all_reduce(False)
+        real(self, *arguments)
+
+    FSDPReplica.learn = learn
 
 
 @mutation("localsgd:period=1", of=PLAIN)

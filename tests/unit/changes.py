@@ -9,12 +9,12 @@ def a_change(arm, kind="not slower", ratio=1.01):
     return Change(
         arm=arm,
         kind=kind,
-        ratio=ratio,
-        low=ratio / 1.02,
-        high=ratio * 1.02,
+        speed_ratio=1 / ratio,
+        low=1 / ratio / 1.02,
+        high=1 / ratio * 1.02,
         level=0.95,
         rounds=(5, 5),
-        at_most=ratio * 1.015,
+        least=1 / ratio / 1.015,
         old=figure,
         new=figure.scaled(ratio),
     )

@@ -102,7 +102,7 @@ class AnAgent:
     def exit(self, status: int | None, *, abandoned: bool = False) -> None:
         self.exited = Exited(status=status, abandoned=abandoned)
 
-    def launch(self, _name: str, ranks: Sequence[int]) -> AnAgent:
+    def launch(self, _name: str, ranks: Sequence[int], _on_news: Any) -> AnAgent:
         self.ranks = ranks
         return self
 
@@ -120,8 +120,8 @@ class AnAgent:
     def find_port(self) -> None:
         self.port = 29_999
 
-    def tick(self) -> None:
-        """Receive no message."""
+    def attend(self) -> None:
+        """Send no message."""
 
     def waits_for(self) -> list[tuple[int, int]]:
         return []
@@ -273,3 +273,16 @@ def noisy(run: Run, *rounds: int) -> Run:
         for launch in run.launches
     ]
     return msgspec.structs.replace(run, launches=launches)
+
+
+def beside(run, cpus=2, **cores):
+    """Return the run with that other load beside each arm, in every round or in each."""
+
+    def use(launch):
+        own = cores[launch.arm]
+        busy = own[launch.round - 1] if isinstance(own, list) else own
+        machine = MachineUse(wall_ns=10**9, cpus=cpus, busy_ns=round(busy * 1e9), stolen_ns=0)
+        ranks = [msgspec.structs.replace(rank, cpu_ns=0, machine=machine) for rank in launch.ranks]
+        return msgspec.structs.replace(launch, ranks=ranks)
+
+    return msgspec.structs.replace(run, launches=[use(launch) for launch in run.launches])

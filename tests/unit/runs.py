@@ -6,7 +6,10 @@ import math
 
 import msgspec
 
-from compare.schema.results import Interleaved, Sweep
+from compare.analysis.memory import divide_memory
+from compare.schema.arms import parse_arm
+from compare.schema.memory import ModelParameter
+from compare.schema.results import Interleaved, Run, Sweep
 from tests.unit.factories import a_block, a_launch, a_rank, a_run, noisy
 
 SWEEP = [Sweep(message_bytes=1 << power, ns=[1_000 + (1 << power) // 4] * 5) for power in (10, 15, 20)]
@@ -36,6 +39,40 @@ def measured(steps=STEPS, *, rounds=5, ranks=2, turns=1, reference=4.1, **change
     return a_run({arm: [] for arm in steps}, launches=launches, **changes)
 
 
+LAYER = ModelParameter(name="0.weight", shape=[1001, 400], bytes=1001 * 400 * 4)
+PARAMETERS = [LAYER, ModelParameter(name="0.bias", shape=[1001], bytes=4004)]
+ADAM = 2.0
+"""Bytes of state for each byte of parameters."""
+OF_SHARDS = {"none": 4.0, "ddp": 6.0, "zero": 6.6, "fsdp": 8.0, "horovod": 7.0}
+
+
+def attesting(run: Run, **changes: int | None) -> Run:
+    """Return the run with the model's parameters, and with what every rank holds after a step of Adam."""
+    launches = []
+    for launch in run.launches:
+        held = divide_memory(PARAMETERS, parse_arm(launch.arm).traits.shards, len(launch.ranks), ADAM)
+        ranks = [
+            msgspec.structs.replace(
+                rank,
+                parameters=[] if rank.rank else PARAMETERS,
+                attestation=rank.attestation
+                | {
+                    "held": {name: getattr(own, name) for name in own.__struct_fields__}
+                    | {"library_bytes": _of_library(launch.arm), "activation_bytes": 300_000}
+                    | changes
+                },
+            )
+            for rank, own in zip(launch.ranks, held, strict=True)
+        ]
+        launches.append(msgspec.structs.replace(launch, ranks=ranks))
+    return msgspec.structs.replace(run, launches=launches)
+
+
+def _of_library(arm: str) -> int | None:
+    whole = sum(one.bytes for one in PARAMETERS)
+    return {"none": 0, "horovod": None, "fsdp": LAYER.bytes}.get(arm, whole)
+
+
 RUNS = {
     "quiet": measured(turns=4),
     "noisy": noisy(measured(), 2),
@@ -50,4 +87,5 @@ RUNS = {
         }
     ),
     "oversubscribed": measured(cores=1),
+    "shards": attesting(measured(OF_SHARDS)),
 }

@@ -191,9 +191,10 @@ def _verify(recipe: Recipe) -> list[str]:
     cache. So the next call builds it again.
 
     Raises:
-        UnavailableError: Horovod was removed; the error has the reason.
+        UnavailableError: Horovod was removed, or gave no answer; the error has the reason.
     """
     library = availability.load(["horovod"], recipes.LOAD_SECONDS)["horovod"]
+    availability.require_answer("horovod", library)
     built = [*library.facts.get("controllers", []), *(["nccl"] if library.facts.get("nccl") else [])]
     wanted = {"mpi": bool(recipe.mpi), "nccl": bool(recipe.gpu)}
     what = "The installed Horovod did not load, so it was removed."

@@ -84,9 +84,10 @@ def torch_facts() -> dict[str, Any]:
     """Return the version, CUDA and NCCL of the installed torch, as ``probe_torch_build`` finds them.
 
     Raises:
-        UnavailableError: torch is missing or does not load.
+        UnavailableError: torch is missing, does not load, or gives no answer.
     """
     library = availability.load(["torch_build"], LOAD_SECONDS)["torch_build"]
+    availability.require_answer("torch", library)
     if library.problem:
         raise UnavailableError(
             "Horovod is compiled against the installed torch, but torch does not load.",

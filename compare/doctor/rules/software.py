@@ -130,6 +130,11 @@ def libraries(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
                 if _LOADER_ERROR.search(library.problem):
                     fix = f"If LD_LIBRARY_PATH or LD_PRELOAD is set there, try without it. Otherwise {fix}"
                 yield each.problem(topic, f"{name} does not load.", library.problem, fix)
+            elif library.unanswered:
+                what = f"{name} gave no answer, so nothing is known of it."
+                command = f"{facts.executable} -m backends.probe {name}"
+                fix = f"Try again when the host is quieter. `{command}` loads it there without a limit."
+                yield each.warning(_REPAIRS[name][0], what, f"It gave {library.unanswered}.", fix)
 
 
 def horovod(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
@@ -160,6 +165,14 @@ def mpi(hosts: Sequence[ExaminedHost]) -> Iterator[Finding]:
             found = f"The others have {expected}." if expected else "No host has it."
             level: Level = "problem" if expected else "note"
             yield each.finding(level, "mpi", "mpirun is not installed.", found, fix)
+            continue
+        if not facts.mpirun.output:
+            what, again = (
+                "mpirun gave no answer, so nothing is known of it.",
+                "Try again when the host is quieter. ",
+            )
+            again += f"`{facts.mpirun.path} --version` shows there whether it starts."
+            yield each.warning("mpi", what, f"`{facts.mpirun.path} --version` printed nothing.", again)
             continue
         name, version = mpi_flavour(facts.mpirun.output)
         printed = facts.mpirun.output.strip().partition("\n")[0]
@@ -192,7 +205,7 @@ def mpi_flavour(text: str) -> tuple[str, str]:
 
 
 def _minor_flavour(facts: Facts) -> str:
-    if facts.mpirun is None:
+    if facts.mpirun is None or not facts.mpirun.output:
         return ""
     name, version = mpi_flavour(facts.mpirun.output)
     return f"{name} {_minor(version)}".strip()

@@ -87,11 +87,18 @@ class HostAgent:
                 case FindPort():
                     self._pipe.send(Port(free_port()))
                 case OfLaunch(name, order):
-                    if name in self._launches:
+                    if isinstance(order, Start):
+                        self._start(name, order)
+                    elif name in self._launches:  # otherwise the launch has just ended
                         self._launches[name].pipe.send(order)
-                    elif isinstance(order, Start):  # otherwise the launch has just ended
-                        launch_pipes = [launch.pipe for launch in self._launches.values()]
-                        self._launches[name] = _LaunchProcess(order, [self._pipe, *launch_pipes])
+
+    def _start(self, name: str, order: Start) -> None:
+        """Start a launch; an earlier one of this name has sent its end, and may be about to exit."""
+        if earlier := self._launches.pop(name, None):
+            earlier.pipe.close()
+            earlier.wait()
+        launch_pipes = [launch.pipe for launch in self._launches.values()]
+        self._launches[name] = _LaunchProcess(order, [self._pipe, *launch_pipes])
 
     def _forward_to_parent(self) -> None:
         """Send the parent what the launches send, as fast as it reads, and remove launches that ended."""

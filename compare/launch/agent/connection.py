@@ -1,7 +1,7 @@
 """Connect to the agent of a host, and mirror the files of its launches.
 
 A connection lasts as long as a run, with any number of launches in it. No method waits for an answer.
-Instead, ``exchange_until`` calls ``tick`` for hosts that sent something, and attributes show the changes.
+Instead, ``exchange_until`` calls ``receive`` for hosts that sent something, and attributes show the changes.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import IO, cast
 
 from compare import __version__
 from compare.errors import HostError, InterleaveError, OutputError, RingsideError, UnavailableError
 from compare.launch.agent.mirror import ReceivedFiles
 from compare.launch.agent.protocol import (
-    ALIVE_SECONDS,
     Alive,
     End,
     Exited,
@@ -33,16 +31,15 @@ from compare.launch.agent.protocol import (
     OfLaunch,
     Port,
     ProtocolError,
+    RankNews,
     Ready,
     Refused,
     Start,
     Started,
     Waiting,
-    wait_for,
 )
 from compare.launch.engines import Answer, Carrier
-from compare.launch.engines.commands import enough_files, host_error, python_command
-from compare.launch.signals import postponed_interrupts
+from compare.launch.engines.commands import host_error, python_command
 from compare.schema.hosts import Host
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.turns import Arrival, Turn
@@ -58,8 +55,6 @@ SILENT_SECONDS = 10.0
 The program that reaches the host gives up a dead link earlier, and its error says more.
 """
 
-_CLOSE_SECONDS = 3.0
-"""Maximum time for all connections to close after a run."""
 _STATUS_SECONDS = 1.0
 """Maximum time from a closed pipe to the exit of its process."""
 _STDERR_BYTES = 1 << 16
@@ -67,9 +62,11 @@ _STDERR_READS = 8
 
 
 class LaunchLink:
-    """One launch on one host, as the parent sees it."""
+    """One launch on one host, as the parent sees it; ``on_news`` receives the news of its ranks."""
 
-    def __init__(self, name: str, agent: Connection, ranks: Sequence[int]) -> None:
+    def __init__(
+        self, name: str, agent: Connection, ranks: Sequence[int], on_news: Callable[[RankNews], None]
+    ) -> None:
         self.agent = agent
         """The connection to the host's agent."""
         self.ranks = ranks
@@ -87,6 +84,7 @@ class LaunchLink:
         self.error: RingsideError | None = None
         """The error with which the launch failed on the host; None without one, or after it was raised."""
         self._name = name
+        self._on_news = on_news
         self._received: ReceivedFiles | None = None
 
     def start(self, order: Start, files: LaunchFiles | None) -> None:
@@ -117,6 +115,12 @@ class LaunchLink:
             ProtocolError: no agent sends such a message or file.
         """
         match message:
+            case RankNews():
+                if not {*message.progress, *message.done, *message.failed}.issubset(self.ranks):
+                    raise ProtocolError("It sent news of ranks that run on other hosts.")
+                if self._received:
+                    self._received.write_progress(message.progress)
+                self._on_news(message)
             case FileData() if self._received:
                 self._received.write(message)
             case Started():
@@ -185,12 +189,13 @@ class Connection:
         """Seconds by which the host's clock is ahead of this one's; 0 before the first keep-alive message."""
         return self._ahead_seconds or 0.0
 
-    def launch(self, name: str, ranks: Sequence[int]) -> LaunchLink:
+    def launch(self, name: str, ranks: Sequence[int], on_news: Callable[[RankNews], None]) -> LaunchLink:
         """Add a launch with these ranks on the host, and return it without starting it.
 
-        ``name`` is the path of the launch's folder, which is also its name in messages.
+        ``name`` is the path of the launch's folder, which is also its name in messages. ``on_news`` receives
+        the news of the ranks.
         """
-        self.launches[name] = LaunchLink(name, self, ranks)
+        self.launches[name] = LaunchLink(name, self, ranks, on_news)
         return self.launches[name]
 
     def find_port(self) -> None:
@@ -198,26 +203,42 @@ class Connection:
         self.port = None
         self.pipe.send(FindPort())
 
-    def tick(self) -> None:
-        """Handle the messages that have arrived, and send a keep-alive message if one is due.
+    def receive(self) -> bool:
+        """Handle the messages that have arrived, and return whether one of them may end a wait.
+
+        Files and news of ranks arrive all the time, and end none.
 
         Raises:
             HostError: the host is lost, has another version, or sends something that is not a message.
             OutputError: a file that the host sent cannot be written.
         """
+        ends_wait = False
         try:
             for message in self.pipe.receive():
                 self._handle(message)
+                ends_wait = ends_wait or not _is_routine(message)
         except ProtocolError as error:
             raise HostError(
                 f"Host {self.host.name}: what it sent does not come from Ringside's agent.",
                 found=str(error),
                 remedy="Is the same version of Ringside installed there? Does the login shell print text?",
             ) from None
+        if self.pipe.closed:
+            self._require_alive()
+        return ends_wait
+
+    def attend(self) -> bool:
+        """Send a keep-alive message if one is due, to be called twice a second; return as ``receive`` does.
+
+        Raises:
+            RingsideError: the host is lost, or the same errors as those of ``receive``.
+        """
         self.pipe.keep_alive()
         self._read_stderr()
-        if not any(link.exited and link.exited.abandoned for link in self.launches.values()):
-            self._require_alive()
+        # A silent host is lost, unless this program was suspended, or busy with other hosts.
+        ends_wait = self.pipe.silent_seconds > SILENT_SECONDS and self.receive()
+        self._require_alive()
+        return ends_wait
 
     def hang_up(self) -> None:
         """Close the pipes, so that the agent ends its launches and exits; kill it if it never answered."""
@@ -243,7 +264,7 @@ class Connection:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _handle(self, message: Message) -> None:
-        """Update the attributes from a message, or pass it on to its launch; see ``tick`` for the errors."""
+        """Update the attributes from a message, or pass it on to its launch; for errors see ``receive``."""
         match message:
             case Ready():
                 self.ready = message
@@ -266,15 +287,21 @@ class Connection:
                 raise ProtocolError(f"It sent an unexpected message: {type(message).__name__}.")
 
     def _require_alive(self) -> None:
-        """Raise a ``HostError`` if the connection was closed, or the agent sent nothing for too long."""
+        """Raise a ``HostError`` if the connection was closed, or the agent sent nothing for too long.
+
+        No error is raised if the agent ended a launch because this program had sent it nothing.
+        """
+        limit = SILENT_SECONDS if self.ready else START_SECONDS
+        if not self.pipe.closed and self.pipe.silent_seconds <= limit:
+            return
+        if any(link.exited and link.exited.abandoned for link in self.launches.values()):
+            return
         if self.pipe.closed:
             # Its status follows at once, unless the process was stopped.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=_STATUS_SECONDS)
             raise self._lost(self._process.returncode)
-        limit = SILENT_SECONDS if self.ready else START_SECONDS
-        if self.pipe.silent_seconds > limit:
-            raise self._lost(None)
+        raise self._lost(None)
 
     def _read_stderr(self) -> None:
         """Read the agent's standard error, and keep its last 64 KiB."""
@@ -298,72 +325,8 @@ class Connection:
         )
 
 
-@contextmanager
-def connected(hosts: Sequence[Host], carrier: Carrier) -> Iterator[list[Connection]]:
-    """Start an agent on every host, yield the connections in the order of hosts, and close them at the end.
-
-    The agents need not have answered yet when they are yielded.
-    """
-    with enough_files(len(hosts)):
-        agents: list[Connection] = []
-        try:
-            for host in hosts:
-                with postponed_interrupts():  # an interrupt would leave a process that just started
-                    agents.append(Connection(host, carrier))
-            yield agents
-        finally:
-            for agent in reversed(agents):  # a launcher's own agent is the last, and ends it before its ranks
-                agent.hang_up()
-            deadline = time.monotonic() + _CLOSE_SECONDS
-            for agent in agents:
-                agent.wait_closed(deadline - time.monotonic())
-
-
-def exchange_until(
-    agents: Sequence[Connection],
-    until: Callable[[], bool],
-    seconds: float,
-    *,
-    lost: dict[Connection, RingsideError] | None = None,
-) -> bool:
-    """Exchange messages with agents until ``until`` returns True; return False if it does not in time.
-
-    The condition is checked after every exchange. If the dictionary ``lost`` is given, it receives the error
-    of each lost agent, and no error is raised, not even that of a launch.
-
-    Raises:
-        RingsideError: without ``lost``, the error of an agent or a launch; see ``Connection.tick``.
-    """
-    deadline = time.monotonic() + seconds
-    lost, raises = ({}, True) if lost is None else (lost, False)
-    attended_at = -ALIVE_SECONDS
-    ready: Sequence[Connection] = ()
-    while True:
-        now = time.monotonic()
-        if now - attended_at >= ALIVE_SECONDS:
-            attended_at, ready = now, agents
-        for agent in [agent for agent in ready if agent not in lost]:
-            try:
-                agent.tick()
-            except RingsideError as error:
-                if raises:
-                    raise
-                lost[agent] = error
-        if raises:
-            _raise_first_error(agents)
-        if until():
-            return True
-        if now >= deadline:
-            return False
-        wait = min(deadline, attended_at + ALIVE_SECONDS) - time.monotonic()
-        waiting = {agent.pipe: agent for agent in agents if agent not in lost}
-        ready = [waiting[pipe] for pipe in wait_for(waiting, max(0.0, wait))]
-
-
-def _raise_first_error(agents: Sequence[Connection]) -> None:
-    """Raise the error of the first launch that has one, and set that launch's ``error`` to None."""
-    for agent in agents:
-        for link in agent.launches.values():
-            if link.error:
-                error, link.error = link.error, None
-                raise error
+def _is_routine(message: Message) -> bool:
+    """Return whether a message arrives all the time, and ends no wait."""
+    return isinstance(message, Alive) or (
+        isinstance(message, OfLaunch) and isinstance(message.message, FileData | RankNews)
+    )

@@ -28,6 +28,7 @@ from compare.launch.agent.protocol import (
     Started,
     Waiting,
 )
+from compare.launch.agent.rank_watch import RankWatch
 from compare.launch.agent.turn_gate import TurnGate
 from compare.launch.processes import Segments, end_all, supervise
 from compare.schema.launch_files import LEASE_SECONDS, LaunchFiles
@@ -96,6 +97,7 @@ class _Launch:
         self._pipe = pipe
         known = {*start.files, self.files.lease.name}
         self._mirror = None if start.in_place else Mirror(self.files.directory, known)
+        self._watch = RankWatch(self.files)
         self._renewed_at = 0.0
         takes_turns = start.turns and start.ranks
         self.gate = TurnGate(Path(start.turns), start.ranks, stops=start.stops) if takes_turns else None
@@ -110,6 +112,7 @@ class _Launch:
         if self.gate and (arrivals := self.gate.arrived()):
             self._pipe.send(Waiting(arrivals, memory_left_bytes()))
         self._renew_lease()
+        self._send_news()
         if self._mirror:
             self._mirror.send(self._pipe)
         self._pipe.push(_PUSH_SECONDS)
@@ -125,6 +128,7 @@ class _Launch:
 
     def send_the_rest(self) -> None:
         """Send everything that is left of the launch's files; give up if the parent exits or falls silent."""
+        self._send_news()
         while (self._mirror and not self._mirror.send(self._pipe)) or self._pipe.backlog_bytes:
             for _ in self._pipe.receive():
                 pass
@@ -135,6 +139,10 @@ class _Launch:
     def is_abandoned(self) -> bool:
         """Return whether the parent has exited, or sent nothing for longer than the lease lasts."""
         return self._pipe.closed or self._pipe.silent_seconds > LEASE_SECONDS
+
+    def _send_news(self) -> None:
+        if news := self._watch.look():
+            self._pipe.send(news)
 
     def _renew_lease(self) -> None:
         # Only messages of the parent renew it, so that ranks and agent give up at the same time.

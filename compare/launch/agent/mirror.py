@@ -7,12 +7,13 @@ must arrive without gaps, and its size is limited.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from compare.errors import HostError, OutputError
 from compare.launch.agent.protocol import BACKLOG_BYTES, FileData, MessagePipe, ProtocolError
 from compare.schema.hosts import Host
+from compare.schema.job import Progress, append_progress, open_progress
 from compare.schema.launch_files import LaunchFiles
 from compare.system.files import write_bytes
 
@@ -20,6 +21,7 @@ _CHUNK_BYTES = 1 << 16
 _FILE_BYTES = 4 << 30
 """Maximum size of a file that a host sends in chunks."""
 _EXIT_SUFFIX = LaunchFiles(Path()).exit(0).suffix
+_PROGRESS_SUFFIX = LaunchFiles(Path()).progress(0).suffix
 
 
 class Mirror:
@@ -27,7 +29,7 @@ class Mirror:
 
     JSON files and exit records are sent whole, other files in chunks. The exit record of a rank comes last,
     after everything that the rank wrote. Folders below ``directory`` are left out, and so are the files whose
-    names are in ``known``, because the parent does not need them.
+    names are in ``known``, because the parent does not need them. Progress travels as ``RankNews``.
     """
 
     def __init__(self, directory: Path, known: set[str]) -> None:
@@ -55,8 +57,11 @@ class Mirror:
             return
         for entry in sorted(entries, key=lambda entry: entry.name):
             # A name that begins with a dot belongs to a file that is still being written.
-            if entry.name not in self._known_names and not entry.name.startswith("."):
+            if not entry.name.startswith(".") and not self._is_known(entry.name):
                 yield Path(entry.path)
+
+    def _is_known(self, name: str) -> bool:
+        return name in self._known_names or name.endswith(_PROGRESS_SUFFIX)
 
     def _send_some(self, path: Path, pipe: MessagePipe) -> bool:
         """Send a file if it has changed, or its next chunk; return whether another chunk may follow."""
@@ -89,6 +94,22 @@ class ReceivedFiles:
         self._files = files
         self._ranks = ranks
         self._sizes: dict[str, int] = {}
+        self._stages: set[tuple[int, str]] = set()
+
+    def write_progress(self, records: Mapping[int, Progress]) -> None:
+        """Append each rank's record to its file if that is the first record of its stage.
+
+        Raises:
+            OutputError: a file cannot be written.
+        """
+        for rank, record in records.items():
+            if (rank, record.stage) not in self._stages:
+                self._stages.add((rank, record.stage))
+                try:
+                    with open_progress(self._files, rank) as file:
+                        append_progress(file, record)
+                except OSError as error:
+                    raise OutputError.unwritten(self._files.progress(rank), error) from None
 
     def write(self, message: FileData) -> None:
         """Write a whole file or append its next chunk; ignore unknown files, and those of other hosts.

@@ -11,9 +11,11 @@ import os
 import select
 import time
 from collections.abc import Iterable, Iterator
+from typing import Self
 
 import msgspec
 
+from compare.schema.job import Progress
 from compare.schema.turns import Arrival, Turn
 
 ALIVE_SECONDS = 0.5
@@ -132,6 +134,17 @@ class Waiting(msgspec.Struct, frozen=True, tag=True):
     """Memory that further processes may take on this host."""
 
 
+class RankNews(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What is new of the launch's ranks on this host since the last such message."""
+
+    progress: dict[int, Progress] = {}
+    """The latest progress record of each rank that wrote one, by the rank's number."""
+    done: list[int] = []
+    """Ranks that have written their results."""
+    failed: list[int] = []
+    """Ranks that exited without a result, and not because their witness ended them."""
+
+
 class FileData(msgspec.Struct, frozen=True, tag=True):
     """A piece of a file in the launch's folder, or its whole content."""
 
@@ -160,7 +173,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     remedy: str = ""
 
 
-LaunchMessage = Start | Started | Go | Waiting | End | FileData | Exited | Refused
+LaunchMessage = Start | Started | Go | Waiting | End | RankNews | FileData | Exited | Refused
 """A message to or from one launch."""
 
 
@@ -205,7 +218,7 @@ class MessagePipe:
         """Return the descriptors to poll, each with its event; an empty list if the other end is closed."""
         if self.closed:
             return []
-        return [(self._read, select.POLLIN), *([(self._write, select.POLLOUT)] if self._to_send else [])]
+        return [(self._read, select.EPOLLIN), *([(self._write, select.EPOLLOUT)] if self._to_send else [])]
 
     @property
     def backlog_bytes(self) -> int:
@@ -299,15 +312,48 @@ class MessagePipe:
         return self._preamble_seen
 
 
+class PipePoll:
+    """Waits for any of several pipes, at a cost that does not grow with their number."""
+
+    def __init__(self, pipes: Iterable[MessagePipe]) -> None:
+        self._epoll = select.epoll()
+        self._pipes: dict[int, MessagePipe] = {}
+        """The pipe of each descriptor that was ever awaited."""
+        self._awaited: dict[MessagePipe, list[tuple[int, int]]] = {}
+        for pipe in pipes:
+            self.update(pipe)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._epoll.close()
+
+    def wait(self, seconds: float) -> list[MessagePipe]:
+        """Wait at most ``seconds`` until some pipes can be read or written, and return those.
+
+        The list is empty if the time is up.
+        """
+        events = self._epoll.poll(seconds, max(1, len(self._pipes)))
+        return list({self._pipes[descriptor]: None for descriptor, _ in events})
+
+    def update(self, pipe: MessagePipe, *, is_lost: bool = False) -> None:
+        """Await what a pipe waits for now, or nothing if it ``is_lost``; to be called after every use."""
+        before, awaited = self._awaited.get(pipe, []), [] if is_lost else pipe.waits_for()
+        if awaited == before:
+            return
+        for descriptor, _ in before:
+            self._epoll.unregister(descriptor)
+        for descriptor, event in awaited:
+            self._epoll.register(descriptor, event)
+            self._pipes[descriptor] = pipe
+        self._awaited[pipe] = awaited
+
+
 def wait_for(pipes: Iterable[MessagePipe], seconds: float) -> list[MessagePipe]:
     """Wait at most ``seconds`` until some pipes can be read or written, and return those.
 
     The list is empty if the time is up.
     """
-    # Not select(): it takes no descriptor above 1023, and 500 hosts need more.
-    poll, by_descriptor = select.poll(), {}
-    for pipe in pipes:
-        for descriptor, event in pipe.waits_for():
-            by_descriptor[descriptor] = pipe
-            poll.register(descriptor, event)
-    return [by_descriptor[descriptor] for descriptor, _ in poll.poll(seconds * 1000)]
+    with PipePoll(pipes) as poll:
+        return poll.wait(seconds)

@@ -87,9 +87,9 @@ def require_started_once(environ: Mapping[str, str]) -> None:
         count = next((value for name, value in signs.items() if name.endswith(_COUNT_ENDINGS)), "")
         once = f", or start it once: {starter.once}" if starter.once else ""
         raise UsageError(
-            f"{starter.name} starts compare {f'{int(count)} times' if count else 'many times'}, "
+            f"{starter.name} starts ringside {f'{int(count)} times' if count else 'many times'}, "
             "and each copy would start all ranks.",
             found=f"{format_variables(signs)}.",
-            remedy="If no launcher started it, unset these variables. Otherwise call compare directly, "
+            remedy="If no launcher started it, unset these variables. Otherwise call ringside directly, "
             f"because it starts all ranks itself{once}",
         )

@@ -22,7 +22,9 @@ def markdown(document: Document) -> str:
     for table in document.tables:
         rows = "\n".join(_markdown_rows(table))
         blocks += [_escaped(block) for block in ([f"**{table.title}**", rows] if table.title else [rows])]
-        blocks += [f"`{printable(place)}`:\n\n```python\n{code}\n```" for place, code in table.listings]
+        blocks += [
+            f"`{printable(place)}`:\n\n```{language}\n{text}\n```" for place, text, language in table.listings
+        ]
     bold = [*document.failures, *document.warnings]
     lines = [*map(_bold, bold), *map(str.strip, [*document.lead, *document.statements]), *document.notes]
     lines += map(_bold, filter(None, [document.conclusion]))

@@ -15,7 +15,8 @@ from compare.report.document import Document
 from compare.text import printable
 
 _COLOUR = re.compile(r"--(\w+): (#\w+);")
-_FLAG = re.compile(r"(?<![\w-])(--?[a-z][\w-]{0,40})")
+_WHOLE = re.compile(r"(?<![\w-])(--?[a-z][\w-]{0,40}|\([\d.,]{1,20}–[\d.,]{1,20}\))")
+_JOINT = re.compile(r"(?<=\w)([:=])(?=\w)")
 _LONGEST_FACT = 400
 
 
@@ -71,7 +72,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"flags": _keep_flags, "flat": _flat}
+    environment.filters |= {"whole": _keep_whole, "breakable": _breakable, "flat": _flat}
     return environment
 
 
@@ -80,9 +81,14 @@ def _harmless(value: Any) -> Any:
     return value if isinstance(value, Markup) or not isinstance(value, str) else printable(value)
 
 
-def _keep_flags(text: str) -> Markup:
-    """Return text as HTML in which no flag is broken, because browsers break lines after dashes."""
-    return Markup(_FLAG.sub(r'<span class="flag">\1</span>', str(escape(printable(text)))))  # noqa: S704 -- escaped
+def _keep_whole(text: str) -> Markup:
+    """Return text as HTML in which no flag or interval is broken, as browsers do after dashes."""
+    return Markup(_WHOLE.sub(r'<span class="whole">\1</span>', str(_breakable(text))))  # noqa: S704 -- escaped
+
+
+def _breakable(text: str) -> Markup:
+    """Return text as HTML in which the name of an arm may be broken after its colons and equals signs."""
+    return Markup(_JOINT.sub(r"\1<wbr/>", str(escape(printable(text)))))  # noqa: S704 -- escaped
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

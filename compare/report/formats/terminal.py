@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from compare.report.cells import printable_line
-from compare.report.document import Document, Row, Style, Table
+from compare.report.document import Document, Listing, Row, Style, Table
 from compare.report.formats.plot import plot
 from compare.text import printable
 
@@ -30,6 +30,7 @@ _STYLES: dict[Style, str] = {
 _GAP = "  "
 _FIXED_SPACE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:ms|µs|[kMG]?B|[MG]B/s|bytes|ranks?|samples?|tensors?|calls?)\b|%)")
+_SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.?|[^\s'"\\])+""")
 _UP_TO_A_SEPARATOR = re.compile(r"[^:/=,|_.]*[:/=,|_.]+|[^:/=,|_.]+")
 _BAR_CELLS = 8
 _NARROWEST_WITH_BARS = 72
@@ -61,16 +62,22 @@ class ConsoleDocument:
         lines += [printable_line(line, "bold") for line in filter(None, [document.conclusion])]
         for line in lines:
             is_short = all(cell_len(part) <= width for part in line.plain.split("\n"))
-            yield from (
-                [line] if is_short else (Text(part, line.style) for part in _wrapped(line.plain, width))
-            )
+            if is_short or line.no_wrap:
+                yield line
+            else:
+                yield from (Text(part, line.style) for part in _wrapped(line.plain, width))
+
+
+def print_document(document: Document, console: Console) -> None:
+    """Print a document on a console; words that are wider than the console are not cut."""
+    console.print(ConsoleDocument(document), soft_wrap=True)
 
 
 def plain_text(document: Document, width: int = PLAIN_WIDTH) -> str:
     """Return a document as a terminal of ``width`` cells shows it, without colours."""
     console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
-        console.print(ConsoleDocument(document))
+        print_document(document, console)
     return "\n".join(line.rstrip() for line in capture.get().strip("\n").splitlines())
 
 
@@ -102,8 +109,33 @@ def lay_out(table: Table, width: int) -> Iterator[Text]:
             yield Text()
     if table.chart and (lines := list(plot(table.chart, width))):
         yield from [Text(), *lines]
-    for place, code in table.listings:
-        yield from [Text(), printable_line(f"  {place}"), *map(Text, _folded(code, width))]
+    for listing in table.listings:
+        yield from [Text(), printable_line(f"  {listing.place}"), *_lines_of_listing(listing, width)]
+
+
+def _lines_of_listing(listing: Listing, width: int) -> Iterator[Text]:
+    """Yield the lines of a listing; a terminal wraps those to be copied that are still too wide."""
+    if listing.language == "python":
+        yield from map(Text, _folded(listing.text, width))
+        return
+    for line in printable(listing.text).splitlines():
+        parts = _continued(line, width - 4) if listing.language == "sh" else [line]
+        yield from (Text(f"    {part}", no_wrap=True) for part in parts)
+
+
+def _continued(line: str, width: int) -> Iterator[str]:
+    """Yield a line of a shell command as lines of at most ``width`` cells if its words allow it.
+
+    Each but the last ends with a backslash, so the lines remain one command.
+    """
+    part = ""
+    for word in _SHELL_WORD.findall(line):
+        if part and cell_len(f"{part} {word} \\") > width:
+            yield f"{part} \\"
+            part = f"  {word}"
+        else:
+            part = f"{part} {word}" if part else word
+    yield part
 
 
 def _folded(code: str, width: int) -> Iterator[str]:

@@ -3,7 +3,8 @@
 import torch
 import torch.distributed as dist
 
-from backends.base import Collectives, Replica
+from backends.base import Replica
+from backends.collectives import Collectives
 from backends.strategies.models import require_summable, start_from_first_rank
 
 
@@ -49,7 +50,7 @@ class GatherReplica(Replica):
 
     def attest(self):
         return {
-            "reduce_op": "mean of gathered copies",
+            "reduce_op": "mean",
             "passes_per_step": self.passes_per_step,
             "message_bytes": list(self.collectives().message_bytes),
         }

@@ -17,12 +17,14 @@ from compare.analysis.budget import (
     fullest_host,
     has_time_left,
     is_oversubscribed,
+    least_seconds,
     levels,
     looks,
     planned_rounds,
     seconds_left,
 )
 from compare.schema.hosts import Host, Link, Network
+from compare.schema.results import Interleaved
 from tests.unit.factories import a_launch, a_run
 
 LIMITS = st.sampled_from(["budget_seconds", "settle_seconds"])
@@ -128,3 +130,18 @@ def test_oversubscribed_rehearsal_counts_the_ranks_of_all_hosts():
     run = a_run(config={"ranks": 3}, hosts=hosts, cores=2, cores_by_host=[2, 2, 2], network=network)
     assert fullest_host(run) == (3, 2)
     assert is_oversubscribed(run)
+
+
+@pytest.mark.parametrize(
+    ("mode", "cores", "seconds"),
+    [
+        ("launches", 2, 5 * 3 * 3.0),
+        ("blocks", 2, 5 * 3 * 2.8 + 9.0 + 4 * 6.0),
+        ("blocks", 1, 5 * 3 * 2.8 + 5 * 9.0),
+        ("blocks", 64, 5 * 3 * 2.8 + 9.0 + 4 * 3.0),
+    ],
+)
+def test_least_time_counts_starts_side_by_side_once(mode, cores, seconds):
+    changes = {"interleaved": Interleaved(mode=mode), "cores_by_host": [cores]}
+    run = a_run({"none": [], "ddp": [], "mpi": []}, config={"ranks": 2}, **changes)
+    assert least_seconds(run, 5) == pytest.approx(seconds)

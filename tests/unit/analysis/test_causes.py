@@ -82,7 +82,7 @@ def keys(run):
 
 
 def shown(run, form="table"):
-    return " ".join(render(run, analyse(run), form, wide=True).split())
+    return " ".join(render(run, analyse(run), form, detail=True).split())
 
 
 # Each arm has its cause, and an arm without settings has none.

@@ -9,6 +9,7 @@ import pytest
 import scipy.stats
 
 from compare.analysis import analyse
+from compare.analysis.budget import elapsed_seconds
 from compare.analysis.causes import check_interpreter
 from compare.analysis.change import (
     Change,
@@ -23,7 +24,7 @@ from compare.analysis.verdict import Sample, judge
 from compare.errors import ConditionsError, OutputError
 from compare.experiment.schedule import is_settled
 from compare.schema.arms import Interpreter, parse_arm
-from tests.unit.factories import a_config, a_launch, a_rank, a_run
+from tests.unit.factories import a_config, a_launch, a_rank, a_run, beside
 
 OLD, NEW = [0.50, 0.52, 0.49, 0.51, 0.50, 0.53], [0.60, 0.66, 0.58, 0.63, 0.61]
 NAMES = ("old", "new")
@@ -41,7 +42,7 @@ def test_difference_of_runs_is_that_of_welch():
     (change,) = judge_between({"ddp": OLD}, {"ddp": NEW}).values()
     assert math.log(change.low) == pytest.approx(low)
     assert math.log(change.high) == pytest.approx(high)
-    assert (change.kind, change.rounds) == ("slower", (6, 5))
+    assert (change.kind, change.rounds) == ("faster", (6, 5))
 
 
 def with_mean(shift, spread):
@@ -62,10 +63,10 @@ def with_mean(shift, spread):
         (0.06, 0.10, "open"),
     ],
 )
-def test_gate_passes_by_the_upper_end_alone(shift, spread, kind):
+def test_gate_passes_by_one_end_alone(shift, spread, kind):
     change = gated({"a": with_mean(shift, spread)})["a"]
-    assert (change.kind, change.ratio) == (kind, pytest.approx(math.exp(shift)))
-    assert change.passed == (kind in {"faster", "not slower"}) == (change.at_most < 1.05)
+    assert (change.kind, change.speed_ratio) == (kind, pytest.approx(math.exp(-shift)))
+    assert change.passed == (kind in {"faster", "not slower"}) == (change.least > 1 / 1.05)
 
 
 def gated(slowdowns):
@@ -80,25 +81,25 @@ def test_gate_of_many_arms_passes_each_as_if_it_were_alone():
     values = with_mean(0.0, 0.05)
     alone, among = gated({"a": values})["a"], gated(dict.fromkeys("abcd", values))["a"]
     theirs = scipy.stats.ttest_1samp(values, 0, alternative="less").confidence_interval()
-    assert math.log(alone.at_most) == pytest.approx(theirs.high)
-    assert (among.at_most, among.kind) == (alone.at_most, "not slower")
-    assert among.high > 1.05 > alone.high  # what calls an arm slower is shared among them
+    assert -math.log(alone.least) == pytest.approx(theirs.high)
+    assert (among.least, among.kind) == (alone.least, "not slower")
+    assert among.low < 1 / 1.05 < alone.low  # what calls an arm slower is shared among them
 
 
 @pytest.mark.parametrize(
-    ("shift", "kind"), [(0.03, "slower"), (-0.03, "faster"), (0.0, "open"), (0.002, "open")]
+    ("shift", "kind"), [(0.03, "faster"), (-0.03, "slower"), (0.0, "open"), (0.002, "open")]
 )
 def test_difference_of_runs_is_named_by_its_interval_alone(shift, kind):
     old, new = with_mean(0.0, 0.005), with_mean(shift, 0.005)
     (change,) = judge_between({"a": old}, {"a": new}).values()
-    assert (change.kind, change.at_most) == (kind, None)
+    assert (change.kind, change.least) == (kind, None)
     assert (change.low > 1 or change.high < 1) == (kind != "open")
     assert judge_between({"a": old[:4]}, {"a": new})["a"].kind == "open", "four rounds name nothing"
 
 
 def test_one_slow_arm_decides_and_an_open_one_is_not_green():
     def a_change(kind):
-        return Change(arm=kind, kind=kind, ratio=1.0, low=1.0, high=1.0, level=0.95, rounds=(5, 5))
+        return Change(arm=kind, kind=kind, speed_ratio=1.0, low=1.0, high=1.0, level=0.95, rounds=(5, 5))
 
     slower, unsettled, fine = map(a_change, ("slower", "open", "not slower"))
     assert outcome_of([slower, unsettled, fine]) == "slower"
@@ -118,7 +119,9 @@ def test_diff_compares_costs_and_not_milliseconds_and_decides_nothing():
     assert (change.kind, changes.reference) == ("open", "none")
     assert change.old.mean == pytest.approx(change.new.mean)
     changes = diff(old, costs(6.0, 6.1, 6.2, 6.0, 6.1), NAMES)
-    assert [change.kind for change in changes.changes] == ["slower"]
+    (change,) = changes.changes
+    assert (change.kind, change.speed_ratio < 1) == ("slower", True)
+    assert change.speed_ratio == pytest.approx(change.new.mean / change.old.mean), "both are speeds"
     assert (changes.limit, changes.outcome) == (None, None)
 
 
@@ -215,7 +218,7 @@ def test_gate_compares_twins_round_by_round(factor, outcome):
     gate = analyse(a_gate(times, STEPS)).gate
     assert gate.outcome == outcome
     assert gate.changes[0].arm == "ddp:bucket_cap_mb=1"
-    assert gate.changes[0].ratio == pytest.approx(factor, rel=0.002)
+    assert gate.changes[0].speed_ratio == pytest.approx(1 / factor, rel=0.002)
 
 
 def test_gate_without_enough_rounds_or_cores_is_open():
@@ -223,6 +226,30 @@ def test_gate_without_enough_rounds_or_cores_is_open():
     assert analyse(a_gate([], [])).gate.outcome == "too noisy"
     assert analyse(a_gate(STEPS, STEPS, cores=1)).gate.outcome == "too noisy"
     assert analyse(a_run()).gate is None
+
+
+def test_open_gate_says_how_many_rounds_would_decide_it():
+    """Who reads "too noisy" has to know which budget to give."""
+    few = analyse(a_gate(STEPS[:4], STEPS[:4])).gate
+    assert (few.rounds, few.needed_rounds) == (4, 5)
+    noisy = analyse(a_gate([4.0, 7.0, 5.0, 6.0, 4.5], STEPS)).gate
+    assert noisy.needed_rounds > noisy.rounds == 5
+    run = a_gate([4.0, 7.0, 5.0, 6.0, 4.5], STEPS)
+    assert noisy.needed_seconds == pytest.approx(elapsed_seconds(run) / 5 * noisy.needed_rounds)
+    for undecidable in (a_gate(STEPS, STEPS, cores=1), a_gate([], []), a_gate(STEPS, STEPS)):
+        assert analyse(undecidable).gate.needed_rounds is None
+
+
+def test_gate_withheld_because_of_uneven_load_keeps_the_two_loads():
+    """The load beside the new side may explain that it is slower, so neither noise nor more rounds matter."""
+    slower = a_gate([time * 1.1 for time in STEPS], STEPS)
+    assert analyse(slower).gate.outcome == "slower"
+    new, old = (arm.label for arm in slower.config.arms)
+    withheld = analyse(beside(slower, **{new: 1.0, old: 0.25})).gate
+    assert withheld.outcome == "too noisy"
+    assert withheld.changes[0].uneven_load == (1.0, 0.25)
+    assert (withheld.needed_rounds, withheld.beyond_cores) == (None, False)
+    assert analyse(a_gate(STEPS, STEPS, cores=1)).gate.beyond_cores
 
 
 def test_gate_run_ends_when_every_arm_is_settled():

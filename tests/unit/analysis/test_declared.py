@@ -11,7 +11,7 @@ from backends import BACKENDS, Option
 from compare.analysis import analyse
 from compare.analysis.causes import compare_conditions
 from compare.analysis.parity import check_gates
-from compare.report.of_verification import _cell, _verdict
+from compare.report.of_verification import _cell, verdict_of
 from compare.schema.arms import Arm, parse_arm
 from compare.schema.parity import WrongStep
 from compare.schema.results import ArmVerification, Evaluation
@@ -102,7 +102,7 @@ def test_summary_of_a_whole_batch_has_efficiency_and_no_sync_cost(run):
 @pytest.mark.parametrize("form", ["table", "markdown"])
 def test_report_of_one_process_gives_the_reason_for_the_dash(form):
     run = a_run_with_single()
-    text = " ".join(render(run, analyse(run), form, wide=True).split())
+    text = " ".join(render(run, analyse(run), form, detail=True).split())
     assert "single: one process with all threads of a host and the global batch of 128." in text
     assert "It exchanges nothing, so it has an efficiency and no sync cost." in text
     assert "the same, added up in one process" in text
@@ -123,7 +123,7 @@ def test_conditions_of_layers_declare_the_shared_batch():
 def test_report_of_layers_names_the_shared_batch_and_the_bubble():
     text = markdown(a_run_with_layers())
     assert "pipeline: its ranks hold different layers, and share the global batch of 128." in text
-    assert "ranks would wait 20% of a pass; they waited 33%, with messages." in text
+    assert "ranks would wait 20 % of a pass; they waited 33 %, with messages." in text
 
 
 # ---- parameters in shards ----
@@ -136,7 +136,7 @@ def test_gate_of_ranks_in_shards_is_exempt_with_its_reason(declare):
     assert gates["ranks"].what == "held in shards; proven by the reference alone"
     assert gates["float64"].outcome == "passed"
     row = ArmVerification(arm="ddp", gates=list(gates.values()), seconds=1.0)
-    assert _verdict(row) == "the same training"
+    assert verdict_of(row) == "the same training"
     assert _cell("ranks", row) == "held in shards; proven by the reference alone"
     step = WrongStep(step=1, parameter="0.weight", difference=0.1)
     wrong = [
@@ -158,7 +158,7 @@ def test_gate_of_another_training_is_exempt_with_its_figure(declare):
     assert (gates["float64"].outcome, gates["float64"].figure) == ("exempt", 0.1)
     assert gates["ranks"].outcome == "passed"
     row = ArmVerification(arm="ddp", gates=list(gates.values()), seconds=1.0)
-    assert _verdict(row) == "another training by declaration"
+    assert verdict_of(row) == "another training by declaration"
     assert _cell("float64", row) == "1e-01 other"
 
 
@@ -170,7 +170,7 @@ def test_same_training_at_period_1_is_judged_by_the_reference(declare):
     far = [a_rank(rank, parity=[a_pass(differences=[0.1] * 20)]) for rank in range(2)]
     assert {gate.name: gate.outcome for gate in check_gates(Arm("ddp"), far)}["float64"] == "failed"
     gates = check_gates(Arm("ddp"), [a_rank(0), a_rank(1)])
-    assert _verdict(ArmVerification(arm="ddp", gates=gates, seconds=1.0)) == "the same training at period 1"
+    assert verdict_of(ArmVerification(arm="ddp", gates=gates, seconds=1.0)) == "the same training at period 1"
     text = markdown(a_run({"ddp": [5.0], "mpi": [5.0]}))
     assert "| ddp * | the same training at period 1 alone |" in text
     assert "| test loss |" in text

@@ -30,25 +30,12 @@ from compare.report.columns import describe_verdict, why_open
 from compare.report.origin import warnings
 from compare.report.sentences import conclusion, notes
 from compare.schema.arms import parse_arm
-from compare.schema.results import Interleaved, MachineUse
-from tests.unit.factories import a_block, a_launch, a_rank, a_run, noisy
+from compare.schema.results import Interleaved
+from tests.unit.factories import a_block, a_launch, a_rank, a_run, beside, noisy
 from tests.unit.pages import render
 
 NEAR = {"ddp": [5.0, 5.1, 5.0, 5.2, 5.1], "mpi": [2.5, 2.6, 2.5, 2.5, 2.6]}
 FAR = {"ddp": [50, 51, 50, 52, 51], "mpi": [2.5, 2.6, 2.5, 2.5, 2.6]}
-
-
-def beside(run, cpus=2, **cores):
-    """Return the run with that other load beside each arm, in every round or in each."""
-
-    def use(launch):
-        own = cores[launch.arm]
-        busy = own[launch.round - 1] if isinstance(own, list) else own
-        machine = MachineUse(wall_ns=10**9, cpus=cpus, busy_ns=round(busy * 1e9), stolen_ns=0)
-        ranks = [msgspec.structs.replace(rank, cpu_ns=0, machine=machine) for rank in launch.ranks]
-        return msgspec.structs.replace(launch, ranks=ranks)
-
-    return msgspec.structs.replace(run, launches=[use(launch) for launch in run.launches])
 
 
 SPINNING = {"ddp": [3.00, 3.21, 3.53, 2.93, 3.26], "mpi": [1.38, 1.38, 1.28, 1.33, 1.28]}

@@ -181,7 +181,7 @@ def test_own_step_that_steps_twice_is_named_by_its_rank():
         ((["a", "b"], ["a", "b"]), 100, ""),
         ((["a", "b"], ["a", "b"]), 106, ""),
         ((["a", "a"], ["a", "a"]), 100, "Ranks 0 and 1 begin with the same batch. Use"),
-        ((["a", "b"], ["a", "b"]), -1, "60% of a rank's first samples are also another rank's."),
+        ((["a", "b"], ["a", "b"]), -1, "60 % of a rank's first samples are also another rank's."),
         ((["a", "b"], ["a", "c"]), 100, "loader(1, 2, …) yields other samples on rank 1 than on rank 0"),
         ((["a", "b"], ["a", "b"]), 200, "An epoch of every rank has 200 samples, of 200 in all."),
         ((["a", "b"], ["a", "b"]), None, ""),
@@ -347,6 +347,22 @@ def test_proof_says_what_it_would_not_have_shown(arm, ranks, untold, changes, ou
     assert what in gate.what
     assert bool(gate.what) == bool(what)
     assert bool(gate.remedy) == (outcome == "nothing")
+
+
+@pytest.mark.parametrize(
+    ("in_float64", "says"),
+    [
+        ({"sum": []}, "these parameters in float32, but not in float64: 0.bias"),
+        ({"sum": BIAS}, "these parameters: 0.bias"),
+    ],
+)
+def test_float32_pass_says_whether_float64_shows_the_wrong_step(in_float64, says):
+    exact = a_pass(trainable=2, shards=2, untold=in_float64)
+    rounded = a_pass(kind="float32", trainable=2, shards=2, untold={"sum": BIAS})
+    found = check_gates(DDP, [a_rank(rank, parity=[exact, rounded]) for rank in range(2)], "whole")
+    (gate,) = (gate for gate in found if gate.name == "float32")
+    assert gate.outcome == "passed"
+    assert gate.what.endswith(says)
 
 
 def test_step_at_the_end_proves_what_the_first_steps_could_not():

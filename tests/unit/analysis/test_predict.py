@@ -19,17 +19,18 @@ from compare.analysis.cost_model import (
     predict_call,
     simulate_calls,
 )
-from compare.analysis.measured import Target, predict_step
+from compare.analysis.measured import Target, measured_launches, predict_step, why_unpredictable
 from compare.analysis.predict import compare_with, forecast, validated_error, with_measured_link
 from compare.errors import OutputError
 from compare.report import FORMATS, write
 from compare.report.of_prediction import document_against, document_of
 from compare.schema.arms import parse_arm
 from compare.schema.hosts import Host, parse_link
+from compare.schema.results import StepCall
 from compare.system.files import read_json
 from tests.bench.predictions import RECORD, Record, interval_error, is_covered, judge, model_errors
-from tests.unit.factories import a_block
-from tests.unit.predictions import a_measured_run
+from tests.unit.factories import a_block, a_phased_block
+from tests.unit.predictions import COMPUTING, a_measured_run
 
 RING = next(form for form in FORMS["all_reduce"] if form.name == "ring")
 CURVE = Curve(tuple((size, 0.001 + 0.040 * size / MIB) for size in (1024, MIB, 4 * MIB)))
@@ -38,6 +39,27 @@ MS = 1e-3
 
 def calls_of(seconds):
     return lambda _: Call(0.0, seconds)
+
+
+def a_step_in_shards(*collectives, library="torch.distributed gloo", **changes):
+    """A run of fsdp whose step computes for 20 ms; an all-reduce of a message takes 40 ms."""
+    calls = [StepCall(collective=name, message_bytes=MIB, **changes) for name in collectives]
+    attested = {
+        "group": {"transport": "TCP over eth0", "library": library},
+        "replica": {},
+        "threads": 1,
+    }
+    return a_measured_run(
+        arm="fsdp",
+        calls=calls,
+        message_bytes=[MIB] * len(calls),
+        attestation=attested,
+        blocks=[
+            a_block(80.0),
+            a_block(20.0, mode="reference"),
+            a_phased_block("reference", **COMPUTING),
+        ],
+    )
 
 
 # ---- one call ----
@@ -64,6 +86,41 @@ def test_expected_maximum_is_the_mean_over_all_resamples():
     residuals = [3.0, 1.0, 2.0]
     pairs = [max(a, b) for a in residuals for b in residuals]
     assert expected_maximum(residuals, 2) == pytest.approx(statistics.fmean(pairs))
+
+
+# ---- a step in shards ----
+
+
+def test_step_in_shards_takes_half_an_all_reduce_for_a_gather():
+    run = a_step_in_shards("all_gather", "reduce_scatter")
+    assert why_unpredictable(run, parse_arm("fsdp")) == ""
+    (launch, *_) = measured_launches(run, parse_arm("fsdp"))
+    assert launch.shares == [0.5, 1.0]
+    here = predict_step(launch, Target(hosts=2))
+    assert here.seconds == pytest.approx(80 * MS)
+    assert here.parts["bandwidth"] + here.parts["latency"] == pytest.approx(1.5 * 40 * MS)
+    assert here.parts["copies"] == pytest.approx(0, abs=1e-9)
+    more = predict_step(launch, Target(hosts=4))
+    assert more.parts["bandwidth"] == pytest.approx(1.5 * here.parts["bandwidth"])
+    assert more.parts["latency"] == pytest.approx(3 * here.parts["latency"])
+
+
+def test_prediction_of_shards_is_beyond_what_was_validated():
+    (prediction,) = forecast(a_step_in_shards("all_gather", "reduce_scatter"), [2]).predictions
+    assert prediction.beyond_validation
+    assert prediction.error == validated_error("", "shards")
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (a_step_in_shards("all_reduce", "broadcast"), "no model of its broadcasts"),
+        (a_step_in_shards("all_gather", ranks=[0, 1]), "no model of replicas in shards"),
+        (a_step_in_shards("all_gather", library="torch.distributed nccl"), "overlap with computing"),
+    ],
+)
+def test_other_steps_in_shards_are_not_predicted(run, reason):
+    assert reason in why_unpredictable(run, parse_arm("fsdp"))
 
 
 # ---- a step's timeline ----
@@ -128,10 +185,10 @@ def test_recorded_steps_are_predicted_within_bounds_by_the_true_form_alone(recor
     assert not within_bounds(step_errors(with_changes(rings, form="linear"), form="linear"))
 
 
-@pytest.mark.parametrize("extreme", ["naive sum", "perfect overlap"])
+@pytest.mark.parametrize("extreme", ["if nothing overlapped", "if all did"])
 def test_timeline_is_nearer_than_both_extremes(record, extreme):
     errors = model_errors(record)
-    assert errors["timeline"] < errors[extreme]
+    assert errors["by our model"] < errors[extreme]
 
 
 def test_intervals_from_other_cells_hold_nine_tenths(record):

@@ -356,7 +356,7 @@ def test_arm_that_takes_cpu_time_while_it_waits_is_named():
     assert summarise_turns(quiet).awake == {}
     busy = a_cohort("ddp", waited_ns=10**9, waited_cpu_ns=90 * 10**6)
     assert summarise_turns(busy).awake == {"ddp": pytest.approx(0.09)}
-    assert "more than 2 % of a core: ddp 9.0 %." in render(busy, analyse(busy), "table", wide=True)
+    assert "more than 2 % of a core: ddp 9.0 %." in render(busy, analyse(busy), "table", detail=True)
 
 
 def test_steps_beyond_the_training_are_named():

@@ -260,7 +260,7 @@ def test_commands_of_every_arm_have_the_same_ranks_program_and_settings(launcher
     assert environments == environments[:1] * len(config.arms)
     set_ = environments[0]
     assert (set_["OMP_NUM_THREADS"], set_["MKL_NUM_THREADS"]) == ("2", "2")
-    assert (set_["GLOO_SOCKET_IFNAME"], set_["NCCL_SOCKET_IFNAME"]) == ("lo", "lo")
+    assert (set_["GLOO_SOCKET_IFNAME"], set_["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
     first = set_["PYTHONPATH"].split(os.pathsep)[0]
     assert (Path(first) / "compare" / "worker" / "__main__.py").is_file()
     assert set_["PYTHONSAFEPATH"] == "1"

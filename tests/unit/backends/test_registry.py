@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import backends
-from backends import BACKENDS
-from backends.code import code_of, quote
+from backends.arms import ARMS
+from backends.arms.shared import CONTROLLER, MPI_LIBRARY, PROCESS_GROUP
+from backends.code import code_of, quote, summary_of
 from compare.doctor.backends_table import document_of
 from compare.report.formats.terminal import plain_text
 from tests.unit.factories import a_survey
@@ -41,6 +43,30 @@ def test_entry_point_adds_a_backend(find, monkeypatch):
     assert find("backends:theirs") == ({"theirs"}, {})
 
 
+@pytest.mark.parametrize("shared", [PROCESS_GROUP, CONTROLLER, MPI_LIBRARY], ids=lambda each: each.name)
+def test_arm_without_an_option_of_its_group_has_the_options_default(shared):
+    """An entry of another package need not know which options our groups read."""
+    assert shared.value_in({}) == shared.default
+    assert shared.value_in({shared.name: "other"}) == "other"
+
+
+@pytest.mark.parametrize(
+    ("arm", "options", "stage"),
+    [
+        ("zero", {}, "ZeRO stage 1, "),
+        ("fsdp", {"reshard_after_forward": False}, "ZeRO stage 2 while it trains, "),
+        ("fsdp", {"reshard_after_forward": True}, "ZeRO stage 3, "),
+    ],
+)
+def test_arms_that_shard_name_their_stage_of_zero(arm, options, stage):
+    assert summary_of(arm, options).startswith(stage)
+
+
+def test_groups_and_launchers_read_no_option_that_an_arm_may_lack():
+    files = [file for room in ("groups", "launchers") for file in (ROOT / "backends" / room).glob("*.py")]
+    assert [file.name for file in files if re.search(r"options\[", file.read_text())] == []
+
+
 @pytest.mark.parametrize(
     ("value", "why"),
     [
@@ -66,10 +92,10 @@ def test_table_of_backends_names_what_adds_nothing(monkeypatch):
 
 
 def every_arm():
-    """Return every backend with each of its modes."""
+    """Return every backend of ours with each of its modes."""
     modes = {
         backend.name: next((own.choices for own in backend.options if own.name == "mode"), ("",))
-        for backend in BACKENDS.values()
+        for backend in ARMS
     }
     return [(name, {"mode": mode} if mode else {}) for name, choices in modes.items() for mode in choices]
 

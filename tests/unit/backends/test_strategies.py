@@ -11,12 +11,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from backends import BACKENDS
 from backends.base import BackendError, Placement
+from backends.strategies.averaging import AveragingReplica
 from backends.strategies.data_parallel import DataParallelReplica
 from backends.strategies.ddp import DDPReplica
+from backends.strategies.fsdp import FSDPReplica, find_units
 from backends.strategies.local_sgd import LocalSGDReplica
 from backends.strategies.own import OwnReplica
 from compare.schema.arms import parse_arm
-from compare.worker.mnist import build_model
+from compare.worker.mnist import build_model, classify
 
 BATCH = torch.ones(4, 3), torch.ones(4, 2)
 IMAGES, CLASSES = torch.zeros(4, 784), torch.zeros(4, dtype=torch.int64)
@@ -46,6 +48,25 @@ def test_ddp_by_default_has_the_buckets_of_plain_ddp(group):
     ours = buckets_of(ddp(group).wrapped)
     assert ours == buckets_of(DistributedDataParallel(build_model("convnet")))
     assert len(ours) == 2
+
+
+@pytest.mark.parametrize(("as_view", "share"), [(False, 1), (True, 0)])
+def test_ddp_keeps_buckets_beside_gradients_that_are_no_views_of_them(group, as_view, share):
+    replica = ddp(group, gradient_as_bucket_view=as_view)
+    buckets_of(replica.wrapped)
+    assert replica.library_bytes() == share * replica.held_bytes()["parameter_bytes"]
+
+
+@pytest.mark.parametrize(("mode", "share"), [("per_parameter", 0), ("flat", 1), ("overlap", 0)])
+def test_averaging_counts_its_bucket_where_backward_left_other_gradients(group, mode, share):
+    options = {option.name: option.default for option in BACKENDS["manual"].options} | {"mode": mode}
+    replica = AveragingReplica(build_model("convnet"), plain_sgd, group, options)
+    for _ in range(2):  # overlap learns in the first step when a bucket is full
+        replica.learn((IMAGES, CLASSES), classify)
+        kept = replica.library_bytes()
+        replica.sync()
+        replica.step()
+    assert kept == share * replica.held_bytes()["parameter_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -199,3 +220,66 @@ def test_fabric_refuses_hosts_with_different_numbers_of_ranks():
 def test_dataparallel_refuses_a_host_without_its_gpus(group):
     with pytest.raises(BackendError, match="gpus=2 needs 2 GPUs on one host, but torch finds 0"):
         DataParallelReplica(nn.Linear(3, 2), plain_sgd, group, {"gpus": 2})
+
+
+# ---- units of FSDP ----
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+
+class Tied(nn.Module):
+    """A model with blocks between two layers that share their weight."""
+
+    def __init__(self, blocks=2):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+        self.blocks = nn.ModuleList([Block() for _ in range(blocks)])
+        self.head.weight = self.embedding.weight
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "units"),
+    [
+        (Tied(), "blocks", ["Block", "Block"]),
+        (nn.Sequential(Tied(3), nn.Linear(5, 2)), "blocks", ["Block", "Block", "Block"]),
+        (nn.Sequential(Block(), nn.ReLU(), Block()), "blocks", ["Block", "Block"]),
+        (Tied(), "layers", ["Block", "Block"]),
+        (Tied(), "model", []),
+        (Tied(blocks=1), "blocks", ["Block"]),
+        (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), "blocks", ["Linear", "Linear"]),
+        (nn.Sequential(nn.Linear(4, 4)), "layers", []),
+        (nn.Sequential(*[Block()] * 2), "blocks", []),
+    ],
+)
+def test_units_of_fsdp_are_blocks_or_layers_that_share_nothing(model, kind, units):
+    assert [type(unit).__name__ for unit in find_units(model, kind)] == units
+
+
+def test_fsdp_refuses_replicas_that_do_not_divide_the_ranks(group):
+    options = parse_arm("fsdp:replicate=2").options
+    with pytest.raises(BackendError, match="divisible by 2, but there are 1"):
+        FSDPReplica(nn.Linear(3, 2), plain_sgd, group, options)
+
+
+def test_fsdp_prefetches_the_next_units_in_both_directions(group):
+    layers = [nn.Linear(2, 2) for _ in range(4)]
+    model = FSDPReplica(nn.Sequential(*layers), plain_sgd, group, parse_arm("fsdp:prefetch=2").options).model
+    states = [unit._get_fsdp_state() for unit in (*model, model)]
+    ahead = {
+        states.index(state): (
+            [states.index(other) for other in state._states_to_forward_prefetch],
+            [states.index(other) for other in state._states_to_backward_prefetch],
+        )
+        for state in states
+    }
+    assert ahead == {
+        0: ([1, 2], []),
+        1: ([2, 3], [0]),
+        2: ([3], [1, 0]),
+        3: ([], [2, 1]),
+        4: ([0, 1], [3, 2]),
+    }

@@ -5,12 +5,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from compare.analysis.change import diff
 from compare.cli.gate import read_percent, require_passed
 from compare.cli.main import EXIT_CODES, app
 from compare.cli.output import show_changes
 from compare.errors import SlowerError, TooNoisyError, UsageError
-from compare.report.changes import benchmark
 from compare.system.files import write_json
 from tests.unit.changes import a_change, a_gate
 from tests.unit.factories import a_run
@@ -50,13 +48,12 @@ def test_two_unlike_runs_are_shown_with_a_warning(old, tmp_path):
     assert json.loads(beside(old, new, "--format", "json").output)["forced"] is True
 
 
-def test_benchmark_of_two_runs_has_the_new_state_of_each_arm():
-    runs = [a_run({"none": [4.0] * 5, "ddp": times}) for times in (QUIET, [time * 1.1 for time in QUIET])]
-    (entry,) = json.loads(benchmark(diff(*runs, ("old", "new"))))
-    assert (entry["name"], entry["unit"]) == ("diff: ddp", "×")
-    assert entry["value"] == pytest.approx(1.1 * 5 / 4, rel=0.01)
-    assert entry["range"].startswith("± 0.0")
-    assert "slower" in entry["extra"]
+def test_json_of_two_runs_has_speeds(old, tmp_path):
+    new = saved(tmp_path / "new", [time * 1.1 for time in QUIET])
+    (change,) = json.loads(beside(old, new, "--format", "json").output)["changes"]
+    assert change["speed_ratio"] == pytest.approx(1 / 1.1)
+    assert change["low"] < change["speed_ratio"] < change["high"] < 1
+    assert change["old"]["mean"] == pytest.approx(4 / 5, rel=0.01)
 
 
 # ---- the gate ----

@@ -54,6 +54,9 @@ SURVEY = a_survey(missing=["mpi"], controllers=["gloo"])
 HERE = "Hosts: this machine, because no hosts are named and no scheduler's job was found\n"
 
 
+_CHECK = re.compile(r"^Checking which (arms|groups) can run here …\n")
+
+
 class Outcome:
     """Exit code and output of a call of the program."""
 
@@ -62,12 +65,18 @@ class Outcome:
 
     @property
     def parts(self):
-        """Return the three parts of an error; the hosts may stand before."""
-        first, *rest = self.err.removeprefix(HERE).splitlines()
+        """Return the three parts of an error; the hosts and the check of arms may stand before."""
+        first, *rest = _CHECK.sub("", self.err.removeprefix(HERE)).splitlines()
         assert first.startswith("error: "), self.err
         assert rest, self.err
         assert all(line.startswith("  ") for line in rest), self.err
         return [first.removeprefix("error: "), *(line.removeprefix("  ") for line in rest)]
+
+
+def survey_of(wanted=(), *_, **__):
+    """Return the survey of these backends, or of all."""
+    backends = {name: SURVEY.backends[name] for name in list(wanted) or SURVEY.backends}
+    return msgspec.structs.replace(SURVEY, backends=backends)
 
 
 @pytest.fixture
@@ -75,7 +84,7 @@ def compare(monkeypatch, capfd, tmp_path):
     """Call the program in an empty folder, without GPUs, mpi4py and a check of this machine."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)  # what reads from a pipe is no terminal of some width
-    monkeypatch.setattr(availability, "survey", lambda _wanted=(): SURVEY)
+    monkeypatch.setattr(availability, "survey", survey_of)
     monkeypatch.setattr(launching, "find_launcher", lambda name, _python: Path("/opt/env/bin") / name)
     monkeypatch.setattr(data, "resolve", lambda *_arguments, **_options: MNIST)
     monkeypatch.setattr(run, "check_beforehand", lambda *_, **__: lambda *, failed: [])
@@ -141,6 +150,7 @@ def carried_out(monkeypatch):
                 ("--interleave launches:reruns=-1", "reruns of --interleave cannot be -1"),
                 ("--interleave turns", "--interleave cannot be turns"),
                 ("--data digits:where=x", "no option 'where'"),
+                ("--data nosuch", "--data cannot be 'nosuch'. Use mnist, digits or a folder that exists"),
                 ("--export run.pdf", "no suffix that names a format"),
             )
         ),
@@ -148,7 +158,11 @@ def carried_out(monkeypatch):
         ("--backend ddp --device tpu", USAGE, ["--device", "'tpu'", "'cpu', 'cuda'"]),
         ("--backend ddp --budget soon", USAGE, ["'--budget'", "'soon' is not a length of time", "5m"]),
         *((f"-np {value}", USAGE, ["-np"]) for value in ("0", "two")),
-        *((wrong, USAGE, [wrong.split()[0]]) for wrong in ("--no-such-flag", "--batch-size x", "rnu")),
+        *(
+            (wrong, USAGE, [wrong.split()[0]])
+            for wrong in ("--no-such-flag", "--batch-size x", "rnu", "--seed")
+        ),
+        ("--strict=1", USAGE, ["--strict", "does not take a value"]),
         ("--backend ,", USAGE, ["--backend names no arm"]),
         ("-H localhost:1 -np 2", USAGE, ["2 ranks do not fit", "-np 1"]),
         ("-H localhost:two", USAGE, ["-H:1: "]),
@@ -221,7 +235,8 @@ def _signals_as_they_were():
 
 
 @pytest.mark.parametrize(
-    ("output", "what", "remedy"), [("notes/run", "notes/run", "--output"), ("old", "old is not empty", "")]
+    ("output", "what", "remedy"),
+    [("notes/run", "notes/run", "choose another path"), ("old", "old is not empty", "")],
 )
 def test_run_into_an_unfit_output_folder_exits_with_5(compare, carried_out, output, what, remedy):
     carried_out(AssertionError("nothing may be started"))
@@ -288,15 +303,23 @@ def test_report_puts_several_runs_on_one_page_with_pictures(compare):
     assert all(text.startswith("<svg xmlns=") and "<style>" in text for text in drawn.values())
     assert all(f"Picture: shown/here/{name}" in shown.err for name in drawn)
     assert compare("report", "one", "two", "one").parts[0] == "The format table shows two runs."
+    three = compare("report", "one", "two", "one", "--export", "three.html")
+    assert (three.code, three.out) == (0, ""), "a page alone"
+    assert Path("three.html").read_text().count("<article") == 3
     assert compare("report", "one", "two", "--format", "csv").parts[0] == "The format csv shows one run."
 
 
 def test_report_opens_its_page_in_the_browser(compare, monkeypatch):
     opened = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("webbrowser.open", lambda page: opened.append(page) or len(opened) == 1)
     write_json(Path(RESULTS_FILE), a_run())
     shown = compare("report", ".", "--open")
     (page,) = opened
+    assert "browser" not in shown.err
+    assert (
+        "No browser could be started here, so open this file in one."
+        in compare("report", ".", ".", ".", "--open").err
+    )
     assert "mlp on MNIST" in shown.out
     assert f"Page: {page.removeprefix('file://')}" in shown.err
     assert "<article" in Path(page.removeprefix("file://")).read_text()
@@ -311,6 +334,32 @@ def test_report_prints_a_lesson_of_the_arms(compare):
     assert "```python" in compare(*lesson, "mpi", "--export", "-.md").out
     assert compare(*lesson, "zero").parts[1] == "Use one of: ddp, mpi."
     assert compare("report", "--format", "lesson").parts[0] == "The format lesson shows one run."
+    assert "--format lesson" in compare("report", ".", "--arm", "mpi").parts[1]
+
+
+def test_report_prints_a_summary_of_one_run(compare):
+    write_json(Path(RESULTS_FILE), a_run({"none": [4.0] * 5, "ddp": [6.0] * 5, "mpi": [5.0] * 5}))
+    shown = compare("report", ".", "--format", "summary", "--export", "boss.md")
+    assert "mpi is the fastest of 2 ways here." in " ".join(shown.out.split())
+    assert "mpi is the fastest of 2 ways here." in Path("boss.md").read_text()
+    assert compare("report", ".", ".", "--format", "summary").parts[0] == "The format summary shows one run."
+
+
+def test_report_says_that_nothing_can_be_drawn(compare):
+    write_json(Path(RESULTS_FILE), a_run({"none": [], "ddp": []}))
+    assert "Pictures: none, because" in compare("report", ".", "--pictures", "drawn").err
+    assert not Path("drawn").exists()
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_help_in_a_narrow_terminal_breaks_no_word(compare, monkeypatch, command):
+    texts = []
+    for columns in ("60", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        texts.append(compare(*command.split(), "--help").out)
+    narrow, usual = texts
+    assert set(narrow.split()) <= {*usual.split(), "nccl-tests."}
+    assert max(map(len, usual.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("command", EXAMPLES)
@@ -444,7 +493,8 @@ def test_run_that_ends_early_exports_what_is_kept(compare, monkeypatch, command,
     failure = Failure(arm="ddp", round=1, kind="LaunchError", message=str(error)) if failed else None
 
     def carry_out(run_, directory, *_):
-        write_json(directory / RESULTS_FILE, msgspec.structs.replace(run_, failure=failure))
+        kept = msgspec.structs.replace(run_, launches=a_run({"ddp": [5.0]}).launches, failure=failure)
+        write_json(directory / RESULTS_FILE, kept)
         raise error
 
     monkeypatch.setattr(run, "carry_out", carry_out)
@@ -495,11 +545,20 @@ def test_run_without_a_free_descriptor_exits_with_4(compare, carried_out):
 
 
 @pytest.mark.parametrize(("kind", "code"), [(errors.StalledError, STALLED), (errors.ParityError, PARITY)])
-def test_run_that_fails_exits_with_its_code_and_prints_what_is_kept(compare, carried_out, kind, code):
-    carried_out(kind("what", remedy="remedy"))
+@pytest.mark.parametrize(
+    ("kept", "says"),
+    [({"ddp": [5.0]}, "kept: ringside report"), ({}, "No launch has finished. The logs of the run:")],
+)
+def test_run_that_fails_exits_with_its_code_and_what_is_kept(compare, monkeypatch, kept, says, kind, code):
+    def carry_out(run_, directory, *_):
+        launches = a_run(kept).launches if kept else []
+        write_json(directory / RESULTS_FILE, msgspec.structs.replace(run_, launches=launches))
+        raise kind("what", remedy="remedy")
+
+    monkeypatch.setattr(run, "carry_out", carry_out)
     ended = compare("run", "--backend", "ddp", "--output", "out")
     assert ended.code == code
-    assert f"ringside report {Path('out').absolute()}" in " ".join(ended.err.split())
+    assert f"{says} {Path('out').absolute()}" in " ".join(ended.err.split())
     assert "error: what\n  remedy\n" in ended.err
 
 
@@ -526,7 +585,7 @@ def test_verify_prints_its_table_and_exits_with_its_code(compare, monkeypatch, o
 def test_an_interrupt_before_the_first_launch_exits_with_130(compare, monkeypatch):
     asked = []
 
-    def survey(wanted):
+    def survey(wanted, **_):
         asked.append([*wanted])
         raise KeyboardInterrupt
 
@@ -576,10 +635,15 @@ def dry_run(compare, *arguments):
     ended = compare("run", "--dry-run", *arguments)
     assert ended.code == 0, ended.err
     assert list(Path.cwd().iterdir()) == []
-    length, *launches = ended.out.split("\n\n")
-    assert length.startswith("5 rounds of ")
-    assert "\nHosts: " in length
-    return {title: shlex.split(line) for title, line in (launch.split("\n", 1) for launch in launches)}
+    for shown in (r"Dry run: mlp on ", r"\n hosts +\S", r"\n data +\S", r"\n length +5 rounds of "):
+        assert re.search(shown, ended.out)
+    return listings(ended.out)
+
+
+def listings(shown):
+    """Return the commands of a printed dry run as words, by their titles, as a shell reads their lines."""
+    found = re.findall(r"^  (\S.*)\n((?:    .*\n)+)", shown, re.MULTILINE)
+    return {title: shlex.split(lines.replace("\\\n", " ")) for title, lines in found}
 
 
 def test_dry_run_prints_one_command_an_arm_and_starts_nothing(compare):
@@ -589,24 +653,48 @@ def test_dry_run_prints_one_command_an_arm_and_starts_nothing(compare):
     assert commands["horovod"][0] == "/opt/env/bin/horovodrun"
 
 
+def test_dry_run_warns_of_ranks_that_outnumber_the_cores(compare):
+    ranks = len(os.sched_getaffinity(0)) + 1
+    planned = compare("run", "--dry-run", "--backend", "ddp", "-np", str(ranks)).out
+    assert "so no arm can be ranked" in " ".join(planned.split())
+
+
 def test_verbose_dry_run_prints_environment_and_job_without_secrets(compare, tmp_path_factory):
     folder = tmp_path_factory.mktemp("its folder's") / "my runs"
     asked = ("--backend", "ddp", "--no-control", "--output", folder, "-x", "KEY=hunter2")
     shown = compare("run", "--dry-run", "-v", *asked).out
-    _, launch = shown.split("\n\nddp\n")
-    *environment, line, job = launch.splitlines()
-    assert "  GLOO_SOCKET_IFNAME=lo \\" in environment
-    assert shlex.split(line)[-1] == f"{folder}/launches/01-ddp/job.json"
-    job = msgspec.json.decode(job.removeprefix("  job.json: "), type=Job)
+    command = listings(shown)["ddp"]
+    assert "GLOO_SOCKET_IFNAME=lo" in command[: command.index("/opt/env/bin/torchrun")]
+    assert command[-1] == f"{folder}/launches/01-ddp/job.json"
+    (job,) = re.findall(r"^  job.json of ddp\n    (.*)$", shown, re.MULTILINE)
+    job = msgspec.json.decode(job, type=Job)
     assert (job.config.ranks, job.exported) == (2, ["KEY"])
     assert "hunter2" not in shown
+
+
+def test_dry_run_writes_its_plan_to_a_file(compare, tmp_path_factory):
+    written = tmp_path_factory.mktemp("plans") / "plan.json"
+    done = compare("run", "--dry-run", "--backend", "ddp", "--no-control", "--export", written)
+    assert done.code == 0, done.err
+    plan = json.loads(written.read_text())
+    (launch,) = plan["launches"]
+    assert launch["job"]["arm"]["backend"] == "ddp"
+    assert launch["commands"][0]["argv"] == listings(done.out)["ddp"]
+    assert plan["run"]["launches"] == []
+
+
+def test_dry_run_announces_the_check_of_arms_unless_quiet(compare):
+    asked = ("run", "--dry-run", "--backend", "ddp")
+    assert compare(*asked).err == "Checking which arms can run here …\n"
+    assert compare(*asked, "-q").err == ""
 
 
 def test_dry_run_prints_the_source_of_its_hosts(compare, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("LSB_JOBID", "8")
     monkeypatch.setenv("LSB_HOSTS", "nosuchhost-a nosuchhost-a nosuchhost-b")
     shown = compare("run", "--dry-run", "--backend", "ddp").out
-    assert "\nHosts: 2 of LSF job 8, from LSB_HOSTS\n" in shown
+    assert re.search(r"\n hosts +2 of LSF job 8, from LSB_HOSTS\n", shown)
+    assert re.search(r"\n nosuchhost-a +2 +\S", shown)
     monkeypatch.delenv("LSB_HOSTS")
     refused = compare("run", "--dry-run", "--backend", "ddp")
     assert refused.code == USAGE
@@ -614,18 +702,22 @@ def test_dry_run_prints_the_source_of_its_hosts(compare, monkeypatch, tmp_path_f
     hostfile = tmp_path_factory.mktemp("hosts") / "two\nlines"
     hostfile.write_text("nosuchhost-a\n")
     shown = compare("run", "--dry-run", "--backend", "ddp", "--hostfile", hostfile).out
-    assert f"\nHosts: 1 of {hostfile.parent}/two\\nlines\n" in shown
+    assert re.search(rf"\n hosts +1 of {hostfile.parent}/two\\nlines\n", shown)
 
 
 def test_dry_run_asks_no_host(compare, tmp_path_factory):
     hostfile = tmp_path_factory.mktemp("hosts") / "hosts"
     hostfile.write_text("nosuchhost-a slots=2\nnosuchhost-b slots=1\n")
     commands = dry_run(compare, "--backend", "ddp,horovod", "--no-control", "--hostfile", hostfile)
-    assert "--master_addr=nosuchhost-a" in commands["ddp on nosuchhost-b"]
+    assert "--master_addr=nosuchhost-a" in commands["ddp on nosuchhost-a"]
+    asked = ("--backend", "ddp,manual", "--hostfile", hostfile)
+    shown = compare("run", "--dry-run", *asked).out
+    assert shown.count("except that nosuchhost-b has --nproc_per_node=1 --node_rank=1.\n") == 1
     assert "nosuchhost-a:2,nosuchhost-b:1" in commands["horovod"]
     for interface, given in (("INTERFACE", ()), ("eth0", ("--engine", "auto:interface=eth0"))):
         asked = ("--backend", "ddp", "-H", "nosuchhost-a,localhost", *given)
-        assert f"GLOO_SOCKET_IFNAME={interface} " in compare("run", "--dry-run", "-v", *asked).out
+        shown = compare("run", "--dry-run", "-v", *asked).out
+        assert f"GLOO_SOCKET_IFNAME={interface}" in listings(shown)["ddp on nosuchhost-a"]
     on_gpus = dry_run(compare, "--backend", "ddp", "-H", "nosuchhost-a:4", "--device", "cuda")
     assert "--nproc_per_node=4" in on_gpus["ddp on nosuchhost-a"]
 
@@ -663,6 +755,14 @@ def test_backends_lists_every_option_and_why_one_is_missing(compare):
     options = [f"{own.name}:{option.name}=" for own in BACKENDS.values() for option in own.options]
     expected = [*BACKENDS, *options, "mpi4py is not installed", "env.NCCL_ALGO=Ring"]
     assert [text for text in expected if text not in shown] == []
+
+
+def test_backends_shows_those_that_are_named(compare):
+    shown = compare("backends", "zero", "fsdp:units=layers").out
+    assert {"zero:bucket_cap_mb=25", "fsdp:units=blocks|layers|model"} <= set(shown.split())
+    assert "2 of 2 arms can run here" in shown
+    assert "ddp" not in shown.replace("over DDP", "").split()
+    assert compare("backends", "fdsp").parts[0] == "There is no backend called 'fdsp'."
 
 
 # ---- help ----

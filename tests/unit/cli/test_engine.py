@@ -1,12 +1,13 @@
 """``--engine``: what it refuses, and when the hosts of a rehearsal exist."""
 
+import sys
 from contextlib import contextmanager
 
 import pytest
 from typer.testing import CliRunner
 
 from compare.cli.main import app
-from compare.errors import UsageError
+from compare.errors import UnavailableError, UsageError
 from compare.launch.engines.rehearsal import Rehearsal
 
 
@@ -58,6 +59,22 @@ def test_engine_with_a_wrong_option_is_refused_before_hosts_are_made(rooms, argu
     assert rooms == []
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"gate --against {sys.executable}",
+        "run --backend mpi:library=mpich",
+        "verify --backend mpi:library=mpich",
+    ],
+)
+def test_arm_of_this_machine_alone_is_refused_before_hosts_are_made(rooms, command):
+    done = call(*command.split(), "--engine", "rehearsal:hosts=2")
+    assert isinstance(done.exception, UnavailableError)
+    assert "cannot run on other hosts than this machine" in done.exception.what
+    assert "without --engine" in done.exception.remedy
+    assert rooms == []
+
+
 def test_run_has_the_hosts_of_a_rehearsal_while_it_works(rooms, monkeypatch):
     def compare_arms(request, *_):
         hosts = [(host.name, host.slots) for host in request.allocation.hosts]
@@ -74,7 +91,9 @@ def test_run_has_the_hosts_of_a_rehearsal_while_it_works(rooms, monkeypatch):
 def test_dry_run_of_a_rehearsal_makes_no_hosts(rooms):
     done = call("run", "--engine", "rehearsal", "--backend", "ddp", "--dry-run")
     assert done.exit_code == 0, done.output
-    assert "ddp on rehearsal-2" in done.output
+    shown = " ".join(done.output.split())
+    assert "ddp on rehearsal-1" in shown
+    assert "rehearsal-2 has --node_rank=1" in shown
     assert rooms == []
 
 

@@ -27,7 +27,7 @@ def test_value_and_options_are_read_by_their_readers(text, value, options):
         ("60:", ["has no option ''"]),
         ("60:warmup", ["warmup has no value", "60:warmup=VALUE"]),
         ("60:warmup=1,warmup=2", ["warmup is set twice"]),
-        ("60:warmup=soon", ["--steps 60:warmup=soon: warmup cannot be 'soon'"]),
+        ("60:warmup=soon", ["--steps 60:warmup=soon: warmup cannot be 'soon'", "It is not a whole number."]),
     ],
 )
 def test_wrong_option_is_refused_with_the_flag(text, says):

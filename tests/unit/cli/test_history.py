@@ -14,8 +14,8 @@ from compare.analysis.runs import entry_of, follow_runs
 from compare.cli.main import app
 from compare.errors import OutputError, RingsideError
 from compare.schema.hosts import Host
-from compare.schema.results import Failure, Interleaved
-from compare.schema.store import list_runs
+from compare.schema.results import Failure, Interleaved, Verification
+from compare.schema.store import list_results
 from compare.system.files import write_json
 from tests.unit.factories import DIGITS, a_launch, a_rank, a_run, noisy
 
@@ -44,9 +44,9 @@ def test_folder_without_a_results_file_is_no_run(runs, tmp_path):
     (runs / "linked").symlink_to(runs / "run-1")
     (runs / "pipe").mkdir()
     os.mkfifo(runs / "pipe" / "results.json")
-    assert [folder.name for folder in list_runs(runs)] == [f"run-{number}" for number in range(4)]
+    assert [file.parent.name for file in list_results(runs)] == [f"run-{number}" for number in range(4)]
     with pytest.raises(OutputError, match="cannot be listed"):
-        list_runs(tmp_path / "missing")
+        list_results(tmp_path / "missing")
 
 
 def test_hostile_names_reach_no_terminal(tmp_path):
@@ -129,6 +129,39 @@ def test_history_names_a_noisy_run_in_its_line_and_its_trends(tmp_path):
     assert re.search(r"none +▁▁ +4.00 +4.00 +1 of 2", shown)
 
 
+def a_verification(root, name):
+    folder = root / name
+    folder.mkdir(parents=True)
+    write_json(folder / "verification.json", Verification(run=a_run(), arms=[]))
+    return folder
+
+
+def test_history_lists_results_that_are_no_runs(runs, tmp_path):
+    a_verification(runs, "proof")
+    shown = call("report", runs).output
+    assert "4 runs and 1 other result in" in shown
+    assert re.search(r"^ *proof +a verification", shown, re.MULTILINE)
+    assert "run-3" in shown
+    assert msgspec.json.decode(call("report", runs, "--format", "json").output)["others"] == {
+        "proof": "a verification"
+    }
+    a_verification(tmp_path / "alone", "proof")
+    assert "proof" in call("report", tmp_path / "alone").output
+
+
+@pytest.mark.parametrize("words", [["--format", "lesson"], ["again"]], ids=["lesson", "side by side"])
+@pytest.mark.parametrize("given", ["proof", "proof/verification.json"])
+def test_verification_is_refused_by_name_where_a_run_is_needed(tmp_path, monkeypatch, words, given):
+    monkeypatch.chdir(tmp_path)
+    a_verification(tmp_path, "proof")
+    a_verification(tmp_path, "again")
+    refused = call("report", given, *words).exception
+    assert isinstance(refused, OutputError)
+    assert refused.what == f"{given} holds a verification, not a run."
+    assert f"ringside report {given}" in refused.remedy
+    assert call("report", given).exit_code == 0
+
+
 ON_A_GPU = {"group": {"transport": "TCP over lo"}, "threads": 1, "device": "NVIDIA H200"}
 
 
@@ -147,8 +180,8 @@ ON_A_GPU = {"group": {"transport": "TCP over lo"}, "threads": 1, "device": "NVID
 )
 def test_history_has_no_trend_over_unlike_runs(changes):
     one, other = entry_of("one", a_run()), entry_of("other", a_run(**changes))
-    assert follow_runs([one, other], {}).trends == []
-    assert len(follow_runs([one, entry_of("again", a_run())], {}).trends) == 2
+    assert follow_runs([one, other], {}, {}).trends == []
+    assert len(follow_runs([one, entry_of("again", a_run())], {}, {}).trends) == 2
 
 
 def test_history_names_what_the_runs_of_a_trend_have_in_common(tmp_path):

@@ -75,6 +75,14 @@ def test_paths_of_settings_are_relative_to_their_file():
     ("written", "says"),
     [
         ("bugdet = 3\n", ["'bugdet'", "Settings are named like flags"]),
+        ("[run]\nsteps = 60\nwarmup = 10", ["[run] warmup is of an earlier version", "--steps 60:warmup=10"]),
+        ("[run]\ndata-dir = 'd'", ["[run] data-dir is of an earlier version", "is now: --data d"]),
+        ("export_json = 'a.json'", ["export_json is of an earlier version", "is now: --export a.json"]),
+        ("ssh_port = 22\nhostfile = 'h'", ["is now: --engine auto:port=22"]),
+        ("exclude = ['a', 'b']", ["is now: -H '^a,^b'"]),
+        ("wide = true", ["wide is of an earlier version", "Leave it out."]),
+        ("[aa]\nsteps = 3", ["aa is of an earlier version", "now 'run'"]),
+        ("['data status']\nx = 3", ["now 'setup data'"]),
         ("stepz = 3", ["'stepz'", "Did you mean steps?"]),
         ("[runn]\nsteps = 3", ["'runn'", "Did you mean run?"]),
         ("['setup dato']\nx = 1", ["'setup dato'", "Did you mean setup data"]),
@@ -134,8 +142,7 @@ def requested(monkeypatch, capfd):
         return requests[0]
 
     monkeypatch.setattr(running, "read_request", reading)
-    monkeypatch.setattr("compare.experiment.plan", lambda *_: None)
-    monkeypatch.setattr(running, "_print_plan", lambda _, verbose: None)
+    monkeypatch.setattr("compare.experiment.plan", lambda *_: sys.exit(0))
 
     def call(*arguments):
         requests.clear()

@@ -1,5 +1,6 @@
 """Test what ``ringside setup`` shows and writes."""
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -15,12 +16,27 @@ def call(*arguments):
 
 def test_setup_alone_lists_what_is_missing_with_its_command(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(availability, "survey", lambda: a_survey(missing=["mpi", "horovod"]))
+    monkeypatch.setattr(availability, "survey", lambda **_: a_survey(missing=["mpi", "horovod"]))
     shown = call().output
     lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
-    assert "parts are missing here" in shown
+    assert "Parts that are not ready here: " in shown
     assert "pip install" in lines["mpi"]
     assert lines["MNIST"].endswith("ringside setup data")
+
+
+def test_setup_prints_one_cause_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "200")  # no cell is broken
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    survey, cause = a_survey(), "torch does not load: no answer"
+    broken = {
+        name: msgspec.structs.replace(one, problem=cause, remedy="python -c 'import torch'")
+        for name, one in survey.backends.items()
+    }
+    monkeypatch.setattr(availability, "survey", lambda **_: msgspec.structs.replace(survey, backends=broken))
+    shown = " ".join(call().output.split())
+    assert shown.count(cause) == shown.count("import torch") == 1
+    assert {"ddp", "mpi", "horovod"} <= set(shown.split())
+    assert "missing" not in shown
 
 
 def test_setup_writes_a_workload_once_and_says_how_to_run_it(tmp_path):

@@ -20,11 +20,11 @@ def test_submit_to_kubernetes_prints_the_manifest_alone_on_stdout():
     done = submit(*POD, "--namespace", "team", "--shm", "2Gi", "-t", "5", "--dry-run", "--", *VERIFY)
     assert done.exit_code == 0, done.output
     job = json.loads(done.stdout)
-    assert job["metadata"] == {"name": "compare-verify", "namespace": "team"}
+    assert job["metadata"] == {"name": "ringside-verify", "namespace": "team"}
     assert job["spec"]["runPolicy"]["activeDeadlineSeconds"] == 300
     assert '"sizeLimit": "2Gi"\n' in done.stdout
     assert "| kubectl apply -f -" in done.stderr
-    follow = "until kubectl -n team logs -f job/compare-verify-launcher; do sleep 2; done"
+    follow = "until kubectl -n team logs -f job/ringside-verify-launcher; do sleep 2; done"
     assert follow in done.stderr.splitlines()[-1]
 
 
@@ -42,6 +42,7 @@ def test_submit_says_when_the_result_would_end_with_the_pod(more, lost):
         ([*POD, "--wait", "--", "run"], "--wait has no meaning with --engine kubernetes"),
         (["--gpus", "1", "--", "run"], "--gpus has no meaning with --engine slurm"),
         ([*POD, "--", "run", "--budget", "soon"], "--budget cannot be 'soon'"),
+        (["--dry-run", "--", "run", "--export-json", "a.json"], "It is now: ringside run --export a.json"),
     ],
 )
 def test_submit_of_what_cannot_work_is_refused_and_prints_no_manifest(arguments, says):

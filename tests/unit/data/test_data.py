@@ -562,8 +562,15 @@ def test_real_mnist_is_found_without_writing_and_has_its_published_figures():
     assert (images.shape, labels.shape) == ((10_000, 28, 28), (10_000,))
 
 
-def test_expected_data_that_is_missing_has_a_remedy(tmp_path):
-    root = tmp_path / "a b"
-    assert data.expect("auto", root).note.endswith(f"ringside setup data --data '{root}'")
-    assert "once without --dry-run" in data.expect("digits", root).note
+@pytest.mark.parametrize(
+    ("dataset", "does"),
+    [
+        ("auto", "would download it, or take scikit-learn's digits if it cannot"),
+        ("mnist", "would download it"),
+        ("digits", "would make it"),
+    ],
+)
+def test_expected_data_that_is_missing_says_what_a_run_does(tmp_path, dataset, does):
+    root = tmp_path / "data"
+    assert data.expect(dataset, root).note == f"It is not there yet: a run {does}"
     assert not root.exists()

@@ -136,6 +136,14 @@ DEFECTS = {
     "other horovod": (packages(horovod="0.28.0"), "problem horovod", "0.28.0", "horovod --force"),
     "other mpi4py": (packages(mpi4py="3.1"), "problem mpi", "3.1", "mpi4py==4.1.2"),
     "torch does not load": (broken("torch", "libgomp.so.1: no"), "problem torch", "libgomp", "pip install"),
+    "torch that gives no answer": (
+        libraries(torch=Library(unanswered="no answer in 40 s, beside a load of 14.1 on 2 cores")),
+        *("warning torch", "nothing is known of it. It gave no answer in 40 s, beside a load", "quieter"),
+    ),
+    "mpirun that gives no answer": (
+        {"mpirun": Mpirun("/usr/bin/mpirun", "")},
+        *("warning mpi", "nothing is known of it", "/usr/bin/mpirun --version"),
+    ),
     "horovod of another torch": (
         broken("horovod", "undefined symbol: _ZN5torch"),
         *("problem horovod", "undefined symbol", "ringside setup horovod --force"),

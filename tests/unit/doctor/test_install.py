@@ -466,6 +466,16 @@ def test_wheel_that_does_not_fit_is_removed(cache, console, pip, loaded, found):
     assert list(cache.rglob("*.whl")) == []
 
 
+@pytest.mark.usefixtures("no_horovod")
+def test_wheel_that_gives_no_answer_is_kept(cache, console, pip):
+    """A busy machine must not cost the wheel that took minutes to build."""
+    pip.loaded = Library(unanswered="no answer in 300 s, beside a load of 14.1 on 2 cores")
+    with pytest.raises(UnavailableError, match="Whether horovod loads is not known"):
+        build.install_horovod(console=console)
+    assert "uninstall" not in pip.commands[-1]
+    assert len(list(cache.rglob("*.whl"))) == 1
+
+
 @pytest.fixture
 def prefix(cache, pip):
     """Return the folder of an MPICH that loads."""

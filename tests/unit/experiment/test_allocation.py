@@ -123,9 +123,9 @@ def test_options_of_the_engine_reach_the_allocation():
         (OF_SLURM, {"named": "n1,n9"}, "'n9' is none of the hosts: n1:2,n2:1"),
         ({"PBS_JOBID": "9"}, {}, "Ringside runs in PBS job 9, but does not know its hosts"),
         ({"PBS_JOBID": "9"}, {"engine": "ssh"}, "Ringside runs in PBS job 9"),
-        (OF_SLURM | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}, "srun starts compare 2 times"),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, {"named": "n1:2"}, "mpirun starts compare 2 times"),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, {"engine": "local"}, "mpirun starts compare 2 times"),
+        (OF_SLURM | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}, "srun starts ringside 2 times"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, {"named": "n1:2"}, "mpirun starts ringside 2 times"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, {"engine": "local"}, "mpirun starts ringside 2 times"),
     ],
 )
 def test_engine_that_cannot_reach_the_hosts_is_refused(environ, options, says):

@@ -30,6 +30,11 @@ def test_plan_sweeps_every_round_reverses_the_one_before():
     assert [(one.number, one.round) for one in planned] == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (6, 3)]
 
 
+def test_outlook_states_the_launches_and_the_least_time():
+    line = collectives.outlook(a_sweep_config("gloo", "mpi", end_bytes=64, rounds=3, iterations=5))
+    assert line.startswith("2 groups × 3 rounds × 4 sizes: at least 19 s")
+
+
 @pytest.mark.parametrize(
     ("group", "device", "survey", "one_host", "reason"),
     [
@@ -49,7 +54,7 @@ def test_refusal_of_group_that_cannot_run_has_a_reason(group, device, survey, on
 @pytest.mark.parametrize("missing", [[], ["mpi"]])
 def test_settle_takes_every_group_that_can_run_and_says_why_not_the_others(monkeypatch, missing):
     monkeypatch.setattr(collectives.availability, "survey", lambda _: a_survey(missing=missing))
-    config, left_out = settle_sweep(a_request(), a_cluster())
+    config, left_out = settle_sweep(a_request(), a_cluster(), print)
     assert set(left_out) == {"nccl", *missing}
     assert config.groups == tuple(group for group in GROUPS if group not in left_out)
     assert all(left_out.values())
@@ -58,7 +63,7 @@ def test_settle_takes_every_group_that_can_run_and_says_why_not_the_others(monke
 def test_settle_named_group_that_cannot_run_is_refused(monkeypatch):
     monkeypatch.setattr(collectives.availability, "survey", lambda _: a_survey())
     with pytest.raises(UnavailableError, match="nccl cannot run here"):
-        settle_sweep(a_request("gloo", "nccl"), a_cluster())
+        settle_sweep(a_request("gloo", "nccl"), a_cluster(), print)
 
 
 GIB = 1 << 30

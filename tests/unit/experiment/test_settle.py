@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +35,7 @@ from tests.unit.factories import DIGITS, a_cluster, a_config, a_survey
     ],
 )
 def test_survey_loads_only_the_libraries_of_wanted_backends(monkeypatch, wanted, backends, libraries):
-    unloaded = SimpleNamespace(read=lambda _: {"problem": "broken"}, end=lambda: None)
+    unloaded = SimpleNamespace(read=lambda *_: {"problem": "broken"}, end=lambda: None)
     monkeypatch.setattr(availability, "Probe", lambda name, _: SimpleNamespace(name=name, **vars(unloaded)))
     found = survey(wanted)
     assert [*found.backends] == backends
@@ -42,11 +43,51 @@ def test_survey_loads_only_the_libraries_of_wanted_backends(monkeypatch, wanted,
     assert {each.problem for each in found.backends.values()} == {"torch does not load: broken"}
 
 
+def test_library_without_an_answer_is_unknown_rather_than_broken(monkeypatch):
+    """Beside a load, a library that loads well may not answer in time."""
+    outcomes = {"torch": {"facts": {"version": "2"}}}
+    silent = {"unanswered": "no answer in 60 s, beside a load of 14.1 on 2 cores"}
+    started = []
+
+    def probe(name, _):
+        started.append(name)
+        read = lambda *_: outcomes.get(name, silent)  # noqa: E731 -- it depends on the name
+        return SimpleNamespace(name=name, read=read, end=lambda: None)
+
+    monkeypatch.setattr(availability, "Probe", probe)
+    found = survey(["horovod", "ddp"])
+    assert (found.backends["ddp"].here, found.backends["horovod"].here) == ("yes", "?")
+    with pytest.raises(UnavailableError, match="Whether horovod can run here is not known") as caught:
+        found.require("horovod", {})
+    assert caught.value.found == "horovod gave no answer in 60 s, beside a load of 14.1 on 2 cores"
+    assert "-m backends.probe horovod" in caught.value.remedy
+    assert "quieter" in caught.value.remedy
+    assert "setup" not in caught.value.remedy
+    assert started == ["torch", "horovod"], "an environment was suspected"
+
+
+@pytest.mark.parametrize(("seconds", "lines"), [(0.0, 0), (1.0, 1)])
+def test_survey_names_what_it_waits_for_only_if_it_waits(monkeypatch, seconds, lines):
+    def probe(name, _):
+        def read(*_):
+            time.sleep(seconds)
+            return {"facts": {"version": "2"}}
+
+        return SimpleNamespace(name=name, read=read, end=lambda: None)
+
+    monkeypatch.setattr(availability, "Probe", probe)
+    monkeypatch.setattr(availability, "_SILENT_SECONDS", 0.3)
+    printed = []
+    survey(["ddp"], printed.append)
+    line = "Loading torch, each in a process, to see which arms can run here …"
+    assert printed == [line] * lines
+
+
 def test_survey_interrupted_ends_every_process(monkeypatch):
     processes = []
 
     class Interrupted(availability.Probe):
-        def read(self, _):
+        def read(self, *_):
             raise KeyboardInterrupt
 
         def end(self):
@@ -129,7 +170,7 @@ def test_choose_arms_takes_named_arms_as_they_are(text, device, there):
     assert settle.choose_arms(named, device, a_survey(**there), one_host=True) == (named, {})
 
 
-MPICH, BF16 = "mpi:library=mpich", "ddp:comm_hook=bf16"
+MPICH, BF16, OFFLOAD = "mpi:library=mpich", "ddp:comm_hook=bf16", "fsdp:offload=cpu"
 
 
 @pytest.mark.parametrize(
@@ -140,6 +181,7 @@ MPICH, BF16 = "mpi:library=mpich", "ddp:comm_hook=bf16"
         ("horovod:controller=mpi", "cpu", {"controllers": ["gloo"]}, "without its mpi controller", "", ""),
         (f"mpi,{MPICH}", "cpu", {}, f"{MPICH} cannot run", "not installed", "ringside setup mpich"),
         (f"ddp,{BF16}", "cpu", {}, f"{BF16} cannot run on the CPU.", "comm_hook=bf16 only on CUDA", ""),
+        (f"ddp,{OFFLOAD}", "cpu", {}, f"{OFFLOAD} cannot run on the CPU.", "offload=cpu only on CUDA", ""),
         ("dataparallel", "cpu", {}, "cannot run on the CPU.", "returns the plain module", "--device cuda"),
         ("", "cpu", {"missing": list(BACKENDS)}, "No backend can run here.", "ddp is not installed", ""),
     ],
@@ -239,6 +281,14 @@ def test_what_is_given_to_the_ranks_is_read_and_never_shown():
 def test_what_cannot_be_given_to_the_ranks_is_refused(asked):
     with pytest.raises(UsageError, match="-x"):
         environment.read_env_flags([asked], {})
+
+
+def test_a_script_may_get_what_ringside_sets_for_arms():
+    assert environment.read_env_flags(["OMP_NUM_THREADS=1"], {}, of_script=True) == {"OMP_NUM_THREADS": "1"}
+    with pytest.raises(UsageError, match="OMP_NUM_THREADS"):
+        environment.read_env_flags(["OMP_NUM_THREADS=1"], {})
+    with pytest.raises(UsageError, match="RANK"):
+        environment.read_env_flags(["RANK=1"], {}, of_script=True)
 
 
 # ---- what is written ----

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from compare.analysis.budget import TURN_SECONDS, TURNS
 from compare.analysis.noise import launch_variance, turn_spreads
 from compare.errors import LaunchError
 from compare.experiment import rounds
@@ -16,8 +17,6 @@ from compare.experiment.rounds import choose_interleaving
 from compare.experiment.schedule import (
     MOST_TURNS,
     SHORT_SECONDS,
-    TURN_SECONDS,
-    TURNS,
     next_launches,
     open_comparisons,
     plan_turns,

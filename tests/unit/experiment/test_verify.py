@@ -11,7 +11,7 @@ from rich.console import Console
 
 from compare.errors import BudgetError, LaunchError, OutputError
 from compare.experiment.verify import VERIFICATION_FILE, verify
-from compare.report import FORMATS, document_of, write
+from compare.report import FORMATS, View, document_of, write
 from compare.report.formats.terminal import ConsoleDocument
 from compare.schema.results import ArmVerification, Failure, Gate, Verification
 from compare.system.files import read_json
@@ -38,10 +38,10 @@ def did_not_run(kind="LaunchError"):
     return ArmVerification(arm="mpi", failure=failure, seconds=5.0)
 
 
-def shown(*arms, **changes):
-    console = Console(width=200)
+def shown(*arms, detail=False, **changes):
+    console, found = Console(width=200), Verification(run=a_run(**changes), arms=list(arms))
     with console.capture() as capture:
-        console.print(ConsoleDocument(document_of(Verification(run=a_run(**changes), arms=list(arms)))))
+        console.print(ConsoleDocument(document_of(found, view=View(detail=detail))))
     return capture.get()
 
 
@@ -67,12 +67,13 @@ def test_it_ends_with_the_code_of_the_gravest(arms, code):
 
 
 def test_table_has_every_figure_and_under_it_what_failed():
-    text = shown(an_arm(), an_arm("manual", "failed", 0.5), exempt(), did_not_run(), dataset=DIGITS)
-    assert row(text, "ddp").split()[1:4] == ["same", "2e-16", "3e-08"]
+    arms = (an_arm(), an_arm("manual", "failed", 0.5), exempt(), did_not_run())
+    text = shown(*arms, detail=True, dataset=DIGITS)
+    assert row(text, "ddp").split()[4:7] == ["same", "2e-16", "3e-08"]
     assert "the same training" in row(text, "ddp")
     assert "5e-01 FAILED" in row(text, "manual")
     assert "NOT the same training" in row(text, "manual")
-    assert row(text, "none").split() == ["none", *["exempt"] * 3, *"–––––", "exempt"]
+    assert row(text, "none").split() == ["none", *["exempt"] * 4, *"–––––"]
     assert "did not run" in row(text, "mpi")
     below = ("manual is wrong. Why. Fix it.", "rank 1 died", "1e-12 in float64 and 1e-06 in float32")
     assert [part for part in (*below, DIGITS.note) if part not in " ".join(text.split())] == []
@@ -88,17 +89,34 @@ def test_every_format_has_the_failures(form):
 
 
 def test_figures_that_are_no_numbers_are_called_so():
-    text = shown(an_arm("manual", "failed", None, curve=[None] * 20))
+    text = shown(an_arm("manual", "failed", None, curve=[None] * 20), detail=True)
     assert row(text, "manual").count("FAILED") == 2
     assert row(text, "manual").count("not a number") == 4
 
 
 def test_an_arm_that_rounds_and_ends_too_far_off_has_failed():
     gate = Gate(name="float64", outcome="failed", figure=0.3, what="It ends farther off.", found="1.2 times.")
-    text = shown(an_arm(), an_arm("ddp:comm_hook=fp16", gates=[gate]))
+    text = shown(an_arm(), an_arm("ddp:comm_hook=fp16", gates=[gate]), detail=True)
     assert "3e-01 FAILED" in row(text, "ddp:comm_hook=fp16")
     assert "It ends farther off. 1.2 times." in text
     assert "Rounding allows up to 1e-12 in float64" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("arms", "words"),
+    [
+        ([], "No arm has finished, so nothing is proven."),
+        ([an_arm(), exempt()], "✓ ddp: the same training as in one process."),
+        (
+            [an_arm(), an_arm("manual", "failed", 0.5), did_not_run(), an_arm("fsdp", "nothing")],
+            "✗ manual: NOT the same training as in one process; mpi: did not run; fsdp: not proven.",
+        ),
+    ],
+)
+def test_last_line_is_the_conclusion_and_legends_need_detail(arms, words):
+    assert shown(*arms).splitlines()[-1] == words
+    assert "Rounding allows" not in shown(*arms)
+    assert shown(*arms, detail=True).splitlines()[-1] == words
 
 
 class Silent:

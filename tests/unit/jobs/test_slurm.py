@@ -14,7 +14,15 @@ RESOURCES = Resources(2, 4, 30, "short", ["--gres=gpu:4"])
 
 def test_script_asks_for_resources_and_executes_the_command(tmp_path):
     script = write_script(RESOURCES, ["run", "--workload", "my file.py:make"], Path("/runs/out"))
-    asked = ["nodes=2", "ntasks-per-node=4", "time=30", "partition=short", "output=/runs/out", "gres=gpu:4"]
+    asked = [
+        "job-name=ringside-run",
+        "nodes=2",
+        "ntasks-per-node=4",
+        "time=30",
+        "partition=short",
+        "output=/runs/out",
+        "gres=gpu:4",
+    ]
     assert [option for option in asked if f"#SBATCH --{option}\n" not in script] == []
     assert script.endswith("-m compare run --workload 'my file.py:make' --engine slurm\n")
     assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0

@@ -8,18 +8,22 @@ import socket
 import stat
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import psutil
 import pytest
 
 from compare import __version__
 from compare.errors import HostError, OutputError, UnavailableError
+from compare.launch.agent import __main__ as program
 from compare.launch.agent import connection as module
-from compare.launch.agent.connection import connected
+from compare.launch.agent import exchange
+from compare.launch.agent.exchange import connected
 from compare.launch.agent.launch import _Launch
-from compare.launch.agent.protocol import ProtocolError, Start
+from compare.launch.agent.protocol import End, OfLaunch, ProtocolError, Start
 from compare.launch.engines import Carrier
 from compare.launch.processes import end_all, launch_processes
 from compare.schema.hosts import Host
@@ -42,18 +46,24 @@ def mark(tmp_path):
     assert left == []
 
 
+def tick(connection):
+    connection.receive()
+    connection.attend()
+
+
 class OneLaunch:
     """A connection with one launch, whose errors are raised as ``exchange_until`` does."""
 
     def __init__(self, connection, mark):
-        self.connection, self.link = connection, connection.launch(mark, RANKS)
+        self.connection, self.news = connection, []
+        self.link = connection.launch(mark, RANKS, self.news.append)
 
     def __getattr__(self, name):
         return getattr(self.link if hasattr(self.link, name) else self.connection, name)
 
     def tick(self):
-        self.connection.tick()
-        module._raise_first_error([self.connection])
+        tick(self.connection)
+        exchange._raise_first_error([self.connection])
 
 
 @pytest.fixture
@@ -81,7 +91,7 @@ def a_launch(mark, *rank, **changes):
 
 
 def tick_until(agent, condition, seconds=30):
-    wait_until(condition, seconds, agent.tick)
+    wait_until(condition, seconds, getattr(agent, "tick", partial(tick, agent)))
 
 
 def side_by_side(connection, mark, tmp_path, count):
@@ -90,7 +100,7 @@ def side_by_side(connection, mark, tmp_path, count):
     for number in range(count):
         own = LaunchFiles(tmp_path / f"mirrored-{number}")
         own.directory.mkdir()
-        links.append(connection.launch(f"{mark}-{number}", RANKS))
+        links.append(connection.launch(f"{mark}-{number}", RANKS, lambda _: None))
         links[-1].start(a_launch(f"{mark}-{number}", "0", "60"), own)
         tick_until(connection, lambda own=own: read_progress(own, 0))
     return links
@@ -120,10 +130,12 @@ def test_connection_refuses_an_agent_of_another_version(agent, monkeypatch):
 
 def test_agent_sends_all_files_back_and_leaves_none(agent, mark, files):
     agent.start(a_launch(mark, "0", "3"), files)
-    seen = set()
-    tick_until(agent, lambda: seen.add(progress_of(files)) or agent.exited)
+    tick_until(agent, lambda: agent.exited)
     assert agent.exited.status == 0
-    assert len(seen) > 3, "progress arrives while it is made"
+    steps = [news.progress[0].step for news in agent.news if news.progress]
+    assert len(steps) > 3, "progress arrives while it is made"
+    assert steps == sorted(set(steps)), "and once"
+    assert [rank for news in agent.news for rank in news.done] == [0]
     result = json.loads(files.result(0).read_text())
     assert result["secret"] == "hunter2"  # noqa: S105 -- not a real one
     assert result["job"] == '{"seed": 1}'
@@ -132,11 +144,6 @@ def test_agent_sends_all_files_back_and_leaves_none(agent, mark, files):
     assert (files.directory / "launcher-localhost.log").read_text() == "all is done\n"
     assert not files.job.exists(), "a file of the parent is not sent back"
     assert not Path(mark).exists()
-
-
-def progress_of(files):
-    progress = read_progress(files, 0)
-    return progress.step if progress else -1
 
 
 def test_agent_carries_out_launches_side_by_side_on_one_connection(agent, mark, tmp_path):
@@ -277,3 +284,26 @@ def test_wrong_message_does_not_break_off_a_clean_up(mark):
     pipe = SimpleNamespace(receive=receive, keep_alive=lambda: sent.append("alive"))
     _Launch(Start(directory=mark, files={}), pipe).keep_alive()
     assert sent == ["alive"]
+
+
+def test_agent_starts_a_launch_anew_while_the_earlier_one_exits(monkeypatch):
+    """A run begins a round again in the same folders, such as without an arm that does not fit."""
+    made = []
+
+    def a_process(order, inherited):
+        process = mock.Mock(order=order, inherited=inherited)
+        made.append(process)
+        return process
+
+    monkeypatch.setattr(program, "_LaunchProcess", a_process)
+    orders = [OfLaunch("01-none", a_launch("01-none")), OfLaunch("01-none", a_launch("01-none", "0", "3"))]
+    pipe = mock.Mock(receive=lambda: orders)
+    agent = program.HostAgent(pipe)
+    agent._handle_messages()
+    earlier, later = made
+    assert [call[0] for call in earlier.method_calls] == ["pipe.close", "wait"]
+    assert agent._launches == {"01-none": later}
+    assert later.inherited == [pipe]
+    orders[:] = [OfLaunch("01-none", End())]
+    agent._handle_messages()
+    later.pipe.send.assert_called_once_with(End())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from functools import partial
@@ -76,9 +77,20 @@ def test_program_that_floods_or_sleeps_is_ended_with_all_that_it_started(tmp_pat
 def test_interpreter_without_torch_or_its_file_is_refused(tmp_path):
     with pytest.raises(UsageError, match="--against"):
         find_interpreter(str(tmp_path / "python"))
-    answer = '{"prefix": "/x", "python": "3.11.7", "versions": {"msgspec": "0.19"}}'
-    with pytest.raises(UnavailableError, match="lacks torch"):
+    answer = '{"prefix": "/x", "python": "3.11.7", "versions": {"msgspec": "0.19", "numpy": "2.4"}}'
+    with pytest.raises(UnavailableError, match="lacks torch, psutil, which every rank imports") as caught:
         find_interpreter(a_program(tmp_path, f"echo '{answer}'"))
+    assert caught.value.remedy.endswith("/python -m pip install torch psutil")
+
+
+def test_all_packages_that_a_rank_imports_are_asked_for():
+    """A package that is forgotten here is a traceback in the middle of a gate."""
+    ours = ("worker", "system", "schema", "data")
+    files = [file for room in ours for file in (PACKAGE_ROOT / "compare" / room).rglob("*.py")]
+    source = "\n".join(file.read_text() for file in files)
+    imported = set(re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE))
+    needed = imported - sys.stdlib_module_names - {"backends", "compare"}
+    assert needed == set(interpreter._NEEDED_PACKAGES)
 
 
 def test_ranks_of_a_twin_start_under_its_interpreter(tmp_path):

@@ -31,6 +31,7 @@ class ALaunch:
     def __init__(self, planned=None, told=None, *, turn_seconds=0.0, orders=math.inf, fails=False):
         self.planned = planned
         self.monitor = self
+        self.progress = {}
         self.restarted_because = ""
         self.waited_seconds = 0.0
         self.ended_for = None
@@ -107,7 +108,6 @@ def wait(monkeypatch):
             time.sleep(0.01)
 
     monkeypatch.setattr(launches, "exchange_until", exchange_until)
-    monkeypatch.setattr(launches, "read_progress", lambda *_: None)
 
 
 # ---- one launch by itself ----

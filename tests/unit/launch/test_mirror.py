@@ -7,6 +7,7 @@ from compare.launch.agent import mirror as module
 from compare.launch.agent.mirror import Mirror, ReceivedFiles
 from compare.launch.agent.protocol import FileData, ProtocolError
 from compare.schema.hosts import Host
+from compare.schema.job import Progress, read_progress
 from compare.schema.launch_files import LaunchFiles
 
 
@@ -67,6 +68,13 @@ def test_mirror_sends_no_exit_record_while_other_files_are_held_back(tmp_path):
     assert {message.name for message in pipe} == {files.log(0).name}
 
 
+def test_mirror_leaves_progress_to_the_news_of_ranks(tmp_path):
+    files, pipe = LaunchFiles(tmp_path), APipe()
+    files.progress(0).write_text("{}\n")
+    assert Mirror(tmp_path, set()).send(pipe)
+    assert pipe == []
+
+
 # ---- what arrives ----
 
 
@@ -124,3 +132,12 @@ def test_host_writes_to_no_other_folder(hostile, files, name):
     with pytest.raises(ProtocolError):
         hostile.write(FileData(name, b""))
     assert list(files.directory.iterdir()) == [files.job]
+
+
+def test_folder_keeps_the_first_record_of_each_stage_of_a_rank(hostile, files):
+    stages = ["join", "train", "train", "turn", "train"]
+    records = [Progress(stage=s, step=n, at=1.0, limit_seconds=9.0) for n, s in enumerate(stages)]
+    for record in records:
+        hostile.write_progress({1: record})
+    assert read_progress(files, 1) == records[3]
+    assert len(files.progress(1).read_text().splitlines()) == 3

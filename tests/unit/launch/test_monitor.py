@@ -5,7 +5,8 @@ import time
 import pytest
 
 from compare.errors import LaunchError, StalledError
-from compare.launch.monitor import Ending, Monitor
+from compare.launch.agent.rank_watch import RankWatch
+from compare.launch.monitor import Ending, MemoryShortError, Monitor
 from compare.schema.job import (
     Progress,
     RankExit,
@@ -15,6 +16,7 @@ from compare.schema.job import (
     read_progress,
 )
 from compare.schema.launch_files import LaunchFiles
+from compare.schema.memory import Shortage
 from compare.schema.results import RankResult
 from compare.system.files import tail, write_json
 
@@ -52,8 +54,15 @@ def monitor(files):
     return Monitor(files, ["here"] * 2, 30.0)
 
 
+def report(monitor):
+    """Report all that is in the files, as an agent does."""
+    if news := RankWatch(monitor.files).look():
+        monitor.note(news)
+
+
 def failure_of(monitor, status=1, **ending):
     """Return the error of a launch that ended so."""
+    report(monitor)
     with pytest.raises(LaunchError) as caught:
         monitor.conclude("ddp, round 1", Ending(status, **{"seconds": 31.0} | ending), RankResult)
     return caught.value
@@ -91,6 +100,7 @@ def test_progress_record_that_was_cut_short_is_skipped(files):
 def test_monitor_ends_a_launch_whose_watchdog_is_overdue(monitor, files, monkeypatch, later, goes_on):
     for rank in (0, 1):
         note(files, rank, "train")
+    report(monitor)
     assert monitor.tick()
     now, set_at = time.monotonic(), time.time()
     monkeypatch.setattr("compare.launch.monitor.time.time", lambda: set_at + 3600)
@@ -215,3 +225,30 @@ def test_tail_of_a_log_of_gigabytes_reads_its_end_alone(tmp_path):
         file.seek(0, 2)
         file.write(b"\nthe reason\n")
     assert tail(log, lines=1) == "the reason"
+
+
+OF_ADDRESSES = Shortage(limit_bytes=1 << 30, limit="address space", needed_bytes=3 << 29)
+
+
+def test_rank_without_memory_is_reported_with_the_limit_and_the_stage(monitor, files):
+    note(files, 0, "parity")
+    failure = RankFailure(rank=0, host="here", at=time.time(), message="MemoryError", shortage=OF_ADDRESSES)
+    write_json(files.failure(0), failure)
+    exits(files, 0, 1)
+    error = failure_of(monitor)
+    assert isinstance(error, MemoryShortError)
+    assert (error.shortage, error.stage) == (OF_ADDRESSES, "parity")
+    assert "The address space is limited to 1 GiB." in error.found
+
+
+BAD_ALLOC = "terminate called after throwing an instance of 'std::bad_alloc'"
+
+
+@pytest.mark.parametrize(
+    ("number", "printed", "is_short"), [(9, "", True), (6, BAD_ALLOC, True), (6, "", False)]
+)
+def test_rank_that_a_signal_ended_lacked_memory_if_that_is_known(monitor, files, number, printed, is_short):
+    note(files, 0, "train")
+    files.log(0).write_text(printed)
+    exits(files, 0, None, signal=number, shortage=OF_ADDRESSES)
+    assert isinstance(failure_of(monitor), MemoryShortError) == is_short

@@ -68,7 +68,7 @@ def carry_out(prepare, tmp_path, monkeypatch):
             endings.append(ending)
             raise LaunchError("It failed.")
 
-        monitor = SimpleNamespace(tick=on_tick, conclude=conclude)
+        monitor = SimpleNamespace(tick=on_tick, conclude=conclude, note=None, progress={})
         monkeypatch.setattr("compare.launch.running.Monitor", lambda *_, **__: monitor)
         launch, observer = prepare(cluster, *commands), SimpleNamespace(rank_progressed=lambda *_: None)
         launches = AliveLaunches(a_config("ddp"), tmp_path, cluster, observer, make_job=None)

@@ -212,7 +212,7 @@ def test_program_started_twice_is_refused_by_its_launcher(name, environ):
     with pytest.raises(UsageError, match="each copy would start all ranks") as caught:
         require_started_once(environ)
     assert caught.value.what.startswith(name)
-    assert "starts compare 2 times" in caught.value.what
+    assert "starts ringside 2 times" in caught.value.what
     assert "it starts all ranks itself" in caught.value.remedy
     require_started_once({variable: value.replace("2", "1") for variable, value in environ.items()})
 
@@ -221,7 +221,7 @@ def test_program_started_twice_is_refused_by_its_launcher(name, environ):
     "environ", [{"PMIX_RANK": "0"}, {"SLURM_PROCID": "1"}, {"ALPS_APP_PE": "1"}, {"PALS_RANKID": "3"}]
 )
 def test_program_started_by_a_launcher_without_a_count_is_refused(environ):
-    with pytest.raises(UsageError, match="starts compare many times"):
+    with pytest.raises(UsageError, match="starts ringside many times"):
         require_started_once(environ)
 
 
@@ -238,4 +238,4 @@ def test_command_started_by_mpirun_twice_exits_with_wrong_usage(command):
     program, environ = [sys.executable, "-m", "compare"], os.environ | {"OMPI_COMM_WORLD_SIZE": "2"}
     done = subprocess.run([*program, *command], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
-    assert "mpirun starts compare 2 times" in done.stderr
+    assert "mpirun starts ringside 2 times" in done.stderr

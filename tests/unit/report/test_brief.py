@@ -120,7 +120,7 @@ NOISE_ALONE = {
 }
 
 
-@pytest.mark.parametrize("shown", [{}, {"wide": True}, {"detail": True}])
+@pytest.mark.parametrize("shown", [{}, {"detail": True}])
 @pytest.mark.parametrize("name", NOISE_ALONE)
 def test_few_rounds_that_are_all_noisy_show_neither_cost_nor_ratio(name, shown):
     run = NOISE_ALONE[name]
@@ -128,7 +128,7 @@ def test_few_rounds_that_are_all_noisy_show_neither_cost_nor_ratio(name, shown):
     assert text.startswith("NOTHING CAN BE RANKED: other processes used more than 10 % of the CPUs in every")
     rows = [line for line in text.splitlines() if line.split() and line.split()[0] in SIX and "×" in line]
     assert [row for row in rows if "×" in row.replace("1.00×", "")] == []
-    for arm in arrange(analyse(run), None).summary.arms:
+    for arm in arrange(analyse(run)).summary.arms:
         detail = arm.detail
         costs = (arm.sync_seconds, arm.sync_share, detail.exposed_seconds, detail.communication_seconds)
         assert costs == (None, None, None, None)
@@ -174,7 +174,7 @@ def words_of(run, **shown):
         ),
         (
             measured({"none": 4.0, "ddp": 5.0}, noise=0.0),
-            "A step of ddp takes 5.00 ms; 1.00 ms of it, 20%, is sync cost.",
+            "A step of ddp takes 5.00 ms; 1.00 ms of it, 20 %, is sync cost.",
         ),
         (measured({"ddp": 5.0}, noise=0.0), "A step of ddp takes 5.00 ms."),
         (measured(RISING), "Fastest here: ddp, the baseline."),
@@ -253,15 +253,15 @@ def test_conclusion_with_one_finished_arm_of_several_compares_nothing():
     assert "only ddp has finished" in words_of(run)
 
 
-def test_wide_table_of_an_oversubscribed_run_shows_no_ratio():
-    text = words_of(RUNS["oversubscribed"], wide=True)
+def test_full_table_of_an_oversubscribed_run_shows_no_ratio():
+    text = words_of(RUNS["oversubscribed"], detail=True)
     assert "not ranked" in text
     assert "×" not in text.replace("ranks ×", "").replace("rank ×", "")
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])
-def test_noisy_rounds_come_first_in_wide_formats(form):
+def test_noisy_rounds_come_first_in_full_formats(form):
     run = RUNS["busy"]
-    lines = render(run, analyse(run), form, wide=form == "table").splitlines()
+    lines = render(run, analyse(run), form, detail=form == "table").splitlines()
     assert lines[0].lstrip("*").startswith("Noisy:")
     assert sum("Noisy:" in line for line in lines) == 1

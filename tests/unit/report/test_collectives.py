@@ -4,12 +4,13 @@ import csv
 import io
 import json
 
+import msgspec
 import pytest
 
 from compare.report import View, document_of, write
 from compare.report.formats.terminal import plain_text
 from compare.schema.hosts import Host, Network
-from compare.schema.results import Failure
+from compare.schema.results import Failure, MachineUse
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
 
 GROUPS = ("gloo", "horovod", "horovod_mpi", "mpi", "shared_memory")
@@ -96,18 +97,30 @@ def conclusion(run):
     return document_of(run).conclusion
 
 
-def timed(microseconds, **changes):
-    """Return a run with the time of each group in each size, and quartiles that are 1 % apart."""
-    config = a_sweep_config(*microseconds, end_bytes=32)
+def timed(microseconds, *, scatter=(1.0, 1.0, 1.0), busy=0.0, **changes):
+    """Return a run with the time of each group in each size, and quartiles that are 1 % apart.
 
-    def of_size(group):
+    There is a launch of every group for each factor in ``scatter``. Other processes use a share of ``busy``.
+    """
+    config = a_sweep_config(*microseconds, end_bytes=32, rounds=len(scatter))
+
+    def of_size(group, factor):
         def at(exchange, size, rank):
-            time = microseconds[group][config.sizes_of(exchange).index(size)] * 1000
+            time = int(microseconds[group][config.sizes_of(exchange).index(size)] * 1000 * factor)
             return {"ns": [time, time + time // 200, time + time // 100]}
 
         return at
 
-    launches = [a_sweep_launch(config, group, of_size=of_size(group)) for group in microseconds]
+    def loaded(launch):
+        use = MachineUse(wall_ns=1000, cpus=2, busy_ns=int(2000 * busy), stolen_ns=0)
+        ranks = [msgspec.structs.replace(rank, machine=use) for rank in launch.ranks]
+        return msgspec.structs.replace(launch, ranks=ranks)
+
+    launches = [
+        loaded(a_sweep_launch(config, group, number, of_size=of_size(group, factor)))
+        for number, factor in enumerate(scatter, 1)
+        for group in microseconds
+    ]
     return a_collectives_run(config, launches, **changes)
 
 
@@ -123,19 +136,50 @@ def test_conclusion_names_the_quickest_group_of_each_size(times, words):
     assert conclusion(timed(times)) == f"all_reduce float32 sum: {words}"
 
 
+@pytest.mark.parametrize(
+    ("scatter", "words"),
+    [
+        ((1.0, 1.01, 0.99), "mpi is the quickest at every size."),
+        ((1.0, 1.8, 0.6), "no group is clearly the quickest."),
+        ((1.0, 1.0), "Which group is quickest is open, because one or two launches have no interval"),
+    ],
+)
+def test_conclusion_needs_intervals_of_the_launches_that_are_apart(scatter, words):
+    assert words in conclusion(timed({"gloo": (50, 60, 70), "mpi": (30, 40, 50)}, scatter=scatter))
+
+
+def test_load_of_others_is_named_and_qualifies_the_conclusion():
+    times = {"gloo": (50, 60, 70), "mpi": (10, 20, 30)}
+    quiet, noisy = timed(times, busy=0.05), timed(times, busy=0.5)
+    warning = "Noisy: other processes used more than 10 % of the CPUs in rounds 1–3."
+    assert [warning in shown(run) for run in (quiet, noisy)] == [False, True]
+    assert conclusion(noisy).endswith("mpi is the quickest at every size (in noisy rounds).")
+
+
+@pytest.mark.parametrize("detail", [False, True])
+def test_legend_explains_only_columns_that_are_shown(detail):
+    assert not {"wire", "form", "forms"} & set(shown(a_run(), detail=detail).split())
+    hosts = {"hosts": [Host("a", 1), Host("b", 1)], "network": Network(interface="eth0")}
+    text = shown(a_run(**hosts, cores_by_host=[2, 2]), detail=detail)
+    assert ("forms: " if detail else "form: ") in text
+    assert ("form: " in text) is not detail
+
+
 def test_conclusion_is_empty_for_one_group_or_if_ranks_wait_for_cores():
     assert conclusion(timed({"gloo": (50, 60, 70)})) == ""
     assert conclusion(timed({"gloo": (50, 60, 70), "mpi": (10, 20, 30)}, cores_by_host=[1])) == ""
 
 
 def test_conclusion_counts_sizes_where_the_quickest_group_changes_often():
-    config = a_sweep_config(end_bytes=128)
+    config = a_sweep_config(end_bytes=128, rounds=3)
     launches = [
         a_sweep_launch(
             config,
             group,
+            number,
             of_size=lambda _, size, __, odd=odd: {"ns": [1000 + 9000 * (size.bit_length() % 2 == odd)]},
         )
+        for number in (1, 2, 3)
         for odd, group in enumerate(config.groups)
     ]
     words = "quickest is mpi at 3 of 5 sizes, gloo at 2 of 5 sizes."

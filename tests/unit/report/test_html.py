@@ -3,6 +3,7 @@
 import html
 import re
 import time
+from itertools import pairwise
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from compare.analysis import analyse
 from compare.analysis.predict import forecast
 from compare.report import document_of, of_prediction
-from compare.report.axes import linear_ticks, log_ticks
+from compare.report.axes import AxisScale, linear_ticks, log_ticks
 from compare.report.cells import in_units
 from compare.report.formats.html import page_of, pictures_of
+from compare.report.run_pictures import _strip_ticks
 from compare.schema.hosts import Host
 from tests.comparing import ROOT
 from tests.unit.collectives import a_collectives_run, a_sweep_config, a_sweep_launch
@@ -125,7 +127,15 @@ def test_one_page_of_several_has_a_list_and_unique_names():
 def test_page_draws_what_was_measured():
     assert list(drawn(RUNS["quiet"])) == ["time", "speed", "turns", "sizes", "memory"]
     text = text_of(page(RUNS["quiet"]))
-    for words in ("1.4", "Fastest here: localsgd", "round\n", "1 MB", "210 MB", "within 3 %", "TCP over lo"):
+    for words in (
+        "1.4",
+        "Fastest here: localsgd",
+        "round\n",
+        "1 MB",
+        "210 (315) MB",
+        "within 3 %",
+        "TCP over lo",
+    ):
         assert words in text
     (dots,) = re.findall(r'class="dot series s0" d="([^"]*)"><title>mpi', drawn(RUNS["quiet"])["turns"])
     assert dots.count("M") == 5 * 4, "every turn of every round"
@@ -135,7 +145,8 @@ def test_page_draws_a_negative_part_as_taken_off():
     """A bar has the lengths that its line of text states, and it ends at the step's time."""
     run = measured({"none": 4.0, "ddp": 6.0, "mpi": 3.5}, reference=3.6)
     picture = drawn(run)["time"]
-    assert "below zero, so it is taken off" in picture
+    assert "a negative part, taken off" in picture
+    assert "difference of two measured times" in picture
     boxes = {
         title: (float(rect.get("x")), float(rect.get("width")), rect.get("class"))
         for rect in ET.fromstring(picture).iter(f"{SVG}rect")
@@ -150,6 +161,21 @@ def test_page_draws_a_negative_part_as_taken_off():
         ends[arm] = left if stated < 0 else left + width
     assert ends["ddp"] == pytest.approx(8 + 6.0 * scale, abs=0.7)
     assert re.search(r"computing [\d.]+ \+ slowed −0.40", picture)
+
+
+@pytest.mark.parametrize("factor", [1.0005, 1.02, 1.3, 1.45, 2.0, 3.0, 9.0, 300.0])
+@pytest.mark.parametrize("mean", [0.0131, 0.0097, 0.00125])
+def test_strip_of_turns_has_two_numbers_that_do_not_touch(factor, mean):
+    ticks = _strip_ticks(AxisScale(mean / factor, mean * factor, 56.0, 0.0, is_log=True))
+    heights = [y for _, y in ticks]
+    assert len(ticks) > 1
+    assert len({f"{tick:g}" for tick, _ in ticks}) == len(ticks)
+    assert all(low - high >= 15 for low, high in pairwise(heights))
+
+
+def test_name_of_an_arm_breaks_after_its_joints_alone():
+    text = page(a_run({"none": [4.0], "ddp": [6.0], "manual:mode=shared_memory": [5.0]}))
+    assert "manual:<wbr/>mode=<wbr/>shared_memory" in text
 
 
 def test_picture_that_stands_alone_names_run_machine_and_date():
@@ -282,7 +308,7 @@ def test_page_opens_in_a_browser_without_an_error(items, tmp_path):
     assert text_of(opened(text, tmp_path)) == text_of(text)
 
 
-@pytest.mark.parametrize("name", ["quiet", "noisy", "stopped", "gpu"])
+@pytest.mark.parametrize("name", sorted(page.stem for page in (ROOT / "docs" / "pages").glob("*.html")))
 def test_page_of_the_docs_opens_in_a_browser_without_an_error(name, tmp_path):
     text = (ROOT / "docs" / "pages" / f"{name}.html").read_text()
     assert text_of(opened(text, tmp_path)) == text_of(text)

@@ -2,12 +2,14 @@
 
 import re
 
+import msgspec
 import pytest
 
 from compare.analysis import analyse
 from compare.report.formats import terminal, write
 from compare.report.of_lesson import document_of
-from tests.unit.factories import a_launch, a_rank, a_run
+from compare.schema.results import StepCall
+from tests.unit.factories import a_launch, a_rank, a_run, noisy
 from tests.unit.predictions import a_measured_run
 from tests.unit.runs import RUNS, measured
 
@@ -63,7 +65,15 @@ def test_lesson_states_what_was_not_measured():
     rank = a_rank(message_bytes=[], collective_ns=[])
     words = words_of(a_run({"ddp": []}, launches=[a_launch("ddp", ranks=[rank, rank])]))
     assert "The sizes of its messages were not recorded" in words
-    assert "their time alone was not measured" in words
+    assert "Its calls were not timed alone" in words
+
+
+def test_lesson_of_a_noisy_run_does_not_split_the_time_of_its_calls():
+    run = a_measured_run(ranks=2, arm="manual:mode=flat")
+    assert "does not depend on the size" in words_of(run)
+    loud = words_of(noisy(run, 1))
+    assert "Alone, without training, it takes" in loud
+    assert "does not depend on the size" not in loud
 
 
 def test_small_messages_have_no_known_algorithm():
@@ -76,14 +86,60 @@ def test_lesson_of_named_arms_has_no_other():
     assert "\nddp\n" not in text
 
 
+GATHER = StepCall(collective="all_gather", message_bytes=500_000)
+SCATTER = StepCall(collective="reduce_scatter", message_bytes=400_000)
+REDUCE = StepCall(collective="all_reduce", message_bytes=400_000)
+SEND = StepCall(collective="broadcast", message_bytes=100_000)
+
+
+def words_of_calls(arm, calls, hosts, library="torch.distributed gloo"):
+    """Return the words of a lesson on an arm whose step was recorded, with a rank on each of ``hosts``."""
+    attested = {"group": {"transport": "TCP over lo", "library": library}, "replica": {}}
+    sizes = [call.message_bytes for call in calls]
+    ranks = [
+        a_rank(
+            rank, host=host, message_bytes=sizes, calls=calls, gradient_bytes=400_000, attestation=attested
+        )
+        for rank, host in enumerate(hosts)
+    ]
+    return words_of(a_run({arm: []}, launches=[a_launch(arm, ranks=ranks)]))
+
+
 @pytest.mark.parametrize(
-    ("units", "gathered", "sent"), [(3, "2 times", "1.5 × 814 kB = 1.22 MB"), (1, "1 time", "1 × 814 kB")]
+    ("library", "hosts", "sent"),
+    [
+        ("torch.distributed gloo", "ab", "0.5 × 1 MB + 1 × 400 kB = 900 kB"),
+        ("torch.distributed gloo", "abcd", "0.75 × 1 MB + 1.5 × 400 kB = 1.35 MB"),
+        ("torch.distributed nccl", "ab", "0.5 × 1 MB + 0.5 × 400 kB = 700 kB"),
+    ],
 )
-def test_lesson_of_shards_says_what_is_sent(units, gathered, sent):
-    attested = {"group": {"transport": "TCP over lo"}, "replica": {"units": units}}
-    ranks = [a_rank(rank, message_bytes=[], collective_ns=[], attestation=attested) for rank in range(2)]
-    words = words_of(a_run({"fsdp": []}, launches=[a_launch("fsdp", ranks=ranks)]))
-    assert f"814 kB of parameters, which are gathered {gathered} in each step" in words
-    assert f"among 2 ranks, {sent}" in words
+def test_lesson_of_shards_says_what_is_sent(library, hosts, sent):
+    words = words_of_calls("fsdp", [GATHER, GATHER, SCATTER], hosts, library)
+    assert "2 all-gathers of 1 MB and 1 reduce-scatter of 400 kB in each step, by TCP over lo" in words
+    assert f"Among {len(hosts)} ranks, each sends {sent}" in words
+    assert ("a whole ring all-reduce" in words) == ("gloo" in library)
+    assert "in forward and in backward" in words
     assert "not known" not in words
-    assert "fully_shard(model)" in words
+    assert "fully_shard(" in words
+
+
+def test_lesson_of_replicated_shards_says_what_stays_on_a_host():
+    calls = [
+        msgspec.structs.replace(GATHER, ranks=[0, 1]),
+        msgspec.structs.replace(SCATTER, ranks=[0, 1]),
+        msgspec.structs.replace(REDUCE, message_bytes=200_000, ranks=[0, 2]),
+    ]
+    words = words_of_calls("fsdp", calls, "aabb")
+    assert (
+        "1 all-gather of 500 kB, 1 reduce-scatter of 400 kB and 1 all-reduce of 200 kB, each among 2" in words
+    )
+    assert "0.5 × 500 kB + 1 × 400 kB + 1 × 200 kB = 850 kB" in words
+    assert "Of that, 650 kB stay on its host" in words
+    assert "in forward, and after its backward. Replicas average their shards then." in words
+
+
+def test_lesson_of_a_sharded_optimizer_counts_what_a_rank_sends_on_average():
+    words = words_of_calls("zero", [REDUCE, SEND, SEND], "ab")
+    assert "1 all-reduce of 400 kB and 2 broadcasts of 200 kB" in words
+    assert "each sends 1 × 400 kB + 0.5 × 200 kB = 500 kB on average" in words
+    assert "broadcasts after each rank has updated its part" in words

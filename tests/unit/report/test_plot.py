@@ -29,19 +29,24 @@ def test_plot_fits_the_terminal(width):
     assert min(width, 120) - 4 <= max(widths) <= min(width, 120)
 
 
-def test_plot_marks_points_lines_and_intervals():
+def test_plot_marks_points_and_lines_but_no_intervals():
     lines = drawn(a_chart((1.0, 0.9, 0.8), (0.9, 0.5, 0.1)))
     text = "\n".join(lines)
     assert text.count("●") == text.count("▲") == 3, "two points and the legend"
     heights = {mark: next(row for row, line in enumerate(lines) if mark in line) for mark in "○△"}
     assert heights["○"] < heights["△"]
     column = lines[heights["○"]].index("○")
-    assert sum(line[column : column + 1] == "│" for line in lines) >= 2
+    assert {line[column] for line in lines[1:-4] if len(line) > column} <= set("○△ ")
     assert "100 % ┤" in text
     assert "share of the ideal speed" in lines[0]
     assert lines[-2].strip() == "number of ranks (logarithmic)"
     assert lines[-3].split() == ["1", "2", "4"]
     assert "several" not in text
+
+
+def test_plot_draws_four_lines_and_names_the_others():
+    lines = drawn(a_chart(*[(1.0, 0.9 - 0.1 * number, 0.1) for number in range(6)]))
+    assert " ".join(lines[-1].split()) == "● arm0 ▲ arm1 ■ arm2 ◆ arm3 * several not drawn: arm4, arm5"
 
 
 def test_plot_names_marks_that_coincide():

@@ -6,12 +6,13 @@ import pytest
 
 from compare.analysis.collectives import FORMS
 from compare.errors import UsageError
-from compare.schema.collectives import COLLECTIVES, Exchange, parse_size, read_collective
+from compare.schema.collectives import COLLECTIVES, Exchange, parse_size, read_collective, sizes_of_steps
 from compare.schema.job import Job, SweepJob, read_job
 from compare.schema.launch_files import LaunchFiles
+from compare.schema.results import StepCall
 from compare.system.files import write_json
 from tests.unit.collectives import a_sweep_config
-from tests.unit.factories import DIGITS, a_config
+from tests.unit.factories import DIGITS, a_config, a_launch, a_rank, a_run
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,36 @@ def test_sizes_without_an_element_on_each_rank_are_left_out():
     assert config.sizes_of(Exchange("barrier", "none", "none")) == [0]
 
 
+def a_run_of(*arms):
+    """Return a run of arms, in which a step of fsdp has recorded calls."""
+    calls = [
+        StepCall(collective="all_gather", message_bytes=48),
+        StepCall(collective="all_gather", message_bytes=30),
+        StepCall(collective="reduce_scatter", message_bytes=48),
+        StepCall(collective="all_reduce", message_bytes=24, ranks=[0, 2]),
+    ]
+    recorded = {arm: calls if arm == "fsdp" else [] for arm in arms}
+    ranks = {arm: [a_rank(rank, calls=recorded[arm]) for rank in range(2)] for arm in arms}
+    return a_run({arm: [] for arm in arms}, launches=[a_launch(arm, ranks=ranks[arm]) for arm in arms])
+
+
+def test_sizes_of_steps_are_those_of_calls_among_all_ranks():
+    sizes = sizes_of_steps(a_run_of("ddp", "fsdp"))
+    assert sizes == {"all_gather": (30, 48), "reduce_scatter": (48,)}
+    config = a_sweep_config(ranks=2, collectives=tuple(sizes), sizes=sizes)
+    assert config.measurements == [
+        (Exchange("all_gather", "float32", "none"), 24),
+        (Exchange("all_gather", "float32", "none"), 48),
+        (Exchange("reduce_scatter"), 48),
+    ]
+
+
+def test_sizes_of_steps_need_an_arm_that_shards():
+    with pytest.raises(UsageError) as raised:
+        sizes_of_steps(a_run_of("ddp"))
+    assert raised.value.found == "Its arms are ddp."
+
+
 def test_exchanges_have_only_what_a_collective_takes():
     config = a_sweep_config(
         collectives=("all_reduce", "broadcast", "barrier"),
@@ -75,6 +106,7 @@ def test_every_collective_has_forms():
         ({"begin_bytes": 0}, "-b/--begin"),
         ({"begin_bytes": 2, "end_bytes": 3}, "-e/--end"),
         ({"collectives": ("gossip",)}, "--collective"),
+        ({"sizes": {"all_gather": (8,)}}, "--collective"),
         ({"dtypes": ("float31",)}, "--dtype"),
         ({"operations": ("xor",)}, "--op"),
         ({"begin_bytes": 32}, "-b/--begin"),

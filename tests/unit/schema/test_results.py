@@ -112,7 +112,7 @@ def test_write_json_that_fails_leaves_only_the_old_file(tmp_path):
         write_json(path, a_run({"ddp": [5.0, 6.0]}))
     assert str(path) in caught.value.what
     assert caught.value.found == f"{os.strerror(errno.EFBIG)}."
-    assert "--output" in caught.value.remedy
+    assert "choose another path" in caught.value.remedy
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -407,8 +407,8 @@ def test_read_run_checks_an_exported_run_too(tmp_path, edit, named):
 def test_read_run_recognises_a_verification(tmp_path):
     gate = Gate(name="ranks", outcome="passed")
     arms = [ArmVerification(arm="ddp", gates=[gate], seconds=1.0)]
-    write_json(tmp_path / "verification.json", Verification(run=a_run(), arms=arms))
-    error = refusal(tmp_path / "verification.json")
+    write_json(tmp_path / "exported.json", Verification(run=a_run(), arms=arms))
+    error = refusal(tmp_path / "exported.json")
     assert "is a verification" in error.what
     assert "ringside verify" in error.found
     assert "ringside run" in error.remedy

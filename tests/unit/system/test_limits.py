@@ -4,7 +4,7 @@ import pytest
 
 from compare.errors import OutputError
 from compare.system import files
-from compare.system.limits import core_quota, memory_left_bytes
+from compare.system.limits import core_quota, memory_left_bytes, memory_limit_bytes, oom_kills
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,34 @@ def test_memory_left_without_limits_is_that_of_the_machine(tmp_path):
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "own").write_text("0::/\n")
     assert memory_left_bytes(tmp_path, tmp_path / "own") > 100 << 20
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "limit", "counts"),
+    [
+        ("0::/job/step", "job", "memory.max", ("memory.events", "oom 2\noom_kill 3\n")),
+        (
+            *("4:memory:/job", "memory/job", "memory.limit_in_bytes"),
+            ("memory.oom_control", "under_oom 0\noom_kill 3\n"),
+        ),
+    ],
+)
+def test_memory_limit_and_kills_are_those_of_the_group(tmp_path, line, folder, limit, counts):
+    group = tmp_path / folder
+    (group / "step").mkdir(parents=True)
+    (group / limit).write_text(f"{500 << 20}\n")
+    name, text = counts
+    (group / name).write_text(text)
+    (tmp_path / "own").write_text(f"{line}\n")
+    assert memory_limit_bytes(tmp_path, tmp_path / "own") == (500 << 20, True)
+    assert oom_kills(tmp_path, tmp_path / "own") == 3
+
+
+def test_memory_limit_without_a_group_is_the_memory_of_the_host(tmp_path):
+    limit, is_of_group = memory_limit_bytes(tmp_path, tmp_path / "none")
+    assert limit > 100 << 20
+    assert not is_of_group
+    assert oom_kills(tmp_path, tmp_path / "none") == 0
 
 
 @pytest.mark.parametrize(

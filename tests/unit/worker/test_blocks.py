@@ -289,7 +289,7 @@ def test_blocks_of_one_step_times_it():
 def test_warm_up_records_progress_within_the_stall():
     log = Log(at_once=3)
     _warm_up(a_side(log), 12, GROUP.device, log, 5.0)
-    assert log.steps_between_notes == [3, 3, 3, 2]
+    assert log.steps_between_notes == [3, 3, 3, 1], "two steps were taken before"
     assert log.expected[0] == 5.0, "at first, by the first step"
     assert max(log.expected[1:]) < 1.0, "then by the last piece"
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from backends.strategies import pipeline
+from compare.system import load
 from compare.worker import meters, observed, rank, turn_pipes, watchdog
 from compare.worker.meters import (
     CPUMeter,
@@ -125,8 +126,8 @@ intr 1 2 3
 def measured(monkeypatch, allowed, before, after, ticks=200):
     """Return the use between two states of /proc/stat, so many ticks apart."""
     shown, times = iter([before, after]), iter([0, ticks * TICK_NS])
-    monkeypatch.setattr(meters.Path, "read_text", lambda path: next(shown))
-    monkeypatch.setattr(meters, "perf_counter_ns", lambda: next(times))
+    monkeypatch.setattr(load.Path, "read_text", lambda path: next(shown))
+    monkeypatch.setattr(load, "perf_counter_ns", lambda: next(times))
     monkeypatch.setattr(meters, "boot_id", str)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: allowed)
     use, _ = CPUMeter().read()
