@@ -1,6 +1,6 @@
 """A language model: tied embeddings, dropout, batches that are dictionaries.
 
-``ringside run --workload examples/transformer.py:make`` trains it through every backend. ``larger`` has eight
+``ringside run --workload examples/transformer.py:make`` trains it through every backend. ``larger`` has six
 blocks of 0.8 million parameters each, so it shows what dividing a model among ranks saves.
 """
 
@@ -52,5 +52,5 @@ def make(width: int = 32, blocks: int = 2) -> Workload:
 
 
 def larger() -> Workload:
-    """Return the workload with a model of 6.3 million parameters."""
-    return make(width=256, blocks=8)
+    """Return the workload with a model of 4.8 million parameters."""
+    return make(width=256, blocks=6)

@@ -100,6 +100,14 @@ def output_option(suffix: str = "", *, name: str = "runs/<time>-<model>-np<ranks
     return output_flag(show_default=name, help="Folder for results and logs.")
 
 
+DryRun: TypeAlias = Annotated[
+    bool,
+    output_flag(
+        "--dry-run", help="Print what would run, where and for how long; with -v its environment too."
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class HostFlags:
     """The flags of every command that reaches hosts."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from compare.cli.options import (
+    DryRun,
     TimedFlags,
     arms_flag,
     length_flag,
@@ -40,12 +41,7 @@ def run(
     control: Annotated[
         bool, arms_flag("--control/--no-control", help="Also run the ranks without communication.")
     ] = True,
-    dry_run: Annotated[
-        bool,
-        output_flag(
-            "--dry-run", help="Print what would run, where and for how long; with -v its environment too."
-        ),
-    ] = False,
+    dry_run: DryRun = False,
     strict: Annotated[
         bool, output_flag("--strict", help="Fail if the arms ran under different conditions.")
     ] = False,

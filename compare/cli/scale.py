@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from compare.cli.options import (
+    DryRun,
     Formats,
     TimedFlags,
     arms_flag,
@@ -16,7 +17,7 @@ from compare.cli.options import (
     training_flag,
     with_flags,
 )
-from compare.cli.output import carry_out, print_result
+from compare.cli.output import carry_out, make_console, make_say, print_result, show_and_export
 from compare.cli.requests import read_request
 from compare.errors import UsageError
 
@@ -40,11 +41,12 @@ def scale(
     control: Annotated[
         bool, arms_flag("--control/--no-control", help="Also run the ranks without communication.")
     ] = True,
+    dry_run: DryRun = False,
     form: Formats = "table",
 ) -> None:
     """Run arms with several numbers of ranks; find where they bend."""
-    from compare.experiment import ScaleRequest, scale_arms
-    from compare.report import document_of
+    from compare.experiment import ScaleRequest, plan_scale, scale_arms
+    from compare.report import document_of, of_plan
     from compare.schema.scale import read_counts
 
     if flags.num_proc is None:
@@ -53,5 +55,9 @@ def scale(
     with_most_ranks = replace(flags, num_proc=counts[-1])
     arms_request = read_request(with_most_ranks, control=control, rounds=repeats)
     request = ScaleRequest(**vars(arms_request), mode="weak" if weak else "strong", counts=counts)
+    if dry_run:
+        planned = plan_scale(request, make_say(make_console(stderr=True), quiet=flags.quiet))
+        show_and_export(of_plan.document_of(planned, counts=counts, verbose=flags.verbose), flags.exports)
+        return
     result, directory = carry_out(scale_arms, request, flags, counts=len(counts))
     print_result(document_of(result), directory, flags, form)

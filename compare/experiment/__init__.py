@@ -2,7 +2,7 @@
 
 from compare.experiment.collectives import SweepRequest, compare_collectives
 from compare.experiment.run import compare_arms, plan
-from compare.experiment.scale import ScaleRequest, scale_arms
+from compare.experiment.scale import ScaleRequest, plan_scale, scale_arms
 from compare.experiment.verify import verify_arms
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "compare_arms",
     "compare_collectives",
     "plan",
+    "plan_scale",
     "scale_arms",
     "verify_arms",
 ]

@@ -14,12 +14,21 @@ from compare import __version__
 from compare.analysis.budget import least_round_seconds, rounds_done
 from compare.data import DatasetSource
 from compare.experiment.allocation import naming_scheduler, require_time
-from compare.experiment.run import Watch, carry_out, find_data, new_run, open_hosts, reporting_early_end
+from compare.experiment.run import (
+    Watch,
+    carry_out,
+    find_data,
+    new_run,
+    open_hosts,
+    plan,
+    reporting_early_end,
+)
 from compare.experiment.schedule import back_and_forth
 from compare.experiment.settle import UserRequest, settle
 from compare.launch.cluster import Cluster, open_cluster
 from compare.schema.config import RunConfig
 from compare.schema.hosts import fill_slots
+from compare.schema.plan import Plan
 from compare.schema.results import Run
 from compare.schema.scale import Mode, Scale, Series, batch_of, folder_of
 from compare.schema.store import RESULTS_FILE, SCALE_FILE, create_directory, create_output
@@ -33,6 +42,14 @@ class ScaleRequest(UserRequest):
     mode: Mode
     counts: tuple[int, ...]
     """The numbers of ranks, in rising order."""
+
+
+def plan_scale(request: ScaleRequest, say: Callable[[str], None]) -> Plan:
+    """Return the plan of the first round with the most ranks, whose hosts and arms all counts share.
+
+    See ``plan`` for the argument and the errors.
+    """
+    return plan(_with_batch_of(request, request.counts[-1]), say)
 
 
 def scale_arms(
@@ -83,21 +100,30 @@ def _settle_counts(request: ScaleRequest, say: Callable[[str], None]) -> tuple[d
         RingsideError: a run cannot be settled, or hosts cannot be reached.
     """
     # A batch that cannot be shared is refused before any host is reached.
-    asked = request.config["batch_size_per_rank"]
-    batches = {count: batch_of(request.mode, asked, count) for count in request.counts}
+    requests = {count: _with_batch_of(request, count) for count in request.counts}
     *fewer, most = request.counts
     with open_hosts(request, say) as cluster:
-        largest = replace(request, config={**request.config, "batch_size_per_rank": batches[most]})
-        config, left_out = settle(largest, cluster, say)
+        config, left_out = settle(requests[most], cluster, say)
         source = find_data(request, say)
         cluster.stage(source, say)
         last = new_run(config, source, cluster, left_out, request.command)
     runs: dict[int, Run] = {}
     for count in fewer:
-        settled = msgspec.structs.replace(config, ranks=count, batch_size_per_rank=batches[count])
+        batch = requests[count].config["batch_size_per_rank"]
+        settled = msgspec.structs.replace(config, ranks=count, batch_size_per_rank=batch)
         with _cluster_of(request, count, last.network.interface) as cluster:
             runs[count] = new_run(settled, source, cluster, left_out, request.command)
     return runs | {most: last}, source
+
+
+def _with_batch_of(request: ScaleRequest, count: int) -> ScaleRequest:
+    """Return a request with the batch of each of ``count`` ranks.
+
+    Raises:
+        UsageError: so many ranks cannot share the batch of all.
+    """
+    batch = batch_of(request.mode, request.config["batch_size_per_rank"], count)
+    return replace(request, config={**request.config, "batch_size_per_rank": batch})
 
 
 @contextmanager

@@ -18,12 +18,16 @@ from compare.schema.results import Run
 from compare.text import listed
 
 
-def document_of(plan: Plan, *, verbose: bool = False) -> Document:
-    """Return the document of a plan; ``verbose`` adds the environment and the job of each command."""
+def document_of(plan: Plan, *, counts: Sequence[int] = (), verbose: bool = False) -> Document:
+    """Return the document of a plan.
+
+    ``counts`` has the numbers of ranks that ``ringside scale`` compares; the plan is that of the largest.
+    ``verbose`` adds the environment and the job of each command.
+    """
     run = plan.run
     places = [arm.label for arm in run.config.arms]
     launches = sorted(plan.launches, key=lambda launch: places.index(launch.job.arm.label))
-    tables = [_settings(plan), _arms(launches, run.hosts, verbose=verbose)]
+    tables = [_settings(plan, counts), _arms(launches, run.hosts, verbose=verbose)]
     if not all(map(is_local, run.hosts)):
         tables.insert(1, Table.of(_HOST_COLUMNS, run.hosts))
     return Document(
@@ -38,12 +42,17 @@ def document_of(plan: Plan, *, verbose: bool = False) -> Document:
     )
 
 
-def _settings(plan: Plan) -> Table:
+def _settings(plan: Plan, counts: Sequence[int]) -> Table:
     """Return a table of sentences on the hosts, the data, the length of the run and its baseline."""
+    length = planned_time(plan.run)
+    if counts:
+        each = listed(map(str, counts))
+        length += f" That is for one number of ranks, and each round takes {each} in turn."
+        length += f" The commands below are those of {counts[-1]} ranks."
     rows = [
         ("hosts", plan.hosts_source),
         ("data", _data(plan.run)),
-        ("length", planned_time(plan.run)),
+        ("length", length),
         ("baseline", plan.run.config.baseline),
     ]
     return Table(columns=[Column("", str, is_text=True)] * 2, rows=[*map(Row, rows)], is_prose=True)

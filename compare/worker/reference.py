@@ -14,7 +14,7 @@ from backends.base import BackendError, Batch, Replica
 from compare.schema.parity import WrongKind
 from compare.worker import steps
 from compare.worker.randomness import states_of_generators
-from compare.worker.shards import Gradients, Shard, combine, copy_tensors, mean_of, scale_of, seed_step
+from compare.worker.shards import Gradients, Shard, add_gradients, combine, copy_tensors, scale_of, seed_step
 from compare.worker.task import Task
 from compare.worker.watchdog import PassTimer
 
@@ -50,7 +50,7 @@ class Reference:
         self.acted: list[bool] = []
         """For each step, whether ``before_step`` changed a gradient; empty without such a function."""
         self.alone: Gradients = []
-        """The gradients of this rank's shard in the latest step."""
+        """The gradients of this rank's shard in the latest step; empty once no comparison needs them."""
         self._drifts, self._index, self._timer = drifts, index, timer
         self._passes = max(self.shard_of_rank) + 1 if drifts else 1
         own = self._make_shard(task, index, count, start)
@@ -71,7 +71,7 @@ class Reference:
         self.untold: dict[WrongKind, list[str]] = {kind: list(names) for kind in kinds}
         """For each kind of wrong step, the names of the parameters that are not told apart from it so far."""
         self._right: Gradients = []
-        self._wrong: dict[WrongKind, Gradients] = {}
+        self._wrong: dict[WrongKind, Iterable[torch.Tensor | None]] = {}
         self._mean: Gradients = []
         self._gradients: list[Gradients] = []
         numbers = sum(p.numel() for p in own.model.parameters())
@@ -116,7 +116,8 @@ class Reference:
             return
         copy_tensors(arm_model.parameters(), self.model.parameters())
         copied = [parameter.detach().clone() for parameter in self.model.parameters()]
-        self._previous_start, self._step_start = self._step_start, copied
+        self._previous_start = self._step_start if self._keeps_gradients else []
+        self._step_start = copied
         self._first_start = self._first_start or self._step_start
         copy_tensors(arm_model.buffers(), self.model.buffers())
         for shard in self._shards[1:] if self._broadcasts else []:
@@ -146,39 +147,53 @@ class Reference:
 
     def clip_without_state(self, gradients: Gradients) -> Gradients | None:
         """Return gradients as ``before_step`` changes them; None if earlier gradients affect the result."""
-        first = self._clipped(gradients)
+        first = list(self._clipped(gradients))
         self._clipped([None if gradient is None else gradient * 3 for gradient in gradients])
         return first if steps.are_equal(first, self._clipped(gradients)) else None
 
     def mean_gradients(self, step: int, scale: float = 1.0) -> Gradients:
-        """Fetch the batches of the step of this number, and return the mean of all shards' gradients."""
-        gradients = []
+        """Fetch the batches of the step of this number, and return the mean of all shards' gradients.
+
+        The gradients are added up shard by shard, because a large model has no room for those of all.
+        """
+        self._mean, self._right, self._wrong, self._gradients, self.alone = [], [], {}, [], []
+        total: Gradients = [None for _ in self.model.parameters()]
         for index, shard in enumerate(self._shards):
             self._timer.begin_passes(self._passes)
             shard.fetch(step, self._parts)
-            gradients.append(shard.gradients(scale_of(index, scale), dense=not self._drifts))
-        if step == 0:
-            uses = (sum(g is not None for g in of_one) for of_one in zip(*gradients, strict=True))
-            named = zip(self.model.named_parameters(), uses, strict=True)
-            self._uses = {name: count for (name, p), count in named if p.requires_grad}
-        self._mean = mean = mean_of(gradients)
-        self._gradients = gradients if self._keeps_gradients or self.shard_count == 1 else []
-        self.alone = gradients[self._index]
-        return mean
+            gradients = shard.gradients(scale_of(index, scale), dense=not self._drifts)
+            self._keep(gradients, step, index)
+            add_gradients(gradients, total)
+            del gradients  # before those of the next shard are computed
+        for index, gradient in enumerate(total):
+            total[index] = gradient if gradient is None or self.shard_count == 1 else gradient / self.shard_count
+        self._mean = total
+        return total
 
-    def _wrong_gradients(self, mean: Gradients) -> dict[WrongKind, Gradients]:
+    def _keep(self, gradients: Gradients, step: int, index: int) -> None:
+        """Keep of a shard's gradients what comparisons need, and count whose parameters got one at first."""
+        if index == self._index and self.untold.get("alone", True):
+            self.alone = list(gradients)
+        if self._keeps_gradients:
+            self._gradients.append(list(gradients))
+        if step == 0:
+            for (name, parameter), gradient in zip(self.model.named_parameters(), gradients, strict=True):
+                if parameter.requires_grad:
+                    earlier = self._uses.get(name, 0) if index else 0
+                    self._uses[name] = earlier + (gradient is not None)
+
+    def _wrong_gradients(self, mean: Gradients) -> dict[WrongKind, Iterable[torch.Tensor | None]]:
         """Return the gradients of each kind of wrong step that some parameter is not yet told apart from."""
-        if not any(self.untold.values()):
-            return {}
-        all_kinds: dict[WrongKind, Gradients] = {
+        summed = (None if g is None else g * self._ranks for g in mean)  # one by one, to save memory
+        all_kinds: dict[WrongKind, Iterable[torch.Tensor | None]] = {
             "alone": self.alone,
-            "sum": [None if g is None else g * self._ranks for g in mean],
+            "sum": summed,
             "none": [None] * len(mean),
         }
         wrong = {kind: all_kinds[kind] for kind, names in self.untold.items() if names}
         return {kind: given if kind == "none" else self._clipped(given) for kind, given in wrong.items()}
 
-    def _clipped(self, gradients: Gradients) -> Gradients:
+    def _clipped(self, gradients: Iterable[torch.Tensor | None]) -> Iterable[torch.Tensor | None]:
         """Return gradients as the user's ``before_step`` changes them; the same ones without it."""
         if not self._clip:
             return gradients
@@ -376,7 +391,7 @@ class StepReference(Reference):
         return {kind: wrong[kind] for kind in self.untold}
 
 
-def _cloned(gradients: Gradients) -> Gradients:
+def _cloned(gradients: Iterable[torch.Tensor | None]) -> Gradients:
     return [None if gradient is None else gradient.clone() for gradient in gradients]
 
 

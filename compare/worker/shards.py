@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
@@ -79,14 +78,11 @@ class Shard:
         return gradients
 
 
-def mean_of(gradients: list[Gradients]) -> Gradients:
-    """Return the mean of the shards' gradients; a shard without a gradient counts as zero."""
-    mean: Gradients = []
-    for parts in zip(*gradients, strict=True):
-        given = [part for part in parts if part is not None]
-        total = functools.reduce(torch.add, given) if given else None
-        mean.append(total if total is None or len(gradients) == 1 else total / len(gradients))
-    return mean
+def add_gradients(gradients: Gradients, total: Gradients) -> None:
+    """Add a shard's gradients to the total of those before it; no gradient counts as zero."""
+    for index, gradient in enumerate(gradients):
+        earlier = total[index]
+        total[index] = gradient if earlier is None else earlier if gradient is None else earlier + gradient
 
 
 @torch.no_grad()

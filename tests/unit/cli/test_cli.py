@@ -672,6 +672,17 @@ def test_verbose_dry_run_prints_environment_and_job_without_secrets(compare, tmp
     assert "hunter2" not in shown
 
 
+def test_dry_run_of_scale_shows_the_commands_of_the_most_ranks(compare):
+    asked = ("--backend", "ddp", "--no-control", "--strong", "--batch-size", "64", "-np", "1,2")
+    ended = compare("scale", "--dry-run", *asked)
+    assert (ended.code, list(Path.cwd().iterdir())) == (0, []), ended.err
+    assert "each round takes 1, 2 in turn. The commands below are those of 2 ranks." in " ".join(
+        ended.out.split()
+    )
+    assert "batch 32" in ended.out
+    assert "--nproc_per_node=2" in listings(ended.out)["ddp"]
+
+
 def test_dry_run_writes_its_plan_to_a_file(compare, tmp_path_factory):
     written = tmp_path_factory.mktemp("plans") / "plan.json"
     done = compare("run", "--dry-run", "--backend", "ddp", "--no-control", "--export", written)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,8 @@ from compare.worker import parity as proving
 from compare.worker.mnist import MnistTask
 from compare.worker.parity import Proof, prove_steps
 from compare.worker.randomness import states_of_generators
-from compare.worker.shards import hash_tensors
+from compare.worker.reference import Reference
+from compare.worker.shards import Shard, hash_tensors
 from compare.worker.steps import differences
 from compare.worker.watchdog import PassTimer
 from tests.unit.factories import a_config, a_rank
@@ -151,6 +153,30 @@ def test_prove_large_models_are_not_explained(data, monkeypatch):
     taken = proof(data, Doubles)
     assert (taken.wrong.step, taken.wrong.shares) == (1, [])
     assert (taken.share_of_first_update, taken.error_of_first_update) == pytest.approx((2, 1), abs=1e-9)
+
+
+def test_reference_of_a_large_model_holds_two_shards_beside_the_sum(data, monkeypatch):
+    """Of four shards, only its own gradients and those that are just computed are there."""
+    monkeypatch.setattr("compare.worker.steps.MOST_EXPLAINED", 10)
+    computed, alive = [], []
+
+    def gradients(shard, *given, plainly=Shard.gradients, **named):
+        alive.append(sum(gradient() is not None for gradient in computed))
+        found = plainly(shard, *given, **named)
+        computed.append(weakref.ref(found[0]))
+        return found
+
+    monkeypatch.setattr(Shard, "gradients", gradients)
+    task = a_task(data, ranks=4).for_proof("float64")
+    shard = SimpleNamespace(shard=(1, 4), parts=lambda batch: [batch], broadcasts_buffers=False)
+    start = task.anew().build_model()
+    reference = Reference(task, shard, start, TIMER, drifts=False)
+    for step in range(2):
+        reference.start_from(start)
+        reference.step(step)
+    assert len(reference.alone) == 4
+    # The first shard begins the sum and is then replaced by it; the second one is this rank's own.
+    assert alive == [0, 1, 1, 1, 0, 1, 1, 1]
 
 
 class ForgetsGradients(DDPReplica):

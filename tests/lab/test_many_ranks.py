@@ -1,0 +1,29 @@
+"""Sixteen real ranks over four rehearsed hosts: more than two cores can train fast, but enough to be proven."""
+
+import json
+
+import pytest
+
+from tests.comparing import compare
+from tests.lab.hosts import why_no_rate_limit
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+
+RANKS, HOSTS = 16, 4
+
+
+def test_sixteen_ranks_of_every_default_arm_are_proven(tmp_path, mnist_dir, requires_lab):
+    if reason := why_no_rate_limit():
+        pytest.skip(reason)
+    result = tmp_path / "proofs.json"
+    done = compare(
+        *("verify", "--engine", f"rehearsal:hosts={HOSTS}", "--num-proc", RANKS, "--data", mnist_dir),
+        *("--model", "mlp:784-32-10", "--timeout", "15m:stall=300", "--export", result),
+        timeout=3500,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    arms = json.loads(result.read_text())["arms"]
+    assert len(arms) >= 4
+    for arm in arms:
+        assert [gate["outcome"] for gate in arm["gates"]].count("failed") == 0, arm
+        assert any(gate["outcome"] == "passed" for gate in arm["gates"]), arm
