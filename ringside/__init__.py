@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,12 +93,20 @@ def compare(
     """
     from compare.cli.output import carry_out
     from compare.cli.requests import read_request
+    from compare.errors import UsageError
     from compare.experiment import compare_arms
     from compare.experiment.settle import choose_length
-    from ringside.flags import as_flags, as_words
+    from ringside.flags import as_flags, as_words, require_number
     from ringside.result import Result
 
+    if "backend" in flags:
+        raise UsageError(
+            "ringside.compare has no argument 'backend'.",
+            remedy="Name the arms first: compare(['ddp', 'mpi']).",
+        )
     named = {"backend": [arms] if isinstance(arms, str) else list(arms), **flags}
+    for name, number, kind in (("budget", budget, float), ("repeats", repeats, int)):
+        require_number(name, number, kind)
     given = as_flags(named)
     words = as_words(
         {**named, "budget": budget, "repeats": repeats, "baseline": baseline, "control": control}
@@ -126,6 +135,13 @@ def judge(ratios: Mapping[str, Sequence[float]]) -> dict[str, Verdict]:
     from compare.errors import UsageError
     from compare.text import listed
 
+    for name, values in ratios.items():
+        if not isinstance(values, Iterable):
+            raise UsageError(
+                f"The ratios of {name!r} cannot be judged.",
+                found=f"They are {values!r}.",
+                remedy="Give a list.",
+            )
     counts = {name: len(values) for name, values in ratios.items()}
     if 0 in counts.values() or len(set(counts.values())) > 1:
         raise UsageError(
@@ -135,7 +151,7 @@ def judge(ratios: Mapping[str, Sequence[float]]) -> dict[str, Verdict]:
         )
     for name, values in ratios.items():
         for value in values:
-            if not (value > 0 and math.isfinite(value)):
+            if not (isinstance(value, Real) and 0 < value < math.inf):
                 raise UsageError(
                     f"The ratios of {name!r} cannot be judged.",
                     found=f"{value!r} is among them.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -39,15 +39,25 @@ def as_flags(arguments: Mapping[str, Any]) -> TimedFlags:
 
 def _as_value(name: str, value: Any) -> Any:
     """Return a value in the type of its flag."""
-    if name in _LISTS:
+    if name in _LISTS and isinstance(value, Iterable):
         return [str(each) for each in ([value] if isinstance(value, str | Path) else value)]
-    kind = bool if name in _SWITCHES else int if name in _NUMBERS else None
+    kind = bool if name in _SWITCHES else int if name in _NUMBERS else list if name in _LISTS else None
     if kind and type(value) is not kind:
-        raise UsageError(
-            f"ringside.compare: {name} cannot be {value!r}.",
-            remedy=f"Give {'True or False' if kind is bool else 'a whole number'}.",
-        )
+        what = {bool: "True or False", int: "a whole number", list: "a list of texts"}[kind]
+        raise UsageError(f"ringside.compare: {name} cannot be {value!r}.", remedy=f"Give {what}.")
     return value if kind else Path(value) if name in _PATHS else str(value)
+
+
+def require_number(name: str, value: object, kind: type[int | float]) -> None:
+    """Require that an argument is None or a number, which is whole if ``kind`` is int.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    allowed = (int,) if kind is int else (int, float)
+    if value is not None and type(value) not in allowed:
+        number = "a whole number" if kind is int else "a number of seconds"
+        raise UsageError(f"ringside.compare: {name} cannot be {value!r}.", remedy=f"Give {number}.")
 
 
 def as_words(arguments: Mapping[str, Any]) -> list[str]:

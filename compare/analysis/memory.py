@@ -180,6 +180,8 @@ def does_not_fit(run: Run, unfit: Unfit) -> DoesNotFit:
 
 def _need(run: Run, unfit: Unfit, other: Arm) -> int | None:
     """Return what an arm needs of what is limited, from the peak of another; None if that is not known."""
+    if unfit.arm.traits.one_process:  # it does not have a rank for each rank of the other
+        return None
     ranks = run.of(other)[-1].ranks
     name = {"address space": "peak_address_bytes", "GPU": "peak_gpu_bytes"}.get(unfit.limit)
     own, base = predict_memory(run, unfit.arm), predict_memory(run, other)
@@ -206,14 +208,16 @@ def _most(run: Run, unfit: Unfit, ranks: Sequence[Held]) -> int:
 def state_per_byte(run: Run) -> float | None:
     """Return the bytes of the optimizer's state for each byte of trained parameters; None if not known.
 
-    They are those of an arm that divides nothing, such as the control, or the sum over the ranks of another.
+    They are those of an arm that divides nothing, such as the control, or the sum over the ranks of another,
+    where each replica of shards (HSDP) holds them once.
     """
     launches = [(arm, run.of(arm)[-1]) for arm in run.config.arms if run.of(arm)]
     for arm, launch in sorted(launches, key=lambda pair: pair[0].traits.shards != "nothing"):
         ranks = launch.ranks[:1] if arm.traits.shards == "nothing" else launch.ranks
         trained = sum(one.bytes for one in launch.ranks[0].parameters if one.trained)
         if trained and all("held" in rank.attestation for rank in ranks):
-            return sum(_kinds(rank).optimizer_state_bytes for rank in ranks) / trained
+            replicas = int(arm.options.get("replicate", 1))
+            return sum(_kinds(rank).optimizer_state_bytes for rank in ranks) / trained / replicas
     return None
 
 

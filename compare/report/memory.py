@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from compare.analysis.memory import ArmMemory
+from compare.analysis.memory import ArmMemory, DoesNotFit
 from compare.analysis.summary import ArmSummary, Summary
 from compare.report.axes import BYTE_UNITS, SECONDS_FROM_ZERO, Axis, axis_from_zero
 from compare.report.cells import format_ratio, in_units
@@ -67,19 +67,20 @@ def memory_sentences(run: Run, summary: Summary) -> Iterator[str]:
     for arm in summary.arms:
         if arm.arm not in sharding or arm.memory is None:
             continue
-        held, whole = _comparable(arm.memory, baseline.memory)
+        held, whole = (in_units(size, BYTE_UNITS) for size in _comparable(arm.memory, baseline.memory))
         time = "" if summary.ranks_nothing else _time_against(arm, baseline.arm)
         yield f"{arm.arm} holds {_part_of(held, whole)} a rank{time}."
 
 
-def unfit_sentences(summary: Summary) -> Iterator[str]:
+def unfit_sentences(arms: Sequence[DoesNotFit]) -> Iterator[str]:
     """Yield what each arm that did not fit into memory needs, as far as that is known, and its limit."""
-    for unfit in summary.unfit:
+    for unfit in arms:
         of = f"of {_LIMITS[unfit.limit]}"
         what = f" into {binary_size(unfit.limit_bytes)} {of}"
         if size := unfit.needs_bytes or unfit.least_bytes:
             about = "about" if unfit.needs_bytes else "at least"
-            what = f": it needs {about} {_part_of(size, unfit.limit_bytes)} {of}"
+            needed, limit = binary_size(size), binary_size(unfit.limit_bytes)  # limits are set in these units
+            what = f": it needs {about} {_part_of(needed, limit)} {of}"
         fits = f"{DOES_NOT_FIT} beside the other arms" if unfit.beside_others else DOES_NOT_FIT
         yield f"{unfit.arm} {fits}{what}{_STAGES.get(unfit.stage, '')}."
 
@@ -129,11 +130,10 @@ def _comparable(arm: ArmMemory, baseline: ArmMemory) -> tuple[int, int]:
     return arm.held_bytes, baseline.held_bytes
 
 
-def _part_of(held: int, whole: int) -> str:
-    """Return two sizes as ``1.9 of 6.1 GiB``; the first has a unit only if it is another one."""
-    shown, of = binary_size(held), binary_size(whole)
-    number, unit = shown.split()
-    return f"{number if unit == of.split()[1] else shown} of {of}"
+def _part_of(part: str, whole: str) -> str:
+    """Return two sizes as ``1.9 of 6.1 GB``; the first has a unit only if it is another one."""
+    number, unit = part.split()
+    return f"{number if unit == whole.split()[1] else part} of {whole}"
 
 
 def _time_against(arm: ArmSummary, baseline: str) -> str:

@@ -16,12 +16,12 @@ from compare.analysis.predict import (
     Prediction,
 )
 from compare.errors import OutputError
-from compare.report.axes import SECONDS_FROM_ZERO, count_axis
-from compare.report.cells import as_record, format_estimate
+from compare.report.axes import BYTE_UNITS, SECONDS_FROM_ZERO, count_axis
+from compare.report.cells import as_record, format_estimate, in_units
 from compare.report.document import Column, Document, Table
 from compare.report.pictures import Chart, Picture, Point, draw_lines
 from compare.schema.results import Run
-from compare.text import binary_size, counted, percent
+from compare.text import counted, percent
 
 _NOT_MODELLED = (
     "Not modelled: the order of ranks, switches that share links, several ranks on a host, other traffic, "
@@ -176,12 +176,18 @@ _COMPARISON_COLUMNS: tuple[Column[Comparison], ...] = (
     Column("error", lambda row: percent(row.error, "+.1f")),
     Column("in interval", lambda row: "yes" if row.covered else "NO", is_text=True),
 )
+
+
+def _size(size_bytes: int) -> str:
+    return in_units(size_bytes, BYTE_UNITS)
+
+
 _MEMORY_COLUMNS: tuple[Column[ScaledMemory], ...] = (
     Column("arm", lambda row: row.arm, is_text=True),
     Column("ranks", lambda row: str(row.ranks)),
-    Column("parameters", lambda row: binary_size(row.held.parameter_bytes)),
-    Column("gradients", lambda row: binary_size(row.held.gradient_bytes)),
-    Column("optimizer", lambda row: binary_size(row.held.optimizer_state_bytes)),
-    Column("together", lambda row: binary_size(row.whole_bytes)),
-    Column("as measured", lambda row: "–" if row.measured_bytes is None else binary_size(row.measured_bytes)),
+    Column("parameters", lambda row: _size(row.held.parameter_bytes)),
+    Column("gradients", lambda row: _size(row.held.gradient_bytes)),
+    Column("optimizer", lambda row: _size(row.held.optimizer_state_bytes)),
+    Column("together", lambda row: _size(row.whole_bytes)),
+    Column("as measured", lambda row: "–" if row.measured_bytes is None else _size(row.measured_bytes)),
 )

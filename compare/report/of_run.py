@@ -60,7 +60,7 @@ def brief(run: Run, analysis: Analysis, view: View) -> Document:
         lead=[
             *mark_notes(run, shown.summary),
             *detectable_differences(shown.summary),
-            *unfit_sentences(shown.summary),
+            *unfit_sentences(shown.summary.unfit),
             *_cause_and_proof(run, shown),
         ],
         statements=list(_in_plain_words(run, shown)),
@@ -92,7 +92,7 @@ def document_of(run: Run, analysis: Analysis, view: View) -> Document:
         alerts=alerts,
         tables=tables,
         warnings=[warning for warning in warnings(run, shown) if warning not in alerts],
-        lead=[*unfit_sentences(summary), *proof(run, summary)],
+        lead=[*unfit_sentences(summary.unfit), *proof(run, summary)],
         statements=list(explain(shown.causes, noisy=bool(summary.noisy_rounds))),
         notes=[*notes(run, shown), *(memory_notes(summary) if view.detail else ())],
         conclusion=conclusion(run, shown),
@@ -114,7 +114,7 @@ def page(run: Run, analysis: Analysis, view: View) -> Document:
         glance=_short_table(run, shown),
         lead=[
             *_in_plain_words(run, shown),
-            *unfit_sentences(shown.summary),
+            *unfit_sentences(shown.summary.unfit),
             *_cause_and_proof(run, shown),
             *mark_notes(run, shown.summary),
         ],

@@ -9,11 +9,13 @@ from itertools import chain
 from typing import Literal
 
 from compare.analysis.causes import FEWEST_ROUNDS
+from compare.analysis.memory import does_not_fit
 from compare.analysis.runs import THRESHOLD, Bend, Growth, ScaleFigures, ScalePoint, summarise_scale
 from compare.report.axes import SECONDS_FROM_ZERO, SHARE, count_axis
 from compare.report.causes import explain
 from compare.report.cells import as_record, format_estimate
 from compare.report.document import Column, Document, Table
+from compare.report.memory import unfit_sentences
 from compare.report.origin import attested_by, facts_of, model_and_data, noisy_rounds_warning, source_of
 from compare.report.outlook import whose_cores
 from compare.report.pictures import Chart, Point, draw_lines
@@ -92,6 +94,8 @@ def _warnings(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
     if any(not run.complete or len(run.launches) < run.config.rounds * len(run.config.arms) for run in runs):
         yield "INCOMPLETE: some counts have fewer rounds than others, or none."
     for run in runs:
+        for sentence in unfit_sentences([does_not_fit(run, unfit) for unfit in run.unfit]):
+            yield f"With {counted(run.config.ranks, 'rank')}, {sentence}"
         if run.failure:
             yield f"FAILED with {counted(run.config.ranks, 'rank')}: {run.failure.what}"
     counts = sorted({point.ranks for point in figures.points if point.beyond_cores})

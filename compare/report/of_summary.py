@@ -143,7 +143,7 @@ def _known(run: Run, analysis: Analysis) -> Iterator[str]:
     """Yield what is proven about the training, what fits into memory, and what speed and memory cost."""
     ways, baseline = _ways(run, analysis), run.config.baseline
     yield from _trained(run, ways)
-    yield from unfit_sentences(analysis.summary)
+    yield from unfit_sentences(analysis.summary.unfit)
     settled = [arm for arm in ways if arm.verdict and arm.verdict.kind in {"faster", "slower"}]
     if settled and not analysis.summary.ranks_nothing:
         ratios = ", ".join(f"{arm.arm} {describe_verdict(arm.verdict)}" for arm in settled if arm.verdict)

@@ -119,7 +119,6 @@ class _Saved:
         self._bytes = 0
         self._uses = Counter[int]()
         self._left_out: set[int] = set()
-        self._is_paused = False
 
     def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
         """Leave out the memory of these tensors from now on."""

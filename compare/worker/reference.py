@@ -166,7 +166,9 @@ class Reference:
             add_gradients(gradients, total)
             del gradients  # before those of the next shard are computed
         for index, gradient in enumerate(total):
-            total[index] = gradient if gradient is None or self.shard_count == 1 else gradient / self.shard_count
+            total[index] = (
+                gradient if gradient is None or self.shard_count == 1 else gradient / self.shard_count
+            )
         self._mean = total
         return total
 
@@ -379,12 +381,12 @@ class StepReference(Reference):
         self._wrong = self._wrong_parameters() if any(self.untold.values()) else {}
         self._note_largest_change()
 
-    def _wrong_parameters(self) -> dict[WrongKind, list[torch.Tensor | None]]:
+    def _wrong_parameters(self) -> dict[WrongKind, Iterable[torch.Tensor | None]]:
         """Return the parameters after each kind of wrong step."""
         copy_tensors(self._step_start, self._wrong_shard.model.parameters())
         self._timer.begin_passes()
         self._take_wrong_step([self._shards[self._index].taken[0]])
-        wrong: dict[WrongKind, list[torch.Tensor | None]] = {
+        wrong: dict[WrongKind, Iterable[torch.Tensor | None]] = {
             "alone": list(self._wrong_shard.model.parameters()),
             "none": list(self._step_start),
         }

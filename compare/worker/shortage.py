@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compare.schema.memory import Shortage
-from compare.system.limits import address_limit_bytes, memory_limit_bytes
+from compare.system.limits import address_limit_bytes, memory_left_bytes, memory_limit_bytes
 
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|[KMG]iB)")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _OF_ALLOCATORS = ("can't allocate memory", "not enough memory", "std::bad_alloc", "Cannot allocate memory")
 """What allocators of torch and C++ say in a RuntimeError."""
+_PLENTY = 0.2
+"""Share of the limit that is free where an error that names no size is not about this memory."""
 
 
 def find_shortage(error: BaseException) -> Shortage | None:
@@ -35,6 +37,8 @@ def find_shortage(error: BaseException) -> Shortage | None:
                 needed = _address_space_bytes() + _asked(one)
                 return Shortage(limit_bytes=limit, limit="address space", needed_bytes=needed)
             limit, is_of_group = memory_limit_bytes()
+            if says_so and not _asked(one) and memory_left_bytes() > _PLENTY * limit:
+                continue  # it is a device, such as a network's, whose memory is short
             return Shortage(limit_bytes=limit, limit="control group" if is_of_group else "host")
     return None
 

@@ -134,9 +134,9 @@ The arm with the shortest steps is the hardest case. Turns are short: the cost i
 machine's drift.
 """
 MEASURING_TEXT = f"""\
-{RANKS} ranks of one thread (MLP, batch 64) train with and without Ringside's measuring, and the table divides the
-first time by the second. *Reported* is the step time that Ringside reports, and *whole* the time of all
-training. *A/A* compares two trainings without measuring, so it shows noise."""
+{RANKS} ranks of one thread (MLP, batch 64) train with and without Ringside's measuring, and the table
+divides the first time by the second. *Reported* is the step time that Ringside reports, and *whole* the
+time of all training. *A/A* compares two trainings without measuring, so it shows noise."""
 
 
 def bench_measuring(settings) -> Section:

@@ -1,4 +1,4 @@
-"""Sixteen real ranks over four rehearsed hosts: more than two cores can train fast, but enough to be proven."""
+"""Sixteen real ranks over four rehearsed hosts, which two cores cannot train fast, but prove."""
 
 import json
 

@@ -91,6 +91,12 @@ def test_state_per_byte_is_the_same_from_every_arm(arms):
     assert state_per_byte(attesting(measured(dict.fromkeys(arms, 5.0)))) == pytest.approx(ADAM)
 
 
+def test_state_per_byte_counts_the_state_of_replicas_once():
+    """Two ranks that are replicas hold the whole state each."""
+    run = measured({"fsdp:replicate=2": 5.0})
+    assert state_per_byte(attesting(run, optimizer_state_bytes=int(ADAM * WHOLE))) == pytest.approx(ADAM)
+
+
 def test_predict_memory_tells_of_other_numbers_of_ranks():
     parameters = [held.parameter_bytes for held in predict_memory(RUN, parse_arm("fsdp"), 4)]
     assert parameters == [4 * 251 * 401] * 3 + [4 * 248 * 401]
@@ -148,6 +154,10 @@ def test_ranks_of_a_host_share_its_memory():
     peak = sum(rank.whole_peak_memory_bytes for rank in OF_FSDP.launches[-1].ranks)
     found = does_not_fit(OF_FSDP, unfit(limit="control group", limit_bytes=peak))
     assert found.needs_bytes == peak + 2 * SAVED * (1 + 1 + ADAM)
+
+
+def test_need_of_one_process_is_not_computed_from_ranks():
+    assert does_not_fit(OF_FSDP, unfit("single", limit="control group")).needs_bytes is None
 
 
 def test_a_need_below_the_limit_is_not_shown_as_one():

@@ -106,6 +106,7 @@ def test_line_that_no_new_one_equals_gets_advice(line, advice):
     "line",
     [
         *("run --backend ddp --detail-free", "collectives --warmup 3 -b 8", "report last --detail", ""),
+        *("meter --warmup 50 train.py --epochs 3 --lr 0.1", "submit -- meter train.py --epochs 3"),
         *("submit", "submit -- run --engine=auto -H=a --steps=60:warmup=1", "report --open last --arm x"),
     ],
 )

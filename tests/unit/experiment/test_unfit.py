@@ -118,6 +118,18 @@ def test_launches_of_earlier_rounds_go_with_their_arm(monkeypatch, tmp_path):
     assert run.unfit[0].round == 2
 
 
+@pytest.mark.parametrize("arm", ["none", "ddp", "mpi", "manual"])
+@pytest.mark.parametrize("interleave", ["blocks", "launches"])
+def test_no_launch_gets_the_number_of_an_earlier_one(monkeypatch, tmp_path, arm, interleave):
+    """A launch has a folder of its number and its arm, and none may exist before."""
+    order = launch_order(going(monkeypatch, tmp_path)[0].run.config, 1)
+    launches = [a_launch(one.label, 1, number=number) for number, one in enumerate(order, start=1)]
+    found, _ = going(monkeypatch, tmp_path, unfit=(arm,), launches=launches, interleave=interleave)
+    run = to_the_end(found)
+    assert run.unfit
+    assert len({(one.number, one.arm) for one in run.launches}) == len(run.launches)
+
+
 def test_run_fails_if_no_arm_fits_that_synchronises(monkeypatch, tmp_path):
     found, _ = going(monkeypatch, tmp_path, unfit=("ddp", "mpi", "manual"))
     with pytest.raises(LaunchError, match="No arm fits into memory"):

@@ -89,6 +89,8 @@ def test_ratios_of_ones_own_are_judged_as_a_run_is(ratios, kinds):
         ({"a": [1.0], "b": [1.0, 2.0]}, "There are 1 of 'a', 2 of 'b'."),
         ({"a": [1.0, 0.0]}, "0.0 is among them."),
         ({"a": [1.0, float("nan")]}, "nan is among them."),
+        ({"a": ["1.2"]}, "'1.2' is among them."),
+        ({"a": 1.2}, "They are 1.2."),
     ],
 )
 def test_ratios_that_cannot_be_judged_are_refused(ratios, found):
@@ -103,6 +105,10 @@ def test_ratios_that_cannot_be_judged_are_refused(ratios, found):
         ({"workloda": "train.py:make"}, "ringside.compare has no argument 'workloda'."),
         ({"num_proc": "2"}, "ringside.compare: num_proc cannot be '2'."),
         ({"quiet": 1}, "ringside.compare: quiet cannot be 1."),
+        ({"budget": "10m"}, "ringside.compare: budget cannot be '10m'."),
+        ({"repeats": 5.0}, "ringside.compare: repeats cannot be 5.0."),
+        ({"env": 5}, "ringside.compare: env cannot be 5."),
+        ({"backend": "mpi"}, "ringside.compare has no argument 'backend'."),
         ({"steps": "many"}, "--steps cannot be 'many'."),
         ({"repeats": 2, "data": "digits", "arms": "ddq"}, "ddq"),
     ],

@@ -9,7 +9,9 @@ import pytest
 
 from compare.analysis.runs import Growth, summarise_scale
 from compare.report import document_of, of_scale, write
+from compare.schema.arms import parse_arm
 from compare.schema.hosts import Host, Link, Network
+from compare.schema.memory import Unfit
 from compare.schema.results import Failure
 from tests.unit.factories import noisy
 from tests.unit.scales import BENDING, a_scale
@@ -115,6 +117,14 @@ def test_scale_names_noisy_rounds_once_and_counts_with_fewer():
     assert "INCOMPLETE" not in text
     fewer = scale.runs | {4: msgspec.structs.replace(scale.runs[4], launches=scale.runs[4].launches[:-1])}
     assert "INCOMPLETE" in shown(msgspec.structs.replace(scale, runs=fewer))
+
+
+def test_scale_says_which_arm_did_not_fit_with_how_many_ranks():
+    scale = a_scale(BENDING)
+    gone = Unfit(arm=parse_arm("fsdp"), round=1, stage="parity", limit_bytes=1 << 30, limit="GPU")
+    runs = scale.runs | {4: msgspec.structs.replace(scale.runs[4], unfit=[gone])}
+    text = " ".join(shown(msgspec.structs.replace(scale, runs=runs)).split())
+    assert "With 4 ranks, fsdp does not fit into 1 GiB of GPU memory, in its proof." in text
 
 
 def test_scale_that_was_stopped_says_so():

@@ -54,6 +54,13 @@ def test_other_errors_are_no_shortage(unlimited, error):
     assert find_shortage(error) is None
 
 
+@pytest.mark.parametrize(("free", "is_short"), [(0.1, True), (0.5, False)])
+def test_error_without_a_size_is_no_shortage_while_memory_is_free(unlimited, monkeypatch, free, is_short):
+    """A network's adapter, for example, has memory of its own."""
+    monkeypatch.setattr(shortage, "memory_left_bytes", lambda: int(free * GIB))
+    assert bool(find_shortage(RuntimeError("ibv_reg_mr: Cannot allocate memory"))) is is_short
+
+
 def test_shortage_of_a_gpu_is_known_by_its_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=8 * GIB))
