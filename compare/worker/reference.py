@@ -12,9 +12,9 @@ from torch import nn
 
 from backends.base import BackendError, Batch, Replica
 from compare.schema.parity import WrongKind
-from compare.worker import steps
+from compare.worker import shards, steps
 from compare.worker.randomness import states_of_generators
-from compare.worker.shards import Gradients, Shard, add_gradients, combine, copy_tensors, scale_of, seed_step
+from compare.worker.shards import Gradients, Shard, copy_tensors, seed_step
 from compare.worker.task import Task
 from compare.worker.watchdog import PassTimer
 
@@ -127,17 +127,17 @@ class Reference:
         """Take the step of this number, from 0, by the mean of gradients that ``scale_of`` scales."""
         mean = self.mean_gradients(step, scale)
         if self._before_step:
-            _set_gradients(self.model, _cloned(mean))
+            shards.set_gradients(self.model, shards.clone_gradients(mean))
             self._before_step(self.model, [self._optimizer])
-            self._right = _cloned([p.grad for p in self.model.parameters()])
+            self._right = shards.clone_gradients([p.grad for p in self.model.parameters()])
             if self._task.changes_gradients:
                 self.acted.append(not steps.are_equal(self._right, mean))
         else:
             self._right = mean
         self._wrong = {} if self._drifts else self._wrong_gradients(mean)
-        _set_gradients(self.model, self._right)
+        shards.set_gradients(self.model, self._right)
         self._optimizer.step()
-        _set_gradients(self.model, [None] * len(mean))
+        shards.set_gradients(self.model, [None] * len(mean))
         self._note_largest_change()
 
     def set_buffers(self, buffers: list[list[torch.Tensor]]) -> None:
@@ -161,9 +161,9 @@ class Reference:
         for index, shard in enumerate(self._shards):
             self._timer.begin_passes(self._passes)
             shard.fetch(step, self._parts)
-            gradients = shard.gradients(scale_of(index, scale), dense=not self._drifts)
+            gradients = shard.gradients(shards.scale_of(index, scale), dense=not self._drifts)
             self._keep(gradients, step, index)
-            add_gradients(gradients, total)
+            shards.add_gradients(gradients, total)
             del gradients  # before those of the next shard are computed
         for index, gradient in enumerate(total):
             total[index] = (
@@ -199,7 +199,7 @@ class Reference:
         """Return gradients as the user's ``before_step`` changes them; the same ones without it."""
         if not self._clip:
             return gradients
-        _set_gradients(self.model, _cloned(gradients))
+        shards.set_gradients(self.model, shards.clone_gradients(gradients))
         self._clip(self.model, [])
         return [p.grad for p in self.model.parameters()]
 
@@ -275,12 +275,12 @@ class Reference:
         if not bool(torch.isfinite(update + right).all()):
             return fields
         zeros = [torch.zeros_like(parameter) for parameter in self.model.parameters()]
-        shards = [
+        parts = [
             steps.as_vector(zero if g is None else g for zero, g in zip(zeros, of_shard, strict=True))
             for of_shard in self._gradients
         ]
         before = moved(self._previous_start, self._step_start) if self._previous_start else None
-        return fields | steps.explain(update, right, torch.stack(shards), before)
+        return fields | steps.explain(update, right, torch.stack(parts), before)
 
     def _is_carried(self, step: int) -> bool:
         """Return whether two new models of the task compute the same gradients in this step.
@@ -304,7 +304,7 @@ class Reference:
         The distance is relative to the norm of the mean. It is None if dropout, BatchNorm or the form of the
         batches prevents a comparison, or if there is only one shard.
         """
-        batch = combine([shard.taken for shard in self._shards], self._task.config.batch_size_per_rank)
+        batch = shards.combine([shard.taken for shard in self._shards], self._task.config.batch_size_per_rank)
         if batch is None or self.shard_count == 1 or not self._first_start or not self._mean:
             return None
         shard = Shard(self._task, 0, self.shard_count, self.model, None)
@@ -391,15 +391,6 @@ class StepReference(Reference):
             "none": list(self._step_start),
         }
         return {kind: wrong[kind] for kind in self.untold}
-
-
-def _cloned(gradients: Iterable[torch.Tensor | None]) -> Gradients:
-    return [None if gradient is None else gradient.clone() for gradient in gradients]
-
-
-def _set_gradients(model: nn.Module, gradients: Gradients) -> None:
-    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-        parameter.grad = gradient
 
 
 def _make_step(shard: Shard) -> Callable[[list[Batch]], object]:

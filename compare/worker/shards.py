@@ -85,6 +85,17 @@ def add_gradients(gradients: Gradients, total: Gradients) -> None:
         total[index] = gradient if earlier is None else earlier if gradient is None else earlier + gradient
 
 
+def clone_gradients(gradients: Iterable[torch.Tensor | None]) -> Gradients:
+    """Return a copy of each gradient."""
+    return [None if gradient is None else gradient.clone() for gradient in gradients]
+
+
+def set_gradients(model: nn.Module, gradients: Gradients) -> None:
+    """Give each parameter of a model its gradient."""
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+
+
 @torch.no_grad()
 def copy_tensors(sources: Iterable[torch.Tensor], targets: Iterable[torch.Tensor]) -> None:
     """Copy each source into the target at the same index; there must be as many targets."""
