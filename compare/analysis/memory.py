@@ -55,9 +55,9 @@ class ArmMemory(msgspec.Struct, frozen=True, kw_only=True):
     """``held`` as arithmetic has it; None if the optimizer's state is not known."""
 
     @property
-    def held_bytes(self) -> int:
-        """Return the bytes of the model's state, with the library's if they are known."""
-        return self.held.whole_bytes + (self.library_bytes or 0)
+    def held_bytes(self) -> int | None:
+        """Return the bytes of the model's state with the library's; None if these are not known."""
+        return None if self.library_bytes is None else self.held.whole_bytes + self.library_bytes
 
 
 class ScaledMemory(msgspec.Struct, frozen=True, kw_only=True):

@@ -86,46 +86,44 @@ def unfit_sentences(arms: Sequence[DoesNotFit]) -> Iterator[str]:
 
 
 def draw_frontier(run: Run, summary: Summary) -> Iterator[Picture]:
-    """Draw each arm's step time over what a rank holds, if an arm shards and two attest memory."""
+    """Draw each arm's step time over what a rank holds, if an arm shards and this is known of two.
+
+    An arm whose library's buffers are not known would seem to hold less than others, so it is left out.
+    """
     arms = {arm.label: arm for arm in run.config.synchronising}
-    shown = [(arm, arm.memory) for arm in summary.arms if arm.arm in arms and arm.memory]
+    known = ((arm, arm.memory.held_bytes) for arm in summary.arms if arm.arm in arms and arm.memory)
+    shown = [(arm, size) for arm, size in known if size is not None]
     if len(shown) < 2 or all(arms[arm.arm].traits.shards == "nothing" for arm, _ in shown):  # noqa: PLR2004
         return
-    chart = Chart.of(
+    points = [
         (
-            (
-                arm.arm,
-                Point.of(
-                    memory.held_bytes,
-                    arm.step_seconds,
-                    is_open=any(_beats(other, arm) for other in shown),
-                ),
-            )
-            for arm, memory in shown
-        ),
+            arm.arm,
+            Point.of(size, arm.step_seconds, is_open=any(_beats(other, (arm, size)) for other in shown)),
+        )
+        for arm, size in shown
+    ]
+    chart = Chart.of(
+        points,
         key="frontier",
         heading="Time and memory",
         caption="The time of a step, with its interval, over what the rank with the most holds: parameters, "
-        "gradients, optimizer state and the library's buffers, as far as they are known. A hollow dot: "
-        "another arm takes less of both.",
+        "gradients, optimizer state and the library's buffers. An arm is missing if its buffers are not "
+        "known. A hollow dot: another arm takes less of both.",
         x_axis=_MEMORY_AXIS,
         y_axis=SECONDS_FROM_ZERO,
     )
     yield from draw_lines(chart)
 
 
-def _beats(other: tuple[ArmSummary, ArmMemory], arm: ArmSummary) -> bool:
+def _beats(other: tuple[ArmSummary, int], arm: tuple[ArmSummary, int]) -> bool:
     """Return whether another arm holds less than this one, and takes less time by more than the intervals."""
-    figures, memory = other
-    own = arm.memory
-    return own is not None and (
-        memory.held_bytes < own.held_bytes and figures.step_seconds.high < arm.step_seconds.low
-    )
+    (figures, size), (own, own_size) = other, arm
+    return size < own_size and figures.step_seconds.high < own.step_seconds.low
 
 
 def _comparable(arm: ArmMemory, baseline: ArmMemory) -> tuple[int, int]:
     """Return the bytes that an arm and the baseline hold, of those kinds that are known of both."""
-    if arm.library_bytes is None or baseline.library_bytes is None:
+    if arm.held_bytes is None or baseline.held_bytes is None:
         return arm.held.whole_bytes, baseline.held.whole_bytes
     return arm.held_bytes, baseline.held_bytes
 

@@ -299,7 +299,8 @@ def _condition(run: Run, ways: list[ArmSummary], label: str) -> str:
 def _if_memory_decides(run: Run, ways: list[ArmSummary], fastest: str) -> Iterator[str]:
     """Yield which way holds the least memory, if one shards and it is not the fastest."""
     shards = {arm.label for arm in run.config.synchronising if arm.traits.shards != "nothing"}
-    held = {arm.arm: arm.memory.held_bytes for arm in ways if arm.memory}
+    known = ((arm.arm, arm.memory.held_bytes) for arm in ways if arm.memory)
+    held = {label: size for label, size in known if size is not None}
     least = min(held, key=held.__getitem__, default=fastest)
     if least in shards and least != fastest:
         yield f"Use {least}, if memory decides, because a rank then holds the least."
