@@ -69,9 +69,11 @@ def _make_fabric(group: Group, options: Options) -> Fabric:
         )
     fabric = Fabric(
         accelerator=group.device.type,
-        devices=placement.local_world_size,
         num_nodes=hosts,
-        strategy=DDPStrategy(**ddp_arguments(options)),
+        # If it got a number of devices, Fabric would require a GPU for each rank, but ranks may share one.
+        strategy=DDPStrategy(
+            parallel_devices=[group.device] * placement.local_world_size, **ddp_arguments(options)
+        ),
         # Fabric's word for "cast nothing". Its "64-true" would cast outputs to torch's default dtype.
         precision="32-true",
         plugins=[TorchElasticEnvironment()],

@@ -180,7 +180,10 @@ class RankFlags(HostFlags):
 class LaunchFlags(RankFlags):
     """The flags of every command that launches arms or groups."""
 
-    device: Annotated[Literal["auto", "cpu", "cuda"], hosts_flag(help="What the ranks compute on.")] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "cuda:shared"],
+        hosts_flag(help="What the ranks compute on. cuda:shared: ranks may share GPUs, in verify alone."),
+    ] = "auto"
     threads: Annotated[
         int | None, hosts_flag(show_default="cores / ranks per host", help="Threads per rank.")
     ] = None

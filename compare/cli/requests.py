@@ -31,12 +31,13 @@ def read_request(
     control: bool = False,
     against: str | None = None,
     with_aa_test: bool = False,
+    may_share_gpus: bool = False,
     **config: Unpack[RunFields],
 ) -> UserRequest:
     """Return the request of a command that trains arms.
 
-    ``against`` is the other interpreter of a gate. ``with_aa_test`` allows one arm named twice.
-    ``config`` holds the settings for which the command has
+    ``against`` is the other interpreter of a gate. ``with_aa_test`` allows one arm named twice, and
+    ``may_share_gpus`` allows the device cuda:shared. ``config`` holds the settings for which the command has
     flags of its own, or which it does not let users choose.
 
     Raises:
@@ -63,7 +64,7 @@ def read_request(
         own = read_own_workload(shared.workload, replaced, epochs=settings.get("epochs", 1))
         settings |= {"model": own.workload, "steps": settings.get("steps") or OWN_STEPS}
     request = UserRequest(
-        **vars(read_launch_request(shared, settings)),
+        **vars(read_launch_request(shared, settings, may_share_gpus=may_share_gpus)),
         arms=arms,
         baseline=baseline,
         control=control,
@@ -141,21 +142,31 @@ def _read_data(written: str | None) -> tuple[DatasetChoice, Path | None]:
     return cast("DatasetChoice", name), options.get("folder")
 
 
-def read_launch_request(flags: LaunchFlags, config: LaunchFields) -> LaunchRequest:
+def read_launch_request(
+    flags: LaunchFlags, config: LaunchFields, *, may_share_gpus: bool = False
+) -> LaunchRequest:
     """Return the request for launching ranks that ``flags`` describe; other requests extend it.
 
-    ``config`` holds the settings that do not come from ``LaunchFlags``.
+    ``config`` holds the settings that do not come from ``LaunchFlags``. A command that shows no times sets
+    ``may_share_gpus``, which allows the device cuda:shared.
 
     Raises:
         UsageError: a flag has a wrong value.
         OutputError: a file to export to cannot be written.
     """
     from compare.experiment.settle import LaunchRequest
+    from compare.schema.config import SHARED_GPUS
     from compare.schema.environment import read_env_flags
     from compare.schema.store import require_writable
 
     if flags.quiet and flags.verbose:
         raise UsageError("--quiet and --verbose exclude each other.", remedy="Leave out one of them.")
+    if flags.device == SHARED_GPUS and not may_share_gpus:
+        raise UsageError(
+            f"--device {SHARED_GPUS} cannot be timed.",
+            found="Ranks that share a GPU wait for each other, so their times mean nothing.",
+            remedy=f"Prove the arms with `ringside verify --device {SHARED_GPUS}`, or use --device cuda.",
+        )
     allocation = read_allocation(flags)
     for _, path in flags.exports:
         require_writable(path, to_be_made=flags.output)

@@ -20,7 +20,7 @@ def verify(shared: TrainingFlags) -> None:
     from compare.schema.job import STEPS
     from compare.schema.store import name_of_run
 
-    request = read_request(shared, steps=STEPS, warmup_steps=0, rounds=1)
+    request = read_request(shared, may_share_gpus=True, steps=STEPS, warmup_steps=0, rounds=1)
     verification, directory = carry_out(verify_arms, request, shared)
     view = View(detail=shared.verbose, report_argument=name_of_run(directory))
     print_result(document_of(verification, view=view), directory, shared)

@@ -23,7 +23,15 @@ from compare.errors import UnavailableError, UsageError
 from compare.launch.cluster import HostFacts
 from compare.launch.engines import Allocation
 from compare.schema.arms import CONTROL, Arm, Interpreter, is_aa_test, parse_arm
-from compare.schema.config import MOST_ROUNDS, LaunchFields, Length, RunConfig, RunFields, require
+from compare.schema.config import (
+    MOST_ROUNDS,
+    SHARED_GPUS,
+    LaunchFields,
+    Length,
+    RunConfig,
+    RunFields,
+    require,
+)
 from compare.schema.hosts import Host, is_local
 from compare.text import counted
 
@@ -100,7 +108,11 @@ def settle(
     )
     say("Checking which arms can run here …")
     survey = availability.survey(arm.backend for arm in draft.arms)
-    device = choose_device(draft.device, cluster.hosts, count_gpus(cluster, survey))
+    gpus = count_gpus(cluster, survey)
+    device = choose_device(draft.device, cluster.hosts, gpus)
+    shares_gpus = draft.device == SHARED_GPUS and any(
+        count < host.slots for host, count in zip(cluster.hosts, gpus, strict=True)
+    )
     one_host = len(cluster.hosts) == 1
     arms, left_out = choose_arms(draft.arms, device, survey, one_host=one_host)
     if request.against:
@@ -119,7 +131,9 @@ def settle(
         baseline = arms[0].label
     else:
         arms = with_control(arms, control=request.control)
-    config = msgspec.structs.replace(draft, arms=arms, baseline=baseline, device=device)
+    config = msgspec.structs.replace(
+        draft, arms=arms, baseline=baseline, device=device, shares_gpus=shares_gpus
+    )
     return config, left_out
 
 
@@ -185,15 +199,18 @@ def divide_aa_test(draft: RunConfig) -> RunConfig:
 def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str:
     """Return ``cuda`` or ``cpu``, as ``asked``; ``auto`` is ``cuda`` if any host has GPUs.
 
-    Each host has as many slots as ranks, and ``gpus`` has the number of GPUs of each host.
+    Each host has as many slots as ranks, and ``gpus`` has the number of GPUs of each host. ``SHARED_GPUS`` is
+    ``cuda`` where ranks may share the GPUs of their host.
 
     Raises:
-        UnavailableError: the device is CUDA, and a host has fewer GPUs than ranks.
+        UnavailableError: the device is CUDA, and a host has fewer GPUs than ranks, or none to share.
     """
-    if asked not in {"auto", "cuda"} or (asked == "auto" and not any(gpus)):
+    if asked not in {"auto", "cuda", SHARED_GPUS} or (asked == "auto" and not any(gpus)):
         return asked if asked != "auto" else "cpu"
     for host, count in zip(hosts, gpus, strict=True):
-        if count < host.slots:
+        if asked == SHARED_GPUS and not count:
+            raise UnavailableError(f"{host.name} has no GPU to share.", remedy="Use --device cpu.")
+        if count < host.slots and asked != SHARED_GPUS:
             fewer = f"-np {count}" if len(hosts) == 1 else f"{count} of its slots"
             raise UnavailableError(
                 f"{host.name} has too few GPUs for {counted(host.slots, 'rank')}.",

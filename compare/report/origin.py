@@ -49,6 +49,7 @@ def headline(run: Run, summary: Summary | None = None) -> str:
     parts = [
         model_and_data(run),
         f"{counted(config.ranks, 'rank')} × {counted(config.threads_per_rank, 'thread')}, {config.device}",
+        "RANKS SHARE GPUS" if config.shares_gpus else "",
         config.precision if config.precision != "float32" else "",
         "compiled" if config.compile else "",
         f"batch {config.batch_size_per_rank}{'' if summary else ' per rank'}{passes}",

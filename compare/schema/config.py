@@ -28,6 +28,8 @@ With ``blocks``, all arms are launched together and take turns, a few blocks of 
 one launch follows another. ``auto`` means ``blocks`` where that is possible.
 """
 Precision: TypeAlias = Literal["float32", "bf16-autocast"]
+SHARED_GPUS = "cuda:shared"
+"""The device that lets several ranks of a host use one GPU."""
 
 
 class LaunchFields(TypedDict, total=False):
@@ -74,6 +76,8 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     ranks: int = 2
     device: str = "cpu"
+    shares_gpus: bool = False
+    """Whether a host has more ranks than GPUs; times then mean nothing, because ranks wait for each other."""
     threads_per_rank: int = 1
     launch_timeout_seconds: float = 300.0
     stall_seconds: float = 30.0

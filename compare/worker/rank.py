@@ -103,13 +103,17 @@ def _prepare_device(job: LaunchJob, placement: Placement) -> torch.device:
         )
     if job.config.device == "cpu":
         return torch.device("cpu")
-    gpus = torch.cuda.device_count()
-    if placement.local_rank >= gpus:
+    gpus, local_rank = torch.cuda.device_count(), placement.local_rank
+    if job.config.shares_gpus and gpus:
+        # NCCL refuses two ranks of one host on one GPU, so it gets to see every rank as a host.
+        os.environ["NCCL_HOSTID"] = f"ringside-rank-{placement.rank}"
+        local_rank %= gpus
+    if local_rank >= gpus:
         raise BackendError(
-            f"Host {placement.host}: local rank {placement.local_rank} has no GPU of its own, because torch "
+            f"Host {placement.host}: local rank {local_rank} has no GPU of its own, because torch "
             f"finds {gpus}. Use fewer ranks per host, or --device cpu."
         )
-    device = torch.device("cuda", placement.local_rank)
+    device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
 

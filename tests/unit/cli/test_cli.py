@@ -178,6 +178,25 @@ def carried_out(monkeypatch):
             UNAVAILABLE,
             ["localhost has too few GPUs for 2 ranks", "--device cpu"],
         ),
+        *(
+            (
+                f"{command} --device cuda:shared",
+                USAGE,
+                ["--device cuda:shared cannot be timed", "ringside verify --device cuda:shared"],
+            )
+            for command in (
+                "--backend ddp",
+                "--backend ddp --dry-run",
+                "scale --backend ddp -np 1,2",
+                "gate --backend ddp --against python3",
+                "collectives",
+            )
+        ),
+        (
+            "verify --backend ddp --device cuda:shared",
+            UNAVAILABLE,
+            ["localhost has no GPU to share", "--device cpu"],
+        ),
         ("--backend ddp --export gone/run.json", OUTPUT, ["gone/run.json cannot be written"]),
         (
             "--backend ddp --export -.csv --export -",
@@ -418,7 +437,7 @@ def test_help_in_place_of_a_command_is_no_error(compare):
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
-        ("run --device ", ["auto", "cpu", "cuda"]),
+        ("run --device ", ["auto", "cpu", "cuda", "cuda:shared"]),
         ("collectives --format ", ["table", "markdown", "html", "csv", "json"]),
         ("run --backend none,ho", ["none,horovod"]),
         ("collectives --op max,a", ["max,avg"]),

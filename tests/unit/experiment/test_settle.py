@@ -108,6 +108,7 @@ def test_survey_interrupted_ends_every_process(monkeypatch):
     [
         *(("auto", 2, 0, "cpu"), ("auto", 2, 2, "cuda"), ("auto", 1, 8, "cuda")),
         *(("cpu", 2, 0, "cpu"), ("cpu", 2, 8, "cpu"), ("cuda", 2, 2, "cuda")),
+        *(("cuda:shared", 2, 1, "cuda"), ("cuda:shared", 2, 2, "cuda")),
         ("tpu", 2, 8, "tpu"),  # the config refuses it
     ],
 )
@@ -125,6 +126,27 @@ def test_too_few_gpus_are_an_error_and_never_the_cpu_instead(asked, gpus, remedy
     assert caught.value.what == "n2 has too few GPUs for 2 ranks."
     assert f"has {gpus}" in caught.value.found
     assert remedy in caught.value.remedy
+
+
+def test_a_host_without_a_gpu_has_none_to_share():
+    with pytest.raises(UnavailableError) as caught:
+        settle.choose_device("cuda:shared", [Host("n1", 2), Host("n2", 2)], [1, 0])
+    assert caught.value.what == "n2 has no GPU to share."
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "shares"), [("cuda:shared", 1, True), ("cuda:shared", 2, False), ("cuda", 2, False)]
+)
+def test_ranks_share_gpus_where_they_are_asked_to_and_must(monkeypatch, asked, gpus, shares):
+    monkeypatch.setattr(availability, "survey", lambda _: a_survey(gpus=gpus))
+    cluster = a_cluster(slots=2)
+    monkeypatch.setattr(cluster, "require_launchers", lambda _: None)
+    request = SimpleNamespace(
+        arms=parse_arms(["ddp"]), config={"device": asked}, threads_per_rank=1, against=None, baseline=None
+    )
+    request.control = False
+    config, _ = settle.settle(request, cluster, lambda _: None)
+    assert (config.device, config.shares_gpus) == ("cuda", shares)
 
 
 # ---- arms ----

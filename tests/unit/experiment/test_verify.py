@@ -66,6 +66,12 @@ def test_it_ends_with_the_code_of_the_gravest(arms, code):
     assert Verification(run=a_run(), arms=arms).exit_code == code
 
 
+def test_headline_says_that_ranks_share_gpus():
+    config = {"device": "cuda", "shares_gpus": True}
+    assert "1 thread, cuda · RANKS SHARE GPUS · " in shown(an_arm(), config=config)
+    assert "SHARE" not in shown(an_arm(), config=config | {"shares_gpus": False})
+
+
 def test_table_has_every_figure_and_under_it_what_failed():
     arms = (an_arm(), an_arm("manual", "failed", 0.5), exempt(), did_not_run())
     text = shown(*arms, detail=True, dataset=DIGITS)
