@@ -1,56 +1,36 @@
 """Try what only a machine with a GPU can show.
 
 ``python -m tests.gpu FOLDER`` needs no network and installs nothing. Each part is a program of its own: a
-part that fails or hangs ends alone. FOLDER keeps what each part printed and measured. ``summary.md`` in it
-has the outcomes, and is written anew after every part.
+part that fails or hangs ends alone. Parts that measure no time run side by side. FOLDER keeps what each part
+printed and measured. ``summary.md`` in it has the outcomes, and is written anew after every part.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, TextIO
 
 from tests.comparing import ROOT, find_mnist
+from tests.gpu.parts import Machine, Part, counted, parts
 
 LIMIT_SECONDS = 480
 """Time for all parts; what has not begun by then is skipped."""
 PART_SECONDS = 150
+CORES_OF_PART = 5
+"""Cores for each of the parts that run side by side."""
+MOST_AT_ONCE = 3
 Outcome = Literal["passed", "FAILED", "skipped"]
-
-
-class Machine(NamedTuple):
-    """What the parts depend on."""
-
-    device: str
-    gpus: int
-    horovod: bool
-    data: list[str]
-
-
-_ONE_RANK = 16
-"""The exit status of `ringside verify` with one rank: the gates have figures, but nothing is proven."""
-
-
-class Part(NamedTuple):
-    """One program, and when it cannot run here."""
-
-    name: str
-    command: list[str]
-    skipped: str = ""
-    check: Callable[[Path], str] = lambda _: ""
-    """Return what is wrong with the part's folder; empty if nothing is."""
-    status: int = 0
-    """The exit status of a part without a fault."""
+_RUNNING: set[int] = set()
+"""The process groups of the parts that run."""
 
 
 class Done(NamedTuple):
@@ -63,73 +43,18 @@ class Done(NamedTuple):
     command: str
 
 
-def parts(machine: Machine, folder: Path) -> list[Part]:
-    """List the parts, the most telling first."""
-    many, on_gpu = f"This machine has {counted(machine.gpus)}.", machine.device == "cuda"
-    alone = "" if on_gpu else "It needs a GPU."
-    two = "" if machine.gpus > 1 else many
-
-    def run(name: str, arms: str, *more: str, skipped: str = "", ranks: int = 1) -> Part:
-        options = ["-np", ranks, "--device", machine.device, "--steps", 200, "--backend", arms, *machine.data]
-        command = compare("run", *options, "--output", folder / name / "run", *more)
-        return Part(name, command, skipped, _check_run if on_gpu else lambda _: "")
-
-    turns = ("--interleave", "blocks", "--timeout", "5m:stall=15", "--repeats", 2)
-    launches = ("--interleave", "launches:reruns=0", "--repeats", 1)
-    sharing = [*torchrun(2), "-m", "tests.gpu.sharing", machine.device]
-    ranks = max(1, machine.gpus)
-    device = ("-np", ranks, "--device", machine.device)
-    verify = compare("verify", *device, "--backend", "ddp,manual", *machine.data)
-    collectives = compare("collectives", *device)
-    small = ["-e", "16M", "--repeats", "1", "--output", str(folder / "collectives" / "run")]
-    no_horovod = "" if machine.horovod else "Horovod is not installed."
-    return [
-        Part("machine", [sys.executable, "-m", "tests.gpu.machine"], alone),
-        run("one rank", "ddp,manual", *launches),
-        Part("parity in float64", verify, status=_ONE_RANK if ranks == 1 else 0),
-        Part("no hidden wait", [*torchrun(1), "-m", "tests.gpu.profile", machine.device]),
-        run("turns", "ddp,manual,zero", *turns),
-        Part("two ranks on one GPU", sharing),
-        run("several ranks", "ddp,manual", *launches, skipped=two, ranks=max(2, machine.gpus)),
-        run("hooks", "ddp:comm_hook=fp16,ddp:comm_hook=bf16", *launches, skipped=alone),
-        run("shards", "fsdp,zero", *launches),
-        run("offload and prefetch", "fsdp:offload=cpu,fsdp:prefetch=2", *launches, skipped=alone),
-        Part("collectives", [*collectives, *small]),
-        run("horovod", "horovod", *launches, skipped=no_horovod),
-        run("data parallel", "dataparallel", *launches, skipped=two),
-    ]
-
-
-def compare(*arguments: object) -> list[str]:
-    """Return a command line of the product."""
-    return [sys.executable, "-m", "compare", *map(str, arguments)]
-
-
-def torchrun(ranks: int) -> list[str]:
-    """Return how ranks of a script are started."""
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-
-
-def counted(gpus: int) -> str:
-    """Write a number of GPUs."""
-    return f"{gpus or 'no'} GPU{'' if gpus == 1 else 's'}"
-
-
-def _check_run(folder: Path) -> str:
-    """Return what the results of a run on a GPU lack."""
-    from compare.schema.store import read_run
-
-    for launch in read_run(folder / "run").launches:
-        for rank in launch.ranks:
-            if not rank.peak_device_memory_bytes:
-                return f"{launch.arm}: no memory of the device was recorded."
-            if rank.attestation["device"] == "cpu":
-                return f"{launch.arm}: rank {rank.rank} trained on the CPU."
-            if launch.arm != "none" and "nccl" not in json.dumps(rank.attestation["group"]).lower():
-                return f"{launch.arm}: NCCL is not attested."
-            if not any(block.phases for block in rank.blocks):
-                return f"{launch.arm}: no phase was timed."
-    return ""
+def execute_all(parts: Sequence[Part], at_once: int, folder: Path, ends_at: float) -> Iterator[Done]:
+    """Carry out parts in their order, so many at once, and yield the outcome of each that ends."""
+    with ThreadPoolExecutor(at_once) as pool:
+        started = [pool.submit(execute, part, folder, ends_at) for part in parts]
+        try:
+            for done in as_completed(started):
+                yield done.result()
+        except BaseException:  # Ctrl-C ends what runs, and begins nothing more
+            pool.shutdown(wait=False, cancel_futures=True)
+            for group in tuple(_RUNNING):
+                _kill(group)
+            raise
 
 
 def execute(part: Part, folder: Path, ends_at: float) -> Done:
@@ -165,12 +90,20 @@ def _run(command: list[str], output: TextIO, seconds: float) -> int:
         stderr=subprocess.STDOUT,
         start_new_session=True,
     ) as process:
+        _RUNNING.add(process.pid)
         try:
             return process.wait(seconds)
         except BaseException:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process.pid)
             raise
+        finally:
+            _RUNNING.discard(process.pid)
+
+
+def _kill(group: int) -> None:
+    """Kill the processes of a part."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def summarise(found: list[Done], machine: Machine) -> str:
@@ -197,7 +130,7 @@ def look(device: str) -> Machine:
         sys.exit("torch finds no GPU here. --device cpu rehearses the parts that need none.")
     found = find_mnist()
     data = ["--data", str(found)] if found else ["--data", "digits"]
-    return Machine(device, gpus, importlib.util.find_spec("horovod") is not None, data)
+    return Machine(device, gpus, data)
 
 
 def main() -> None:
@@ -207,11 +140,14 @@ def main() -> None:
     given = parser.parse_args()
     machine, folder = look(given.device), given.folder.resolve()
     folder.mkdir(parents=True)
-    ends_at, found = time.monotonic() + LIMIT_SECONDS, []
-    for part in parts(machine, folder):
-        found.append(execute(part, folder, ends_at))
-        (folder / "summary.md").write_text(summarise(found, machine))
-        print(f"{found[-1].name}: {found[-1].outcome}. {found[-1].why}", flush=True)
+    ends_at, found = time.monotonic() + LIMIT_SECONDS, list[Done]()
+    listed = parts(machine, folder)
+    at_once = max(1, min(MOST_AT_ONCE, len(os.sched_getaffinity(0)) // CORES_OF_PART))
+    for timed, beside in ((False, at_once), (True, 1)):
+        for done in execute_all([part for part in listed if part.timed == timed], beside, folder, ends_at):
+            found.append(done)
+            (folder / "summary.md").write_text(summarise(found, machine))
+            print(f"{done.name}: {done.outcome}. {done.why}", flush=True)
     sys.exit(any(one.outcome == "FAILED" for one in found))
 
 
