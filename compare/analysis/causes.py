@@ -11,7 +11,7 @@ ran, never what was configured. An item that no rank attests is not compared.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -280,7 +280,7 @@ def _compare(arms: Sequence[tuple[Arm, list[Launch]]], item: Item) -> Condition 
 
 
 def _values_of_arm(arm: Arm, launches: list[Launch], item: Item) -> _ArmValues:
-    rounds = [[spell(item.read(rank)) for rank in launch.ranks] for launch in launches]
+    rounds = [list(_spell_each(map(item.read, launch.ranks))) for launch in launches]
     values, ranks = rounds[0], launches[0].ranks
     groups = [rank.host if item.by_host else rank.rank if item.by_rank else "" for rank in ranks]
     first = dict(zip(groups, values, strict=True))
@@ -290,6 +290,15 @@ def _values_of_arm(arm: Arm, launches: list[Launch], item: Item) -> _ArmValues:
         text = "; ".join(f"round {launch.round}: {_spell_ranks(of_round)}" for launch, of_round in pairs)
         is_uneven = True
     return _ArmValues(arm, text, is_uneven, list(first.values()))
+
+
+def _spell_each(values: Iterable[Any]) -> Iterator[str]:
+    """Yield each value as text, which is written anew only if a value differs from the one before it."""
+    before, text = None, ABSENT
+    for value in values:
+        if value is not before and (type(value) is not type(before) or value != before):
+            before, text = value, spell(value)
+        yield text
 
 
 def _classify(seen: Sequence[_ArmValues], item: Item) -> tuple[Kind, str]:

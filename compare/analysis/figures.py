@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 
@@ -74,7 +74,7 @@ class LaunchFigures:
         """Return the seconds per step of every rank, averaged over blocks and turns as `step_seconds` is."""
         of_turns = (
             [
-                statistics.fmean(block.wall_ns / block.steps for block in of_rank)
+                statistics.fmean([block.wall_ns / block.steps for block in of_rank])
                 for of_rank in zip(*turn, strict=True)
             ]
             for turn in self._blocks(mode).values()
@@ -137,8 +137,7 @@ class LaunchFigures:
         ranks = self.phases("reference")
         if not ranks:
             return None
-        steps = _common_steps(ranks)
-        computing = [[sum(phase[i] for phase in rank.values()) for rank in ranks] for i in steps]
+        computing = list(zip(*(_sums(rank.values()) for rank in ranks), strict=False))
         kept = _without_slowest([max(times) for times in computing])
         return statistics.fmean(max(computing[i]) - statistics.fmean(computing[i]) for i in kept) / 1e9
 
@@ -178,10 +177,10 @@ class LaunchFigures:
         ranks = self.phases(mode)
         if not ranks:
             return {}
-        steps = _common_steps(ranks)
-        kept = _without_slowest([sum(phase[i] for rank in ranks for phase in rank.values()) for i in steps])
+        kept = _without_slowest(_sums(phase for rank in ranks for phase in rank.values()))
         return {
-            name: statistics.fmean(rank[name][i] for rank in ranks for i in kept) / 1e9 for name in ranks[0]
+            name: statistics.fmean([times[i] for rank in ranks for times in [rank[name]] for i in kept]) / 1e9
+            for name in ranks[0]
         }
 
     def phases(self, mode: Mode) -> list[dict[str, list[int]]]:
@@ -201,18 +200,23 @@ def load_of_others(ranks: Sequence[RankResult | RankSweep]) -> float:
 def _cores_of_others(ranks: Sequence[RankResult | RankSweep]) -> Iterator[tuple[float, int]]:
     """Yield, for each host, how many cores other processes used, and how many CPUs the ranks may use."""
     machines = {
-        rank.host: (rank.machine.boot_id or rank.host, rank.attestation.get("affinity"))
+        rank.host: (rank.machine.boot_id or rank.host, str(rank.attestation.get("affinity")))
         for rank in ranks
         if rank.machine
     }
+    hosts: dict[Any, set[str]] = defaultdict(set)
+    cpu_ns = Counter[Any]()
+    for rank in ranks:
+        machine = machines.get(rank.host)
+        hosts[machine].add(rank.host)
+        cpu_ns[machine] += rank.cpu_ns
     for rank in ranks:
         if rank.machine is not None:
-            here = [one for one in ranks if machines.get(one.host) == machines[rank.host]]
+            machine = machines[rank.host]
             busy_ns = rank.machine.busy_ns
-            if rank.machine.processes_ns is not None and len({one.host for one in here}) > 1:
+            if rank.machine.processes_ns is not None and len(hosts[machine]) > 1:
                 busy_ns = min(busy_ns, rank.machine.processes_ns)
-            other_ns = busy_ns - sum(one.cpu_ns for one in here)
-            yield other_ns / rank.machine.wall_ns, rank.machine.cpus
+            yield (busy_ns - cpu_ns[machine]) / rank.machine.wall_ns, rank.machine.cpus
 
 
 class Figures:
@@ -270,7 +274,7 @@ class Figures:
 
 def _block_seconds(blocks: Sequence[Block]) -> float:
     """Return the seconds per step of one block, as the mean over ranks."""
-    return statistics.fmean(block.wall_ns / block.steps for block in blocks) / 1e9
+    return statistics.fmean([block.wall_ns / block.steps for block in blocks]) / 1e9
 
 
 def _cores_of(blocks: Iterable[Sequence[Block]]) -> float:
@@ -278,8 +282,9 @@ def _cores_of(blocks: Iterable[Sequence[Block]]) -> float:
     return sum(block.cpu_ns for block in of_ranks) / sum(block.wall_ns for block in of_ranks)
 
 
-def _common_steps(ranks: list[dict[str, list[int]]]) -> range:
-    return range(min(len(phase) for rank in ranks for phase in rank.values()))
+def _sums(phases: Iterable[list[int]]) -> list[int]:
+    """Return the sum of the phases' nanoseconds in each step that all of them have."""
+    return list(map(sum, zip(*phases, strict=False)))
 
 
 def _without_slowest(totals: Sequence[float]) -> list[int]:

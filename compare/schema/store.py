@@ -184,7 +184,7 @@ def read_run(path: Path) -> Run:
             found=f"{file} does not exist.",
             remedy="Give the folder that `ringside run` printed, or its results.json.",
         )
-    return read_json(file, Run, adapt=partial(_run_fields, file))
+    return read_json(file, Run, adapt=partial(_run_of, file))
 
 
 def _require_no_other(path: Path) -> None:
@@ -206,14 +206,16 @@ def _require_no_other(path: Path) -> None:
         )
 
 
-def _run_fields(file: Path, content: Any) -> dict[str, Any]:
-    """Return the fields of a run, by their present names, from the JSON of its file or its export.
+def _run_of(file: Path, data: bytes) -> bytes | msgspec.Raw:
+    """Return the JSON of a run, with its present names, from that of its file or its export.
+
+    Only the names at the top are decoded here, because a run of hundreds of ranks takes much memory.
 
     Raises:
         OutputError: the file holds a verification, or has an unknown schema version.
     """
-    content = msgspec.convert(content, dict[str, Any])
-    exported = "schema_version" not in content and isinstance(content.get("run"), dict)
+    content = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    exported = "schema_version" not in content and bytes(content.get("run", b""))[:1] == b"{"
     if exported and "summary" not in content and "arms" in content:
         raise OutputError(
             f"{file} is a verification, not a run.",
@@ -221,8 +223,8 @@ def _run_fields(file: Path, content: Any) -> dict[str, Any]:
             remedy="Give `ringside report` the folder of the verification or its verification.json, or "
             "measure the arms with `ringside run`.",
         )
-    fields = content["run"] if exported else content
-    version = fields.get("schema_version")
+    fields = msgspec.json.decode(content["run"], type=dict[str, msgspec.Raw]) if exported else content
+    version = msgspec.json.decode(fields["schema_version"]) if "schema_version" in fields else None
     if not isinstance(version, int) or version not in _NEW_NAMES:
         raise OutputError(
             f"{file} has {'no schema version' if version is None else f'schema version {version}'}.",
@@ -231,8 +233,10 @@ def _run_fields(file: Path, content: Any) -> dict[str, Any]:
             if version is None
             else "Read it with the version of Ringside that wrote it.",
         )
-    renamed = {_NEW_NAMES[version].get(name, name): value for name, value in fields.items()}
-    return renamed | {"schema_version": SCHEMA_VERSION}
+    if version == SCHEMA_VERSION:
+        return content["run"] if exported else data
+    renamed: dict[str, Any] = {_NEW_NAMES[version].get(name, name): value for name, value in fields.items()}
+    return msgspec.json.encode(renamed | {"schema_version": SCHEMA_VERSION})
 
 
 def create_output(folder: Path | None, subject: str, ranks: int, *, purpose: str = "") -> Path:

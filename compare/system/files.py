@@ -28,8 +28,13 @@ Lists of samples need a third of this, and nested empty lists need all of it.
 """
 LARGEST = 10**18
 """The largest whole number that a file of Ringside may hold: 31 years in nanoseconds, or an exabyte."""
-_LONG_NUMBER = re.compile(rb"\d{19}")
+_LONG_NUMBER = b" " + b"0" * 19
+"""What a whole number of 19 digits or more begins with, after ``_SHAPE`` was applied to JSON."""
+_SHAPE = bytes.maketrans(b"0123456789\n\t\r,:[-", b"0" * 10 + b" " * 7)
+_PIECE_BYTES = 1 << 20
 _TAIL_BYTES = 1 << 20
+_MOST_INDENTED_BYTES = 8 << 20
+"""Maximum size of JSON that is indented; indenting adds half as much."""
 STANDARD_OUTPUT = Path("-")
 """The path that a user writes to mean standard output."""
 
@@ -64,7 +69,8 @@ def _escaped(character: str) -> str:
 
 
 def _json(value: Any) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value), indent=1)
+    data = msgspec.json.encode(value)
+    return msgspec.json.format(data, indent=1) if len(data) <= _MOST_INDENTED_BYTES else data
 
 
 def temporary_root() -> Path:
@@ -162,10 +168,10 @@ def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
         return file.read(-1 if max_bytes is None else max_bytes)
 
 
-def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None = None) -> T:
+def read_json(path: Path, kind: type[T], *, adapt: Callable[[bytes], bytes | msgspec.Raw] | None = None) -> T:
     """Read a file that ``write_json`` wrote, and return its value of the type ``kind``.
 
-    ``adapt`` gets the decoded JSON, and returns the JSON that is converted, for files of older versions.
+    ``adapt`` gets the JSON, and returns the JSON that is decoded, for files of older versions.
 
     Raises:
         OutputError: the file is missing, unreadable, too large for the memory, or not JSON of this type.
@@ -173,11 +179,9 @@ def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None =
     try:
         _require_memory(path)
         data = read_bytes(path)
-        if _LONG_NUMBER.search(data):
+        if _has_long_number(data):
             _require_numbers(msgspec.json.decode(data))
-        if adapt:
-            return msgspec.convert(adapt(msgspec.json.decode(data)), type=kind)
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(adapt(data) if adapt else data, type=kind)
     except OSError as error:
         raise OutputError(
             f"{path} could not be read.",
@@ -197,6 +201,16 @@ def read_json(path: Path, kind: type[T], *, adapt: Callable[[Any], Any] | None =
             found=str(error),
             remedy="Restore it if it was edited or cut short, or read it with the version that wrote it.",
         ) from None
+
+
+def _has_long_number(data: bytes) -> bool:
+    """Return whether JSON may hold a whole number of 19 digits or more; decimals and hashes do not count.
+
+    It is searched piece by piece, so that a large file is not copied as a whole.
+    """
+    length = _PIECE_BYTES + len(_LONG_NUMBER)
+    pieces = (data[start : start + length] for start in range(0, len(data), _PIECE_BYTES))
+    return any(_LONG_NUMBER in piece.translate(_SHAPE) for piece in pieces)
 
 
 def _require_numbers(content: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 
@@ -11,7 +12,7 @@ from compare.errors import OutputError, UsageError
 from compare.schema.hostfile import read_hostfile
 from compare.schema.results import Run
 from compare.system import files
-from compare.system.files import read_bytes, read_json, write_text
+from compare.system.files import read_bytes, read_json, write_json, write_text
 
 
 @pytest.fixture
@@ -59,3 +60,36 @@ def test_file_in_place_of_a_loop_of_links_is_written(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     write_text(tmp_path / "loop", "text")
     assert (tmp_path / "loop").read_text() == "text"
+
+
+@pytest.mark.parametrize(("count", "lines"), [(10, 12), (3 << 20, 1)])
+def test_large_json_is_written_on_one_line(tmp_path, count, lines):
+    numbers = [99] * count
+    write_json(tmp_path / "numbers.json", numbers)
+    assert len((tmp_path / "numbers.json").read_bytes().splitlines()) == lines
+    assert read_json(tmp_path / "numbers.json", list[int]) == numbers
+
+
+NINETEEN = "1" * 19
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        (f'{{"n":[1,{NINETEEN}]}}', True),
+        (f'{{"n":-{NINETEEN}}}', True),
+        (f'{{"n":\n {NINETEEN}}}', True),
+        (" " * ((1 << 20) - 10) + f'{{"n":{NINETEEN}}}', True),
+        (f'{{"n":0.{NINETEEN}}}', False),
+        (f'{{"n":"{NINETEEN}"}}', False),
+        (f'{{"n":{NINETEEN[1:]}}}', False),
+    ],
+    ids=["list", "negative", "line", "between pieces", "decimal", "text", "18 digits"],
+)
+def test_whole_number_of_19_digits_is_refused(tmp_path, text, is_refused):
+    (tmp_path / "n.json").write_text(text)
+    if is_refused:
+        with pytest.raises(OutputError, match="19 digits"):
+            read_json(tmp_path / "n.json", dict)
+    else:
+        assert read_json(tmp_path / "n.json", dict) == json.loads(text)
