@@ -157,7 +157,7 @@ class RunningLaunch:
 
     def is_waiting(self) -> bool:
         """Return whether all ranks of the launch wait for their next turn."""
-        return all(link.arrivals for link in self._links_with_ranks())
+        return all(link.arrivals for link in self.links.values() if link.ranks)
 
     def step_seconds(self) -> float:
         """Return the longest time of a step, in seconds, that the waiting ranks reported on arrival."""
@@ -205,6 +205,8 @@ class RunningLaunch:
 
         The failure of one launcher decides at once, but success needs all of them.
         """
+        if not any(link.exited for link in self.links.values()):
+            return None  # this is asked after every message of a host
         starters = [link for link in self.links.values() if link.order and link.order.argv]
         ended = [link.exited for link in starters if link.exited]
         if any(exited.abandoned for exited in ended):

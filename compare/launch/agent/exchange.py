@@ -98,7 +98,8 @@ def exchange_until(
                 poll.update(agent.pipe, is_lost=agent in errors)
             attend_at = now + ALIVE_SECONDS if is_due else attend_at
             if may_end and lost is None:
-                _raise_first_error(agents)
+                # Others sent nothing new, and hundreds of hosts would be looked at after each message.
+                _raise_first_error(agents if is_due else ready)
             if may_end and until():
                 return True
             if now >= deadline:
