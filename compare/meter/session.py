@@ -12,6 +12,11 @@ from compare.meter.recorder import Recorder, ended_early
 from compare.meter.steps import Steps
 from compare.schema.metered import MeterSettings
 
+_LOST_PACE = (
+    "The script now takes its steps with another optimizer than at the end of the warm-up, so they cannot be "
+    "compared with those before."
+)
+
 
 class Session:
     """The meter of one process. Once it has measured, or gave up, it only counts steps.
@@ -58,7 +63,10 @@ class Session:
             return
         if self._course:
             self._course.step_ended()
-        if self._steps.counts(optimizer) and self._course:
+        is_one = self._steps.counts(optimizer)
+        if self._course and self._steps.lost_pace:
+            self._advance(StoppedError(_LOST_PACE))
+        elif is_one and self._course:
             self._course.script_stepped()
             self._left -= 1
             if not self._left:
@@ -76,15 +84,15 @@ class Session:
         self.before_step(optimizer)
         self.after_step(optimizer)
 
-    def _advance(self) -> None:
-        """Go on to the next point at which something is to be done."""
+    def _advance(self, reason: StoppedError | None = None) -> None:
+        """Go on to the next point at which something is to be done, or stop for a reason and undo a block."""
         try:
-            self._left = next(self._run)
+            self._left = self._run.throw(reason) if reason else next(self._run)
         except StopIteration:
             self._recorder.end("Everything was measured.")
             self._course = None
-        except (StoppedError, DisagreementError) as reason:
-            self._stop(str(reason))
+        except (StoppedError, DisagreementError) as why:
+            self._stop(str(why))
         except Exception as error:  # noqa: BLE001 -- a fault of the meter must not end the script
             self._stop(f"The meter failed, which is a fault of Ringside: {error!r}")
 

@@ -7,16 +7,23 @@ from typing import Any
 
 _RARE = 10
 """An optimizer with less than one step in so many of another's does not count the steps of the script."""
+_UNUSED = 10 * _RARE
+"""Number of steps of others, for each optimizer of the warm-up, after which one is clearly used no more."""
+
+
+_GONE = -1
+"""Stands for an optimizer that counted and no longer lives, because another may get its place in memory."""
 
 
 class Steps:
     """The steps that optimizers take, and those of the script among them.
 
     At first a step of the script is over when some optimizer has taken as many. After ``settle``, it is each
-    step of one of them. Optimizers are held by weak references alone.
+    step of one of them, until that one is used no more. Optimizers are held by weak references alone.
 
     Attributes:
         count: number of the script's steps so far.
+        lost_pace: whether another optimizer counts now than the one that ``settle`` chose.
     """
 
     def __init__(self) -> None:
@@ -26,6 +33,9 @@ class Steps:
         self._taken: dict[int, int] = {}
         self._last: dict[int, int] = {}
         self._pace: int | None = None
+        self._begun = 0
+        self._beside = 0
+        self.lost_pace = False
 
     @property
     def optimizers(self) -> list[Any]:
@@ -47,7 +57,10 @@ class Steps:
             return False
         key = self._stepping = id(optimizer)
         if not self.knows(optimizer):
+            if key == self._pace:
+                self._pace = _GONE
             self._taken[key] = 0
+            self._begun += self._pace is None
             self._optimizers[key] = weakref.ref(optimizer)
         return True
 
@@ -63,7 +76,13 @@ class Steps:
     def counts(self, optimizer: Any) -> bool:
         """Return whether the step that an optimizer has ended is one of the script, and count it if so."""
         key = id(optimizer)
+        if self._pace is not None and key != self._pace:
+            self._beside += 1
+            if self._beside > _UNUSED * self._begun:
+                self._pace, self.lost_pace = key, True
         is_one = self._taken[key] > self.count if self._pace is None else key == self._pace
+        if is_one:
+            self._beside = 0
         self.count += is_one
         self._last[key] = self.count
         return is_one

@@ -115,6 +115,25 @@ def test_a_block_that_is_open_at_the_end_is_undone_and_let_go(session, tmp_path)
     assert "within a local block" in read_metered(tmp_path / METER_FILE).notes[-1]
 
 
+def test_another_optimizer_in_a_local_block_ends_it_with_its_steps_undone(session, tmp_path):
+    model, synchronise = ddp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    while not session._course.is_undoing:
+        train(session, model, synchronise, optimizer, steps=1)
+    kept = model.module.weight.detach().clone()
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(session, model, synchronise, other, steps=101)
+    assert torch.equal(model.module.weight, kept)
+    assert model.require_backward_grad_sync
+    record = read_metered(tmp_path / METER_FILE)
+    assert "takes its steps with another optimizer" in record.ended
+    before = session._steps.count
+    train(session, model, synchronise, other, steps=2)
+    assert not torch.equal(model.module.weight, kept)
+    session.end()
+    assert read_metered(tmp_path / METER_FILE).steps == before + 2
+
+
 @pytest.mark.parametrize(
     ("steps", "says"),
     [(20, "All pairs need at least 1071 steps."), (1071, "let it train longer, or set --pairs")],

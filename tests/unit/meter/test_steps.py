@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from compare.meter.steps import Steps
@@ -54,3 +55,27 @@ def test_an_optimizer_at_the_place_of_an_old_one_begins_at_zero():
     assert steps.taken(again) == 0
     step(steps, again)
     assert steps.taken(again) == 1
+
+
+@pytest.mark.parametrize("lives", [True, False], ids=["kept", "let go"])
+def test_another_optimizer_counts_once_the_first_is_used_no_more(lives):
+    steps, old = Steps(), [an_optimizer()]
+    step(steps, old[0], 5)
+    steps.settle()
+    if not lives:
+        old.clear()
+    new = an_optimizer()
+    step(steps, new, 100)
+    assert (steps.count, steps.lost_pace) == (5, False)
+    step(steps, new, 10)
+    assert (steps.count, steps.lost_pace) == (15, True)
+
+
+def test_a_step_of_many_optimizers_each_keeps_its_pace():
+    steps, many = Steps(), [an_optimizer() for _ in range(200)]
+    for number in range(4):
+        for one in many:
+            step(steps, one)
+        if number == 1:
+            steps.settle()
+    assert (steps.count, steps.lost_pace) == (4, False)
