@@ -56,8 +56,8 @@ class MeterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steps_needed(self) -> int:
-        """Return the number of steps of the warm-up and all pairs."""
-        return self.warmup + 1 + 2 * self.pairs * (self.block + 1)
+        """Return the minimum number of steps for the warm-up, the step that is looked at, and all pairs."""
+        return max(2, self.warmup) + 2 + 2 * self.pairs * (self.block + 1)
 
 
 class MeteredRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +135,7 @@ class Metered(msgspec.Struct, kw_only=True):
     schema_version: int = METER_SCHEMA_VERSION
     ringside_version: str
     started_at: str
-    """Start of the first rank's process, in ISO 8601 with the time zone."""
+    """Time of the first step of an optimizer on rank 0, in ISO 8601 with the time zone."""
     command: list[str]
     """The script with its arguments, as it was started."""
     settings: MeterSettings

@@ -99,7 +99,7 @@ def test_a_script_ends_as_it_would_alone_and_leaves_its_record(tmp_path, end, co
 def test_a_script_that_is_too_short_learns_how_long_it_must_be(tmp_path):
     (done, *_) = train(tmp_path, "--epochs", 1, "--batches", 20, before=METER, ranks=1)
     assert done[0] == 0
-    assert "The script ended after 20 steps. All pairs need at least 1071 steps." in done[2]
+    assert "The script ended after 20 steps. All pairs need at least 1072 steps." in done[2]
 
 
 def measured(folder, *options, more=()):
