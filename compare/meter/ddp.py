@@ -109,9 +109,10 @@ class Ddp:
         return nullcontext()
 
     def start_messages(self) -> Callable[[], None]:
-        """Start an all-reduce for each of DDP's buckets."""
-        device = next(self.wrapper.parameters()).device
-        zeros = [torch.zeros(max(1, size // 4), device=device) for size in self.describe().messages]
+        """Start an all-reduce for each of DDP's buckets, in the precision of the first gradient."""
+        first = next(parameter for parameter in self.wrapper.parameters() if parameter.requires_grad)
+        lengths = [max(1, size // first.itemsize) for size in self.describe().messages]
+        zeros = [torch.zeros(length, dtype=first.dtype, device=first.device) for length in lengths]
         works = [dist.all_reduce(zero, group=self.wrapper.process_group, async_op=True) for zero in zeros]
 
         def wait() -> None:

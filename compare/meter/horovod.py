@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
-from compare.meter.ranks import Ranks
+from compare.meter.ranks import DisagreementError, Ranks
 from compare.schema.metered import Synchronised
 
 _METHODS = ("_allreduce_grad_async", "_grouped_allreduce_grad_async", "synchronize")
@@ -29,10 +29,14 @@ class HorovodRanks:
 
         self._hvd = hvd
         self.rank, self.size = hvd.rank(), hvd.size()
+        self.members: Sequence[int] = range(self.size)
 
     def exchange(self, value: Any) -> list[Any]:
         """Return what each rank gave at the same call; see ``Ranks``."""
-        texts = self._hvd.allgather_object(msgspec.json.encode(value), name="ringside")
+        try:
+            texts = self._hvd.allgather_object(msgspec.json.encode(value), name="ringside")
+        except RuntimeError as error:  # Horovod's own error is one: a rank has left or failed
+            raise DisagreementError.of(error) from None
         return [msgspec.json.decode(text) for text in texts]
 
     def leave(self, why: str) -> None:
@@ -40,10 +44,10 @@ class HorovodRanks:
 
 
 class Horovod:
-    """One optimizer of Horovod, and the models that it trains."""
+    """One optimizer of Horovod, with its number among them, and the models that it trains."""
 
-    def __init__(self, optimizer: Any, models: Sequence[Any]) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: Any, models: Sequence[Any], number: int = 0) -> None:
+        self._optimizer, self._number = optimizer, number
         self._models = list(models)
         self._on = True
 
@@ -129,8 +133,10 @@ class Horovod:
         """Start an all-reduce for each gradient, as the optimizer does."""
         import horovod.torch as hvd
 
-        zeros = [torch.zeros_like(parameter) for parameter in self._parameters()]
-        handles = [hvd.allreduce_async_(zero, name=f"ringside.{n}") for n, zero in enumerate(zeros)]
+        compress = self._optimizer._compression.compress  # noqa: SLF001 -- shown nowhere else
+        zeros = [compress(torch.zeros_like(parameter))[0] for parameter in self._parameters()]
+        name = f"ringside.{self._number}"
+        handles = [hvd.allreduce_async_(zero, name=f"{name}.{n}") for n, zero in enumerate(zeros)]
 
         def wait() -> None:
             for handle in handles:

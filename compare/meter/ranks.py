@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -17,12 +18,20 @@ _SHORTEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.0002, 0.02
 class DisagreementError(Exception):
     """Ranks are at different steps, or one of them cannot be reached, so measuring must end."""
 
+    @classmethod
+    def of(cls, error: Exception) -> DisagreementError:
+        """Return the error for one of a library, of whose text it has the first line."""
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        return cls(f"Ranks could not be compared: {first}")
+
 
 class Ranks(Protocol):
     """The ranks that train together."""
 
     rank: int
     size: int
+    members: Sequence[int]
+    """Their numbers among all ranks of the script, of which they may be a part."""
 
     def exchange(self, value: Any) -> list[Any]:
         """Return what each rank gave at the same call, in the order of ranks, as decoded JSON.
@@ -46,6 +55,7 @@ class StoreRanks:
     def __init__(self, group: Any, meeting: int = 1) -> None:
         members = dist.get_process_group_ranks(group or dist.group.WORLD)
         self.rank, self.size = members.index(dist.get_rank()), len(members)
+        self.members: Sequence[int] = members
         names = map(str, members if self.size < dist.get_world_size() else ["all"])
         self._prefix = f"ringside/{meeting}/{'-'.join(names)}"
         self._store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 -- torch shows it nowhere else
@@ -59,9 +69,9 @@ class StoreRanks:
         try:
             self._store.set(keys[self.rank], msgspec.json.encode(value).decode())
             self._wait(keys)
-            return [msgspec.json.decode(self._store.get(key)) for key in keys]
+            return [msgspec.json.decode(text) for text in self._store.multi_get(keys)]
         except (RuntimeError, ValueError) as error:  # the store's host has exited, or the group was destroyed
-            raise DisagreementError(f"Ranks could not be compared: {str(error).splitlines()[0]}") from None
+            raise DisagreementError.of(error) from None
 
     def leave(self, why: str) -> None:
         """Tell ranks that wait, or will wait, that this rank measures no more."""

@@ -116,6 +116,23 @@ def test_only_all_reduces_of_gradients_are_left_out(monkeypatch):
     assert reduced == [1, 3, 1, 1, 1, 3, 1]
 
 
+def test_wrappers_are_in_the_order_of_the_optimizers_parameters():
+    wrappers = [DistributedDataParallel(nn.Linear(4, 2)) for _ in range(3)]
+    for order in ((2, 0, 1), (1, 2, 0)):
+        optimizers = [torch.optim.SGD(wrappers[place].parameters()) for place in order]
+        found = [way.models[0] for way in find_ways(optimizers)]
+        assert found[:3] == [wrappers[place] for place in order]
+
+
+@pytest.mark.parametrize(("dtype", "length"), [(torch.float32, 10), (torch.float64, 10)])
+def test_messages_alone_have_the_precision_of_the_gradients(monkeypatch, dtype, length):
+    wrapper = DistributedDataParallel(nn.Linear(4, 2, dtype=dtype))
+    sent = []
+    monkeypatch.setattr(dist, "all_reduce", lambda zeros, **_: sent.append(zeros))
+    Ddp(wrapper).start_messages()
+    assert [(zeros.dtype, zeros.numel()) for zeros in sent] == [(dtype, length)]
+
+
 def test_a_script_without_all_reduces_of_gradients_is_refused():
     model = nn.Linear(3, 1)
     way = ByHand([torch.optim.SGD(model.parameters())], [model])
