@@ -19,12 +19,13 @@ class Call(NamedTuple):
     """One call of ``all_reduce`` in a step."""
 
     elements: int
-    size_bytes: int
-    floating: bool
+    dtype: torch.dtype
     of_gradient: bool
     """Whether the tensor is a gradient of a parameter, or shares its memory."""
     alone: bool
     """Whether no other rank is in its group, although others train, so that nothing is sent."""
+    device: torch.device = torch.device("cpu")
+    group: Any = None
 
 
 class _Waited:
@@ -65,7 +66,9 @@ def gradient_calls(calls: Sequence[Call], gradient_elements: int) -> set[int]:
     """
     sent = [place for place, call in enumerate(calls) if not call.alone]
     direct = {place for place in sent if calls[place].of_gradient}
-    flat = {place for place in sent if calls[place].floating and calls[place].elements > 1} - direct
+    flat = {
+        place for place in sent if calls[place].dtype.is_floating_point and calls[place].elements > 1
+    } - direct
     whole = {place for place in flat if calls[place].elements == gradient_elements}
     if direct or whole:
         return direct | {*sorted(whole)[:1]}
@@ -87,9 +90,9 @@ class ByHand:
         self._optimizers, self._models = list(optimizers), list(models)
         self._original = dist.all_reduce
         self._calls: list[Call] = []
-        self._place = 0
         self._learning = False
-        self._skipped: set[int] = set()
+        self._expected: list[Call] = []
+        self._seen = 0
         self._on = True
         self._mark: Callable[[str], None] | None = None
 
@@ -101,20 +104,22 @@ class ByHand:
     @property
     def obstacle(self) -> str:
         """Return why gradients cannot be left out; empty if they can."""
-        return "" if self._skipped else "no all_reduce of its gradients was seen in a step"
+        return "" if self._expected else "no all_reduce of its gradients was seen in a step"
 
-    def step_ended(self) -> None:
-        """Begin to count the calls of the next step."""
-        self._place = 0
+    def step_ended(self) -> bool:
+        """Return whether the step averaged its gradients by the calls that were seen while learning."""
+        is_even, self._seen = self._seen == len(self._expected), 0
+        return is_even
 
     def begin_learning(self) -> None:
         """Write down the calls of the next step."""
-        self._learning, self._place = True, 0
+        self._learning = True
 
     def end_learning(self) -> None:
         """Decide which of the calls of this step average gradients."""
-        self._learning, self._place = False, 0
-        self._skipped = gradient_calls(self._calls, sum(gradient.numel() for gradient in self._gradients()))
+        self._learning = False
+        places = gradient_calls(self._calls, sum(gradient.numel() for gradient in self._gradients()))
+        self._expected = [self._calls[place] for place in sorted(places)]
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
@@ -123,13 +128,11 @@ class ByHand:
 
         @functools.wraps(original)
         def all_reduce(tensor: Any, *arguments: Any, **named: Any) -> Any:
-            place, self._place = self._place, self._place + 1
             if self._learning:
-                group = named.get("group", arguments[1] if len(arguments) > 1 else None)
-                # The size of a group is -1 on ranks that are not in it.
-                alone = dist.get_world_size(group) < min(2, dist.get_world_size())
-                self._calls.append(self._call_of(tensor, alone=alone))
-            elif place in self._skipped and tensor.numel() == self._calls[place].elements:
+                self._calls.append(
+                    self._call_of(tensor, named.get("group", arguments[1] if len(arguments) > 1 else None))
+                )
+            elif self._is_expected(tensor):
                 asynchronous = named.get("async_op", arguments[2] if len(arguments) > 2 else False)  # noqa: PLR2004
                 if not self._on:
                     return _Done() if asynchronous else None
@@ -146,10 +149,22 @@ class ByHand:
         finally:
             _replace_everywhere(all_reduce, original)
 
-    def _call_of(self, tensor: Any, *, alone: bool) -> Call:
+    def _is_expected(self, tensor: Any) -> bool:
+        """Return whether a call is the next on gradients, of which each has a size and precision.
+
+        Its place among all calls does not tell, because scripts average metrics in some steps alone.
+        """
+        expected = self._expected[self._seen : self._seen + 1]
+        is_next = [(one.elements, one.dtype) for one in expected] == [(tensor.numel(), tensor.dtype)]
+        self._seen += is_next
+        return is_next
+
+    def _call_of(self, tensor: Any, group: Any) -> Call:
         memory = {gradient.untyped_storage().data_ptr() for gradient in self._gradients()}
         of_gradient = tensor.untyped_storage().data_ptr() in memory
-        return Call(tensor.numel(), tensor.nbytes, tensor.is_floating_point(), of_gradient, alone)
+        # The size of a group is -1 on ranks that are not in it.
+        alone = dist.get_world_size(group) < min(2, dist.get_world_size())
+        return Call(tensor.numel(), tensor.dtype, of_gradient, alone, tensor.device, group)
 
     def _gradients(self) -> list[Any]:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
@@ -169,7 +184,7 @@ class ByHand:
             model=", ".join(type(model).__name__ for model in self._models),
             tensors=len(gradients),
             gradient_bytes=sum(gradient.nbytes for gradient in gradients),
-            messages=[self._calls[place].size_bytes for place in sorted(self._skipped)],
+            messages=[call.elements * call.dtype.itemsize for call in self._expected],
         )
 
     def switch(self, *, on: bool) -> None:
@@ -187,9 +202,14 @@ class ByHand:
 
     def start_messages(self) -> Callable[[], None]:
         """Start the all-reduces that were seen in a step, of zeros."""
-        device = self._gradients()[0].device
-        sizes = [self._calls[place].elements for place in sorted(self._skipped)]
-        works = [self._original(torch.zeros(size, device=device), async_op=True) for size in sizes]
+        works = [
+            self._original(
+                torch.zeros(call.elements, dtype=call.dtype, device=call.device),
+                group=call.group,
+                async_op=True,
+            )
+            for call in self._expected
+        ]
 
         def wait() -> None:
             for work in works:
