@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from compare.meter.by_hand import ByHand
-from compare.meter.facts import Load, rank_facts
+from compare.meter.facts import Load, find_shortage, free_bytes, rank_facts
 from compare.meter.found import class_of, copies_of, find_unswitchable, objects_of
-from compare.meter.isolated import ROUNDS, time_messages
-from compare.meter.loaders import Loaders, Progress, find_iterators
+from compare.meter.isolated import time_messages
+from compare.meter.loaders import Loaders, Progress, find_iterators, shortest
 from compare.meter.phases import Stopwatch, reading_clock
 from compare.meter.plan import TRIES_PER_PAIR, block_steps, orders, steps_to_wait
 from compare.meter.ranks import Ranks
@@ -28,13 +28,10 @@ from compare.meter.steps import Steps
 from compare.meter.switches import find_ways
 from compare.meter.ways import Way
 from compare.schema.metered import Kind, MeteredBlock, MeteredRank, MeterSettings, Synchronised
-from compare.system.limits import memory_left_bytes
-from compare.text import counted
+from compare.text import counted, listed
 
 _NUMBERS = itertools.count(1)
 _PHASE_BLOCKS, _PHASE_STEPS = 2, 10
-_ROOM = 1.2
-"""How much memory must be free, as a multiple of what is kept."""
 
 
 class StoppedError(Exception):
@@ -51,6 +48,8 @@ class _Edge(msgspec.Struct):
     busy: float = 0.0
     restoring: float = 0.0
     interrupted: str = ""
+    failed: str = ""
+    """Why this rank cannot take the block, which then begins on none."""
     progress: Progress = Progress()
     phases: dict[str, float] = {}
 
@@ -63,6 +62,7 @@ class _Arrival(msgspec.Struct):
     settings: MeterSettings
     optimizers: list[str]
     synchronised: list[Synchronised]
+    free_bytes: int
     refused: str = ""
     progress: Progress = Progress()
 
@@ -98,6 +98,7 @@ class Course:
         self.is_undoing = False
         self._state: State | None = None
         self._by_hand: list[ByHand] = []
+        self._device = torch.device("cpu")
         self._stopwatch: Stopwatch | None = None
         self._interrupted = ""
         self._restored_at = -1
@@ -119,7 +120,8 @@ class Course:
     def script_stepped(self) -> None:
         """Take note that a step of the script has ended."""
         for way in self._by_hand:
-            way.step_ended()
+            if not way.step_ended():
+                self._interrupted = "a step called all_reduce otherwise than one after the warm-up did"
 
     # ---- the course of measuring ----
 
@@ -185,38 +187,44 @@ class Course:
         models = [model for way in ways for model in way.models]
         averages = copies_of(models, objects_of(torch.nn.Module))
         self._state = State([*models, *averages], optimizers, scalers())
+        self._device = _device_of(optimizers)
+        # Of several groups of ranks, such as those with the same part of a model, one writes the record.
+        writes = ranks.rank == 0 and self._recorder.is_first
+        obstacles = [
+            self._recorder.make_folder(ranks.size) if writes else "",
+            *(way.obstacle for way in ways),
+        ]
         arrival = _Arrival(
             step=self._steps.count,
-            facts=rank_facts(ranks.rank, models, self._state.size_bytes),
+            facts=rank_facts(ranks.rank, self._device, self._state.size_bytes),
             settings=self._settings,
             optimizers=[type(optimizer).__name__ for optimizer in optimizers],
             synchronised=[way.describe() for way in ways if not way.obstacle],
-            refused=self._obstacle(ways),
+            free_bytes=free_bytes(self._device),
+            refused=next(filter(None, obstacles), ""),
             progress=progress,
         )
         arrivals = msgspec.convert(ranks.exchange(arrival), list[_Arrival])
-        if ranks.rank == 0:
+        if writes:
             self._recorder.begin(
                 ranks=[one.facts for one in arrivals],
                 backend=dist.get_backend() if dist.is_initialized() else "horovod",
                 synchronised=arrival.synchronised,
                 optimizers=arrival.optimizers,
             )
+            if dist.is_initialized() and ranks.size < dist.get_world_size():
+                self._recorder.note(
+                    f"Its ranks are {listed(map(str, ranks.members))} of {dist.get_world_size()}, which "
+                    "synchronise with each other. Other groups are not shown."
+                )
         for rank, one in enumerate(arrivals):
             if one.refused:
                 raise StoppedError(f"Rank {rank} cannot be measured: {one.refused}.")
-            mine = (arrival.step, arrival.settings, arrival.optimizers)
-            if (one.step, one.settings, one.optimizers) != mine:
+            if _steps_of(one) != _steps_of(arrival):
                 raise StoppedError(f"Rank {rank} takes other steps than rank {ranks.rank}.")
-        return _shortest(one.progress for one in arrivals)
-
-    def _obstacle(self, ways: Sequence[Way]) -> str:
-        """Return why this rank cannot be measured, or an empty text."""
-        needed = self._state.size_bytes if self._state else 0
-        free = _free_bytes(_device_of(ways))
-        if needed * _ROOM > free:
-            return f"what is put back has {needed / 1e6:.0f} MB, and {free / 1e6:.0f} MB of memory are free"
-        return next(filter(None, (way.obstacle for way in ways)), "")
+        if shortage := find_shortage([(one.facts, one.free_bytes) for one in arrivals]):
+            raise StoppedError(shortage)
+        return shortest(one.progress for one in arrivals)
 
     def _pairs(
         self, ranks: Ranks, ways: Sequence[Way], loaders: Loaders, progress: Progress
@@ -235,11 +243,11 @@ class Course:
                 progress = self._compare_progress(ranks, loaders, wait)
             before, discarded = self._steps.count, False
             for kind in next(order):
-                edge = yield from self._block(kind, steps, ways)
+                edge = yield from self._block(kind, steps, ranks, ways)
                 edge.progress = loaders.progress(self._steps.count - before)
                 before = self._steps.count
                 edges = self._agree(ranks, edge)
-                progress = _shortest(one.progress for one in edges)
+                progress = shortest(one.progress for one in edges)
                 discarded |= self._record(tries, steps, edges)
             tries += 1
             complete += not discarded
@@ -253,36 +261,56 @@ class Course:
             self._recorder.note("Phases are not measured, because hooks would compile the model anew.")
             return
         for number in range(_PHASE_BLOCKS):
-            stopwatch = self._stopwatch = Stopwatch(_device_of(ways))
+            stopwatch = self._stopwatch = Stopwatch(self._device)
             with ExitStack() as stack:
                 for way in ways:
                     stack.enter_context(reading_clock(stopwatch, way.models))
                     stack.enter_context(way.marking_waits(stopwatch.mark))
-                edge = yield from self._block("phases", _PHASE_STEPS, ways)
+                edge = yield from self._block("phases", _PHASE_STEPS, ranks, ways)
             self._stopwatch = None
             edge.phases = stopwatch.seconds(_PHASE_STEPS)
             self._record(number, _PHASE_STEPS, self._agree(ranks, edge))
 
     def _time_alone(self, ranks: Ranks, ways: Sequence[Way]) -> None:
         """Measure the all-reduces of a step without any computing."""
-        seconds = time_messages([way.start_messages for way in ways], _now)
-        self._record(0, ROUNDS, self._agree(ranks, _Edge(self._steps.count, "isolated", seconds)))
+        if any(way.describe().settings.get("comm_hook") for way in ways):
+            self._recorder.note("All-reduces were not timed alone, because the script's hook sends others.")
+            return
+        for number, seconds in enumerate(time_messages([way.start_messages for way in ways], _now)):
+            self._record(number, 1, self._agree(ranks, _Edge(self._steps.count, "isolated", seconds)))
 
     def _compare_progress(self, ranks: Ranks, loaders: Loaders, waited: int) -> Progress:
         """Return the shortest progress of any rank, after a wait for the next epoch."""
         edge = _Edge(self._steps.count, "synchronised", 0.0, progress=loaders.progress(waited))
-        return _shortest(one.progress for one in self._agree(ranks, edge))
+        return shortest(one.progress for one in self._agree(ranks, edge))
 
-    def _block(self, kind: Kind, steps: int, ways: Sequence[Way]) -> Generator[int, None, _Edge]:
+    def _keep(self, ranks: Ranks, edge: _Edge, state: State) -> None:
+        """Keep the state, and wait for the other ranks, because no rank may take the block alone.
+
+        Raises:
+            StoppedError: one of the ranks failed to keep its state.
+        """
+        began = time.perf_counter()
+        try:
+            state.keep()
+        except Exception as error:  # noqa: BLE001 -- mostly memory; all ranks must learn of it
+            edge.failed = f"{error!r}"
+        edge.restoring = time.perf_counter() - began
+        for rank, one in enumerate(self._agree(ranks, edge)):
+            if one.failed:
+                raise StoppedError(f"Rank {rank} could not keep what is put back: {one.failed}.")
+
+    def _block(
+        self, kind: Kind, steps: int, ranks: Ranks, ways: Sequence[Way]
+    ) -> Generator[int, None, _Edge]:
         """Take the steps of one block; return what this rank found, as a generator does."""
         state = self._state
         assert state  # noqa: S101 -- ``_meet`` made it
         edge = _Edge(self._steps.count, kind, 0.0)
-        self.is_undoing, self._interrupted, self._restored_at = kind in {"local", "aa"}, "", -1
-        began = time.perf_counter()
-        if self.is_undoing:
-            state.keep()
-        edge.restoring = time.perf_counter() - began
+        if kind in {"local", "aa"}:
+            self._keep(ranks, edge, state)
+            self.is_undoing = True
+        self._interrupted, self._restored_at = "", -1
         try:
             for way in ways:
                 way.switch(on=kind != "local")
@@ -348,12 +376,6 @@ class Course:
         return bool(discarded)
 
 
-def _shortest(progress: Any) -> Progress:
-    """Return the progress of the rank whose epoch ends first; without steps if no rank knows it."""
-    known = [one for one in progress if one.left is not None]
-    return min(known) if known else Progress()
-
-
 def _now() -> float:
     """Return the time in seconds, after everything that was started on a GPU."""
     if torch.cuda.is_initialized():
@@ -361,11 +383,12 @@ def _now() -> float:
     return time.perf_counter()
 
 
-def _device_of(ways: Sequence[Way]) -> torch.device:
-    """Return where the parameters of the first model are."""
-    return next(parameter.device for way in ways for model in way.models for parameter in model.parameters())
+def _steps_of(arrival: _Arrival) -> tuple[Any, ...]:
+    """Return what must be the same on all ranks."""
+    return arrival.step, arrival.settings, arrival.optimizers, arrival.synchronised
 
 
-def _free_bytes(device: torch.device) -> int:
-    """Return the free memory of a device in bytes."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory_left_bytes()
+def _device_of(optimizers: Sequence[Any]) -> torch.device:
+    """Return where the first parameter is that an optimizer updates."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    return next(parameter.device for group in groups for parameter in group["params"])

@@ -6,19 +6,21 @@ import os
 import socket
 from collections.abc import Sequence
 from operator import sub
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from compare.schema.metered import MeteredRank
+from compare.system.limits import memory_left_bytes
 from compare.system.load import Counts, children_ns, read_counts
+from compare.text import counted
+
+_ROOM = 1.2
+"""How much memory must be free, as a multiple of what is kept."""
 
 
-def rank_facts(rank: int, models: Sequence[Any], kept_bytes: int) -> MeteredRank:
-    """Return the facts of this process."""
-    parameter = next((parameter for model in models for parameter in model.parameters()), None)
-    device = parameter.device if parameter is not None else torch.device("cpu")
+def rank_facts(rank: int, device: torch.device, kept_bytes: int) -> MeteredRank:
+    """Return the facts of this process, whose parameters are on a device."""
     return MeteredRank(
         rank=rank,
         host=socket.gethostname(),
@@ -29,6 +31,33 @@ def rank_facts(rank: int, models: Sequence[Any], kept_bytes: int) -> MeteredRank
         cpus=sorted(os.sched_getaffinity(0)),
         kept_bytes=kept_bytes,
     )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the free memory of a device in bytes."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory_left_bytes()
+
+
+def find_shortage(ranks: Sequence[tuple[MeteredRank, int]]) -> str:
+    """Return for which ranks the state that is put back has no room, as a sentence; empty if it has.
+
+    Each rank comes with the bytes that it found free. On a GPU they are its own, but the ranks of a host
+    found the same memory of its CPUs.
+    """
+    for first, _ in ranks:
+        share = [
+            (rank, free)
+            for rank, free in ranks
+            if rank is first or (rank.host == first.host and rank.device == first.device == "cpu")
+        ]
+        needed, free = sum(rank.kept_bytes for rank, _ in share), min(free for _, free in share)
+        if needed * _ROOM > free:
+            others = f" with {counted(len(share) - 1, 'other rank')}" if len(share) > 1 else ""
+            return (
+                f"Rank {first.rank} on {first.host}{others} cannot keep what is put back: it has "
+                f"{needed / 1e6:.0f} MB, and {free / 1e6:.0f} MB of memory are free."
+            )
+    return ""
 
 
 class Load:

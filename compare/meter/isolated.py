@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 _WARMUP_ROUNDS = 3
@@ -9,16 +10,17 @@ ROUNDS = 10
 """Number of timed rounds; each has all messages of a step once, all in flight together."""
 
 
-def time_messages(starts: Sequence[Callable[[], Callable[[], None]]], now: Callable[[], float]) -> float:
-    """Return the seconds of ``ROUNDS`` rounds of messages.
+def time_messages(
+    starts: Sequence[Callable[[], Callable[[], None]]], now: Callable[[], float]
+) -> list[float]:
+    """Return the seconds of each of ``ROUNDS`` rounds of messages.
 
     Each of ``starts`` starts the messages of one way of synchronising, and returns a function that waits for
     them. ``now`` returns the time in seconds, after all work on a GPU.
     """
-    began = 0.0
-    for number in range(_WARMUP_ROUNDS + ROUNDS):
-        if number == _WARMUP_ROUNDS:
-            began = now()
+    times = [now()]
+    for _ in range(_WARMUP_ROUNDS + ROUNDS):
         for wait in [start() for start in starts]:
             wait()
-    return now() - began
+        times.append(now())
+    return [end - begin for begin, end in itertools.pairwise(times)][_WARMUP_ROUNDS:]

@@ -16,6 +16,12 @@ class Progress(NamedTuple):
     total: int | None = None
 
 
+def shortest(progress: Iterable[Progress]) -> Progress:
+    """Return the progress of the rank whose epoch ends first; without steps if no rank knows it."""
+    known = [one for one in progress if one.left is not None]
+    return min(known) if known else Progress()
+
+
 class Loaders:
     """The iterators over batches that a script has at the moment.
 

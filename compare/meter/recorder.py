@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from compare import __version__
-from compare.errors import OutputError
+from compare.errors import OutputError, system_reason
 from compare.meter.facts import first_rank
 from compare.schema.metered import METER_FILE, Metered, MeteredBlock, MeterSettings, Unswitched
 from compare.system.files import write_json
@@ -69,11 +69,10 @@ class Recorder:
         self._record.unswitched = list(found)
 
     def begin(self, ranks: Sequence[Any], **facts: Any) -> None:
-        """Make the folder and write the record for the first time; call it on rank 0 only."""
+        """Write the record for the first time, after ``make_folder``."""
         self._record.ranks = list(ranks)
         for name, value in facts.items():
             setattr(self._record, name, value)
-        self.file = self._make_folder(len(ranks)) / METER_FILE
         self._write()
 
     def note(self, sentence: str) -> None:
@@ -111,11 +110,12 @@ class Recorder:
             )
         record.steps = steps
         if not self.file and self.is_first:
-            with suppress(OSError):
-                self.file = self._make_folder(int(os.environ.get("WORLD_SIZE", "1"))) / METER_FILE
+            self.make_folder(int(os.environ.get("WORLD_SIZE", "1")))
         self._write()
         if self.file and not self._chosen:
             sys.stderr.write(f"ringside meter: {record.ended} See: ringside report {self.file.parent}\n")
+        elif not self.file and self.is_first:
+            sys.stderr.write(f"ringside meter: {record.ended} Its record could not be written.\n")
 
     def _write(self) -> None:
         """Write the file, if this rank has one; a full disk must not end the script."""
@@ -123,7 +123,19 @@ class Recorder:
             with suppress(OutputError, OSError):
                 write_json(self.file, self._record)
 
-    def _make_folder(self, ranks: int) -> Path:
+    def make_folder(self, ranks: int) -> str:
+        """Make the folder with a first record; return why it cannot be written, or an empty text."""
+        try:
+            file = self._folder(ranks) / METER_FILE
+            write_json(file, self._record)
+        except OSError as error:
+            return f"its folder {error.filename} cannot be made ({system_reason(error)})"
+        except OutputError as error:
+            return f"its record cannot be written ({error.found.rstrip('.')})"
+        self.file = file
+        return ""
+
+    def _folder(self, ranks: int) -> Path:
         if self._chosen:
             folder = Path(self._chosen)
             folder.mkdir(parents=True, exist_ok=True)
