@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import shlex
 import uuid
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from compare.errors import UsageError
+from compare.errors import HostError, OutputError, UsageError
 from compare.launch.agent.machine import free_port
 from compare.launch.cluster import open_cluster
 from compare.launch.engines import Allocation
-from compare.launch.engines.commands import run_everywhere
+from compare.launch.engines.commands import host_error, run_everywhere
 from compare.launch.script import Ended, Place, ScriptLauncher, run_attached, script_commands
 from compare.meter.command import variables_of
 from compare.schema.hosts import LOOPBACK, Network, is_local
@@ -57,7 +59,7 @@ def measure_script(request: MeterRequest, say: Callable[[str], None] = lambda _:
     ``say`` receives each command line. Then the script has the terminal until it ends.
 
     Raises:
-        OutputError: the folder cannot be written, or the record is damaged.
+        OutputError: the folder cannot be written, or the record cannot be fetched or is damaged.
         HostError: a host cannot be reached.
         UsageError: there is no such script, or the launcher does not reach the hosts.
     """
@@ -87,7 +89,11 @@ def measure_script(request: MeterRequest, say: Callable[[str], None] = lambda _:
         ended = run_attached(commands)
         record = directory / METER_FILE
         if not here:
-            _fetch(folder / METER_FILE, record, place)
+            try:
+                _fetch(folder / METER_FILE, record, place)
+            except OutputError:
+                if not ended.status:  # else that the script failed says more, and may be the reason
+                    raise
     return Measured(read_metered(record) if record.exists() else None, directory, ended)
 
 
@@ -114,8 +120,26 @@ def _find_place(allocation: Allocation, launcher: ScriptLauncher) -> Place:
 
 
 def _fetch(source: Path, target: Path, place: Place) -> None:
-    """Copy the record from the first host, if there is one, and remove its folder there."""
-    shell = ("sh", "-c", 'cat "$0/$1" && rm -r "$0"', str(source.parent), source.name)
-    [answer] = run_everywhere(place.hosts[:1], shell, carrier=place.carrier, timeout_seconds=_FETCH_SECONDS)
-    if answer.status == 0 and not answer.flooded:
-        write_bytes(target, answer.stdout)
+    """Copy the record from the first host, if there is one, and remove its folder there.
+
+    Raises:
+        OutputError: the record could not be copied, or not be written here, so it stays on its host.
+    """
+    host, folder = place.hosts[0], str(source.parent)
+    shell = ("sh", "-c", '[ ! -e "$0" ] || gzip -c "$0"', str(source))
+    [answer] = run_everywhere([host], shell, carrier=place.carrier, timeout_seconds=_FETCH_SECONDS)
+    error = host_error(answer, place.carrier)
+    try:
+        record = b"" if error else gzip.decompress(answer.stdout)
+    except (OSError, EOFError, zlib.error) as damage:
+        error = HostError("", found=f"{damage}")
+    if error:
+        raise OutputError(
+            f"The record could not be fetched from {host.name}.",
+            found=error.found or error.what,
+            remedy=f"Copy {source} from there into a folder of its own, and show it by `ringside report`.",
+        )
+    if record:
+        write_bytes(target, record)
+    remove = ("rm", "-rf", folder)
+    run_everywhere([host], remove, carrier=place.carrier, timeout_seconds=_FETCH_SECONDS)
