@@ -8,6 +8,7 @@ the shell's settings of libraries, and ends when this program does.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -174,6 +175,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], heeded: set[signal.Signa
         if failed_at is not None and time.monotonic() > failed_at + _GRACE_SECONDS:
             for process in alive:
                 _send(process, signal.SIGTERM)
+            failed_at = math.inf  # once, because a launcher may take a second for an order to kill
     return Ended(status or next((one.returncode for one in processes if one.returncode), 0), was_interrupted)
 
 

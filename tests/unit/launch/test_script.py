@@ -175,3 +175,20 @@ def test_run_attached_when_one_command_fails_ends_the_others(monkeypatch):
     ended = run_attached([python("import time; time.sleep(300)"), attach("raise SystemExit(4)", "far")])
     assert ended == (4, False)
     assert time.monotonic() - began < 60
+
+
+STUBBORN = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: print("got SIGTERM", flush=True))
+until = time.monotonic() + 2
+while time.monotonic() < until:
+    time.sleep(0.05)
+"""
+
+
+def test_run_attached_asks_the_others_to_end_only_once(monkeypatch, capfd):
+    """A launcher takes a second SIGTERM for an order to kill its ranks at once."""
+    monkeypatch.setattr(script, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(script, "_TICK_SECONDS", 0.1)
+    assert run_attached([python(STUBBORN), attach("raise SystemExit(4)", "far")]) == (4, False)
+    assert capfd.readouterr().out == "got SIGTERM\n"
