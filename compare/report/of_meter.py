@@ -207,7 +207,8 @@ def _warnings(metered: Metered, figures: MeterFigures) -> Iterator[str]:
         arm = f" On the same model `ringside run --backend {one.arm}` measures it." if one.arm else ""
         yield f"Not measured: {one.name}. {one.why}{arm}"
     if not metered.ended:
-        yield "INCOMPLETE: the script ended without a word, or was killed, before the last pair."
+        part = "all phases were measured" if metered.measured else "the last pair"
+        yield f"INCOMPLETE: the script ended without a word, or was killed, before {part}."
     elif not metered.measured and metered.settings.pairs and not metered.unswitched:
         yield f"{figures.pairs} of {counted(metered.settings.pairs, 'pair')} were measured. {metered.ended}"
     yield from _crowded(metered)

@@ -116,8 +116,9 @@ def test_meter_of_many_ranks_shows_the_slowest():
     assert " 11 localhost" not in text
 
 
-def test_meter_of_a_killed_script_is_marked_incomplete():
-    assert "INCOMPLETE" in shown(pairs=5, ended="")
+@pytest.mark.parametrize(("pairs", "before"), [(5, "the last pair"), (20, "all phases were measured")])
+def test_meter_of_a_killed_script_is_marked_incomplete(pairs, before):
+    assert re.search(rf"INCOMPLETE: [^.]* before {before}\.", shown(pairs=pairs, ended=""))
 
 
 @pytest.mark.parametrize(("difference", "found"), [(0.0, "no difference"), (1e-3, "a difference")])
