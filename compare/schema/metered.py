@@ -113,7 +113,7 @@ class MeteredBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the pair, from 0; blocks of ``phases`` and of ``isolated`` have a count of their own."""
     step: Count
     """Number of the script's steps before this block."""
-    steps: Count
+    steps: Annotated[int, msgspec.Meta(ge=1)]
     """Number of timed steps."""
     seconds: list[Seconds]
     """Wall time of the timed steps, of each rank."""
@@ -158,6 +158,22 @@ class Metered(msgspec.Struct, kw_only=True):
     """Whether all pairs were measured."""
     ended: str = ""
     """Why measuring ended: a sentence. It is empty while the script runs, or if it was killed."""
+
+    def __post_init__(self) -> None:
+        """Refuse blocks of which no figures can be computed, such as those of an edited file.
+
+        Raises:
+            ValueError: a rank has another number than its place, or a block has no figure for a rank.
+        """
+        if [rank.rank for rank in self.ranks] != list(range(len(self.ranks))):
+            raise ValueError("Its ranks are not numbered from 0.")
+        size = len(self.ranks)
+        for block in self.blocks:
+            lengths = {len(block.seconds), *map(len, filter(None, (block.cpu_seconds, block.phases)))}
+            if lengths != {size} or len(block.cpu_seconds) != len(block.busy_seconds):
+                raise ValueError(f"A block does not have a figure for each of {size} ranks.")
+            if block.kind != "phases" and not all(block.seconds):
+                raise ValueError("A block took no time.")
 
     def of(self, kind: Kind) -> list[MeteredBlock]:
         """Return the blocks of a kind that count."""

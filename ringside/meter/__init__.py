@@ -31,6 +31,7 @@ class Measured:
         Raises:
             UsageError: the loop has not ended.
             UnmeasuredError: no optimizer of torch took a step, or the record could not be written.
+            OutputError: the record was written, but is not there any more or is damaged.
         """
         from compare.errors import UnmeasuredError, UsageError
         from compare.schema.metered import read_metered

@@ -4,7 +4,9 @@ import msgspec
 import pytest
 
 from compare.analysis.metered import measure
-from compare.schema.metered import MeterSettings
+from compare.errors import OutputError
+from compare.schema.metered import METER_FILE, MeterSettings, read_metered
+from compare.system.files import write_json
 from tests.unit.metered import LOCAL, PHASES, a_block, a_metered, blocks_of_pairs
 
 
@@ -104,6 +106,33 @@ def test_measure_phases_are_means_over_ranks_without_empty_ones():
     assert [one.phase for one in figures.phases] == ["forward", "backward", "waiting", "optimizer", "outside"]
     assert figures.phases[0].seconds == pytest.approx(3e-3)
     assert figures.phases[0].rank_seconds == [2e-3, 4e-3]
+
+
+@pytest.mark.parametrize(
+    ("block", "says"),
+    [
+        (a_block("local", 0, [0.0, 1.0]), "A block took no time"),
+        (a_block("local", 0, [1.0, 1.0], steps=0), "`int` >= 1"),
+        (a_block("local", 0, [1.0]), "each of 2 ranks"),
+        (a_block("phases", 0, [1.0, 1.0], phases=[PHASES]), "each of 2 ranks"),
+        (a_block("local", 0, [1.0, 1.0], busy_seconds=[1.0, 1.0]), "each of 2 ranks"),
+    ],
+)
+def test_a_record_of_which_nothing_can_be_computed_is_not_read(block, says, tmp_path):
+    record = a_metered()
+    record.blocks = [*record.blocks, block]
+    write_json(tmp_path / METER_FILE, record)
+    with pytest.raises(OutputError) as error:
+        read_metered(tmp_path / METER_FILE)
+    assert says in error.value.found
+
+
+def test_a_record_without_its_first_rank_is_not_read(tmp_path):
+    record = a_metered()
+    record.ranks = record.ranks[1:]
+    write_json(tmp_path / METER_FILE, record)
+    with pytest.raises(OutputError, match="not a file that this version"):
+        read_metered(tmp_path / METER_FILE)
 
 
 def beside_others(cores, cpus=2):
