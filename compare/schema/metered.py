@@ -5,6 +5,7 @@ Rank 0 writes the whole file anew after each block, so a script that is killed l
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -169,8 +170,9 @@ class Metered(msgspec.Struct, kw_only=True):
             raise ValueError("Its ranks are not numbered from 0.")
         size = len(self.ranks)
         for block in self.blocks:
-            lengths = {len(block.seconds), *map(len, filter(None, (block.cpu_seconds, block.phases)))}
-            if lengths != {size} or len(block.cpu_seconds) != len(block.busy_seconds):
+            given: list[Sized] = [block.seconds, block.phases or block.seconds]
+            given += [block.cpu_seconds, block.busy_seconds] if block.busy_seconds else []
+            if any(len(one) != size for one in given):
                 raise ValueError(f"A block does not have a figure for each of {size} ranks.")
             if block.kind != "phases" and not all(block.seconds):
                 raise ValueError("A block took no time.")
