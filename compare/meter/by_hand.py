@@ -150,7 +150,7 @@ class ByHand:
             _replace_everywhere(all_reduce, original)
 
     def _is_expected(self, tensor: Any) -> bool:
-        """Return whether a call is the next on gradients, of which each has a size and precision.
+        """Return whether a call has the size and precision of the next one on gradients.
 
         Its place among all calls does not tell, because scripts average metrics in some steps alone.
         """

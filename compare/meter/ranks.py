@@ -20,7 +20,7 @@ class DisagreementError(Exception):
 
     @classmethod
     def of(cls, error: Exception) -> DisagreementError:
-        """Return the error for one of a library, of whose text it has the first line."""
+        """Return the error for one of a library, with the first line of its text."""
         first, *_ = str(error).splitlines() or [type(error).__name__]
         return cls(f"Ranks could not be compared: {first}")
 
@@ -31,7 +31,7 @@ class Ranks(Protocol):
     rank: int
     size: int
     members: Sequence[int]
-    """Their numbers among all ranks of the script, of which they may be a part."""
+    """Their numbers among all ranks of the script, because others may train beside them."""
 
     def exchange(self, value: Any) -> list[Any]:
         """Return what each rank gave at the same call, in the order of ranks, as decoded JSON.

@@ -85,7 +85,7 @@ class Session:
         self.after_step(optimizer)
 
     def _advance(self, reason: StoppedError | None = None) -> None:
-        """Go on to the next point at which something is to be done, or stop for a reason and undo a block."""
+        """Go on to the next point at which something is to be done, or stop for a reason."""
         try:
             self._left = self._run.throw(reason) if reason else next(self._run)
         except StopIteration:

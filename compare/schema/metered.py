@@ -161,7 +161,7 @@ class Metered(msgspec.Struct, kw_only=True):
     """Why measuring ended: a sentence. It is empty while the script runs, or if it was killed."""
 
     def __post_init__(self) -> None:
-        """Refuse blocks of which no figures can be computed, such as those of an edited file.
+        """Refuse blocks without the numbers for any figures, such as those of an edited file.
 
         Raises:
             ValueError: a rank has another number than its place, or a block has no figure for a rank.

@@ -118,7 +118,7 @@ def test_measure_phases_are_means_over_ranks_without_empty_ones():
         (a_block("local", 0, [1.0, 1.0], busy_seconds=[1.0, 1.0]), "each of 2 ranks"),
     ],
 )
-def test_a_record_of_which_nothing_can_be_computed_is_not_read(block, says, tmp_path):
+def test_a_record_without_the_numbers_for_figures_is_not_read(block, says, tmp_path):
     record = a_metered()
     record.blocks = [*record.blocks, block]
     write_json(tmp_path / METER_FILE, record)

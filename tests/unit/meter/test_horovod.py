@@ -32,7 +32,7 @@ def test_an_error_of_horovod_between_blocks_ends_the_measuring_alone(hvd):
         HorovodRanks().exchange({})
 
 
-def test_messages_of_two_optimizers_have_names_of_their_own_and_are_compressed(hvd):
+def test_messages_of_two_optimizers_have_two_names_and_are_compressed(hvd):
     sent = []
     hvd.allreduce_async_ = lambda zeros, name: sent.append((name, zeros.dtype))
     for number in range(2):

@@ -213,7 +213,7 @@ def test_a_rank_that_cannot_keep_its_state_tells_the_others(session, tmp_path, m
     assert "Rank 0 could not keep what is put back" in read_metered(tmp_path / METER_FILE).ended
 
 
-def test_a_record_that_cannot_be_written_is_told_to_all_ranks(tmp_path, monkeypatch):
+def test_all_ranks_learn_that_the_record_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     session = Session(SETTINGS, str(tmp_path / "file" / "folder"))
     values = with_another(monkeypatch, lambda _: {})
