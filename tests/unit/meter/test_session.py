@@ -185,7 +185,8 @@ def with_another(monkeypatch, change):
 
     def exchange_with_another(ranks, value):
         mine = exchange(ranks, value)[0]
-        all_values.append([mine, mine | change(mine)])
+        other = mine | ({"facts": mine["facts"] | {"rank": 1}} if "facts" in mine else {})
+        all_values.append([mine, other | change(mine)])
         return all_values[-1]
 
     monkeypatch.setattr(StoreRanks, "exchange", exchange_with_another)
