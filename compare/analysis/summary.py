@@ -231,7 +231,9 @@ def _summarise_arm(figures: Figures, arm: Arm, verdict: Verdict | None, *, faste
     hashes = {rank.final_hash for launch in launches for rank in launch.ranks}
     compared = common.of(arm.label)
     steps = [one.step_seconds for one in compared]
-    peaks = [rank for one in compared for rank in one.ranks]
+    # A proof leaves memory that its process keeps, so launches without one show what training takes.
+    plain = [one for one in compared if not any(rank.parity for rank in one.ranks)]
+    peaks = [rank for one in plain or compared for rank in one.ranks]
     on_devices = [rank.peak_device_memory_bytes for rank in peaks]
     controlled = (
         common.pairs(arm.label, config.control.label) if config.control and arm.traits.synchronises else []

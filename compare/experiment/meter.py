@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from compare.errors import HostError, OutputError, UsageError
+from compare.errors import OutputError, UsageError
 from compare.launch.agent.machine import free_port
 from compare.launch.cluster import open_cluster
 from compare.launch.engines import Allocation
@@ -129,14 +129,15 @@ def _fetch(source: Path, target: Path, place: Place) -> None:
     shell = ("sh", "-c", '[ ! -e "$0" ] || gzip -c "$0"', str(source))
     [answer] = run_everywhere([host], shell, carrier=place.carrier, timeout_seconds=_FETCH_SECONDS)
     error = host_error(answer, place.carrier)
+    found = (error.found or error.what) if error else ""
     try:
         record = b"" if error else gzip.decompress(answer.stdout)
     except (OSError, EOFError, zlib.error) as damage:
-        error = HostError("", found=f"{damage}")
-    if error:
+        found = f"{damage}"
+    if found:
         raise OutputError(
             f"The record could not be fetched from {host.name}.",
-            found=error.found or error.what,
+            found=found,
             remedy=f"Copy {source} from there into a folder of its own, and show it by `ringside report`.",
         )
     if record:

@@ -93,11 +93,12 @@ def next_launches(run: Run) -> list[Planned]:
     finished_rounds, started = divmod(len(run.launches), len(run.config.arms))
     if started == 0 and not _has_another_round(run, finished_rounds):
         return []
-    # Not their count: an arm that did not fit takes its launches with it, and their folders stay.
-    number = max((launch.number for launch in [*run.launches, *run.discarded]), default=0) + 1
+    # Above all numbers, too: an arm that did not fit takes its launches with it, and their folders stay.
+    done = [*run.launches, *run.discarded]
+    number = max([len(done), *(launch.number for launch in done)]) + 1
     round_ = finished_rounds + 1
-    done = {launch.arm for launch in run.launches[len(run.launches) - started :]}
-    arms = [arm for arm in launch_order(run.config, round_) if arm.label not in done]
+    in_round = {launch.arm for launch in run.launches[len(run.launches) - started :]}
+    arms = [arm for arm in launch_order(run.config, round_) if arm.label not in in_round]
     if run.interleaved.mode == "launches":
         arms = arms[:1]
     return [Planned(number + offset, round_, arm) for offset, arm in enumerate(arms)]

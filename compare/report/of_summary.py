@@ -12,6 +12,7 @@ from backends.code import summary_of
 from compare.analysis import Analysis
 from compare.analysis.budget import FIRST_LOOK, budget_for
 from compare.analysis.noise import POWER, budget_to_rank, narrowest_half_width
+from compare.analysis.parity import distance_of_ends
 from compare.analysis.ranking import Lead
 from compare.analysis.summary import ArmSummary
 from compare.analysis.verdict import MARGIN
@@ -21,7 +22,8 @@ from compare.report.document import Column, Document, Row, Table
 from compare.report.memory import memory_sentences, unfit_sentences
 from compare.report.of_run import arrange, time_for_an_hour
 from compare.report.origin import model_and_data, source_of
-from compare.report.sentences import MOST_ADVISED_ROUNDS, why_marked
+from compare.report.sentences import MOST_ADVISED_ROUNDS, ended_apart, why_marked
+from compare.schema.arms import CONTROL
 from compare.schema.results import Run
 from compare.text import counted, duration, listed, percent
 
@@ -36,7 +38,7 @@ def document_of(run: Run, analysis: Analysis) -> Document:
         "What is not known": _unknown,
         "What to do": _advice,
     }
-    texts = {question: " ".join(answer(run, shown)) for question, answer in questions.items()}
+    texts = {question: " ".join(filter(None, answer(run, shown))) for question, answer in questions.items()}
     rows = [Row((question, text)) for question, text in texts.items() if text]
     return Document(
         title=f"{model_and_data(run)}: which way of synchronising?",
@@ -75,7 +77,8 @@ def _answer(run: Run, analysis: Analysis) -> Iterator[str]:
     else:
         yield from _fastest(run, ways, lead.fastest)
     if summary.unfit and ways:
-        yield f"{_joined([unfit.arm for unfit in summary.unfit])} did not fit into memory."
+        unfit = [unfit.arm for unfit in summary.unfit if unfit.arm != CONTROL]
+        yield f"{_joined(unfit)} did not fit into memory." if unfit else ""
     if summary.noisy_rounds and not summary.noise_hides_all:
         yield "Other programs took CPU time from this run, so small differences may not be real."
 
@@ -85,7 +88,7 @@ def _why_no_answer(run: Run, analysis: Analysis, ways: list[ArmSummary]) -> str:
     summary, wrong = analysis.summary, _wrong(ways)
     reasons = {
         f"There is no answer, because {_joined(wrong)} trained a wrong model.": bool(wrong),
-        "No way fits into memory, so there is no answer.": not ways and summary.unfit,
+        "No way fits into memory, so there is no answer.": not ways and summary.unfit and run.failure,
         "Nothing was measured, so there is no answer yet.": not ways,
         "This run compared one way with itself, to learn how often equal ways seem different.": analysis.aa,
         "One way alone was measured, so this run tells its cost and compares no speeds.": (
@@ -143,6 +146,8 @@ def _known(run: Run, analysis: Analysis) -> Iterator[str]:
     """Yield what is proven about the training, what fits into memory, and what speed and memory cost."""
     ways, baseline = _ways(run, analysis), run.config.baseline
     yield from _trained(run, ways)
+    passed = [arm for arm in ways if arm.parity.outcome == "passed" and arm.arm not in _inexact(run, ways)]
+    yield from ended_apart(passed, distance_of_ends(run, [arm.arm for arm in passed]))
     yield from unfit_sentences(analysis.summary.unfit)
     settled = [arm for arm in ways if arm.verdict and arm.verdict.kind in {"faster", "slower"}]
     if settled and not analysis.summary.ranks_nothing:
@@ -197,6 +202,11 @@ def _inexact(run: Run, ways: list[ArmSummary]) -> list[str]:
     return [arm.arm for arm in ways if why_marked(arms[arm.arm])]
 
 
+def _diverged(ways: list[ArmSummary]) -> list[str]:
+    """Return the labels of the ways whose loss is no longer a number."""
+    return [arm.arm for arm in ways if arm.test_loss is None]
+
+
 def _losses(ways: list[ArmSummary]) -> str:
     """Return the loss of each way on the test set, as text."""
     each = (f"{arm.arm} {'diverged' if arm.test_loss is None else f'{arm.test_loss:.4g}'}" for arm in ways)
@@ -209,8 +219,7 @@ def _losses(ways: list[ArmSummary]) -> str:
 def _unknown(run: Run, analysis: Analysis) -> Iterator[str]:
     """Yield what is open, what is missing, and what a run says nothing about."""
     summary, ways = analysis.summary, _ways(run, analysis)
-    if not run.complete:
-        yield "The run was stopped before its end."
+    yield from _what_went_wrong(run, analysis, ways)
     missing = [arm.label for arm in run.config.synchronising if arm.label not in {way.arm for way in ways}]
     if missing:
         yield f"{_joined(missing)}: not measured."
@@ -233,6 +242,19 @@ def _unknown(run: Run, analysis: Analysis) -> Iterator[str]:
     yield f"Anything about another model or batch, or about more than these processes and {machine}."
 
 
+def _what_went_wrong(run: Run, analysis: Analysis, ways: list[ArmSummary]) -> Iterator[str]:
+    """Yield that a run ended early, that conditions differed, and that a training diverged."""
+    if run.failure:
+        yield f"The run failed: {run.failure.what}"
+    elif not run.complete:
+        yield "The run was stopped before its end."
+    if different := analysis.unexplained_differences:
+        items = listed(condition.item for condition in different)
+        yield f"Why the ways differ, because they ran under different conditions: {items}."
+    if diverged := _diverged(ways):
+        yield f"What {_joined(diverged)} would train, because the loss is no longer a number."
+
+
 # ---- what to do ----
 
 
@@ -241,6 +263,8 @@ def _advice(run: Run, analysis: Analysis) -> Iterator[str]:
     summary, lead, ways = analysis.summary, analysis.summary.lead, _ways(run, analysis)
     if _wrong(ways):
         yield "Find out why a way trains a wrong model: `ringside verify` tells where it differs."
+    elif _diverged(ways):
+        yield "Measure again with a smaller learning rate, because a training that diverges is of no use."
     elif summary.unfit and len(ways) < 2:  # noqa: PLR2004 -- a comparison takes two
         yield _what_fits(ways)
     elif len(run.config.synchronising) == 1:
@@ -254,6 +278,8 @@ def _advice(run: Run, analysis: Analysis) -> Iterator[str]:
         yield f"Change nothing yet. Measure on a quieter machine{longer}."
     elif summary.oversubscribed:
         yield "Measure again with no more processes and threads than cores."
+    elif lead is None and run.failure:
+        yield "Fix what failed, or leave out that way, and measure again."
     elif lead is None:
         yield "Measure again, and let the run finish."
     else:

@@ -93,7 +93,7 @@ def proof(run: Run, summary: Summary) -> Iterator[str]:
         apart = distance_of_ends(run, [arm.arm for arm in passed])
         steps = f"{_proven_steps(passed, 'their hashes')}{_how_equal(synchronising, passed, apart)}"
         yield f"✓ {names} trained the same model: proven for {steps}."
-        yield from _ended_apart(passed, apart)
+        yield from ended_apart(passed, apart)
     yield from _by_reason("Open in that proof", {arm.arm: arm.parity.open for arm in passed})
 
 
@@ -124,7 +124,7 @@ def _how_equal(synchronising: Mapping[str, Arm], passed: Sequence[ArmSummary], a
 
     ``apart`` is the distance between their final parameters, as a share of the way that they moved; None if
     it is not known. Arms that hold parameters in shards have no hash, so they are left out. The phrase is
-    empty for a larger distance, which ``_ended_apart`` reports.
+    empty for a larger distance, which ``ended_apart`` reports.
     """
     whole = [arm for arm in passed if not synchronising[arm.arm].traits.in_shards]
     hashes = {arm.final_hash for arm in whole}
@@ -137,7 +137,7 @@ def _how_equal(synchronising: Mapping[str, Arm], passed: Sequence[ArmSummary], a
     return ", but how far apart they ended is not recorded" if whole and apart is None else ""
 
 
-def _ended_apart(passed: Sequence[ArmSummary], apart: float | None) -> Iterator[str]:
+def ended_apart(passed: Sequence[ArmSummary], apart: float | None) -> Iterator[str]:
     """Yield a warning if the final parameters of arms differ by more than rounding explains.
 
     ``apart`` is their distance as a share of the way that the parameters moved.

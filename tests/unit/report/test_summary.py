@@ -7,7 +7,8 @@ from compare.analysis import analyse
 from compare.report.formats import write
 from compare.report.of_summary import document_of
 from compare.schema.arms import parse_arm
-from compare.schema.results import Unfit
+from compare.schema.memory import Unfit
+from compare.schema.results import Failure
 from tests.unit.factories import a_pass, noisy
 from tests.unit.report.test_brief import with_ranks
 from tests.unit.runs import RUNS, STEPS, measured
@@ -113,7 +114,10 @@ def test_summary_names_what_does_not_fit_and_what_is_left():
     assert "ddp does not fit" in answers["What is known"]
     alone = answers_of(msgspec.structs.replace(measured({"none": 4.0, "fsdp": 6.0}), unfit=[unfit]))
     assert alone["What to do"] == "Use fsdp, or give each process more memory."
-    none = answers_of(msgspec.structs.replace(RUNS["no launch"], unfit=[unfit]))
+    stopped = answers_of(msgspec.structs.replace(RUNS["no launch"], unfit=[unfit]))
+    assert stopped["In short"].startswith("Nothing was measured")
+    failure = Failure(arm="mpi", round=1, kind="MemoryShortError", message="No arm fits into memory.")
+    none = answers_of(msgspec.structs.replace(RUNS["no launch"], unfit=[unfit], failure=failure))
     assert none["In short"] == "No way fits into memory, so there is no answer."
     assert none["What to do"].startswith("Give each process more memory")
 
@@ -122,3 +126,37 @@ def test_summary_names_what_does_not_fit_and_what_is_left():
 def test_summary_can_be_written_in_every_format_for_people(form):
     run = RUNS["quiet"]
     assert "localsgd is the fastest" in " ".join(write(document_of(run, analyse(run)), form).split())
+
+
+def test_summary_of_a_failed_run_says_what_failed_and_not_to_wait():
+    failure = Failure(arm="mpi", round=1, kind="LaunchError", message="mpi: rank 1 failed.")
+    run = msgspec.structs.replace(RUNS["no launch"], failure=failure, complete=False)
+    answers = answers_of(run)
+    assert "The run failed: mpi, round 1: mpi: rank 1 failed." in answers["What is not known"]
+    assert answers["What to do"].startswith("Fix what failed")
+
+
+def test_summary_advises_no_way_that_diverged():
+    run = measured(EXACT)
+    launches = [
+        msgspec.structs.replace(
+            launch,
+            ranks=[
+                msgspec.structs.replace(
+                    rank, evaluation=msgspec.structs.replace(rank.evaluation, loss_sum=None)
+                )
+                for rank in launch.ranks
+            ],
+        )
+        for launch in run.launches
+    ]
+    answers = answers_of(msgspec.structs.replace(run, launches=launches))
+    assert "because the loss is no longer a number" in answers["What is not known"]
+    assert answers["What to do"].startswith("Measure again with a smaller learning rate")
+
+
+def test_summary_does_not_call_the_control_a_way_that_did_not_fit():
+    unfit = Unfit(arm=parse_arm("none"), round=1, limit="host", limit_bytes=1 << 30, stage="train")
+    assert (
+        "did not fit" not in answers_of(msgspec.structs.replace(measured(EXACT), unfit=[unfit]))["In short"]
+    )
