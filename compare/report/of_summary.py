@@ -267,6 +267,8 @@ def _advice(run: Run, analysis: Analysis) -> Iterator[str]:
         yield "Measure again with a smaller learning rate, because a training that diverges is of no use."
     elif summary.unfit and len(ways) < 2:  # noqa: PLR2004 -- a comparison takes two
         yield _what_fits(ways)
+    elif lead is None and run.failure:
+        yield "Fix what failed, or leave out that way, and measure again."
     elif len(run.config.synchronising) == 1:
         yield "To compare, name several ways. `ringside backends` lists those that a machine can run."
     elif analysis.aa:
@@ -278,8 +280,6 @@ def _advice(run: Run, analysis: Analysis) -> Iterator[str]:
         yield f"Change nothing yet. Measure on a quieter machine{longer}."
     elif summary.oversubscribed:
         yield "Measure again with no more processes and threads than cores."
-    elif lead is None and run.failure:
-        yield "Fix what failed, or leave out that way, and measure again."
     elif lead is None:
         yield "Measure again, and let the run finish."
     else:
