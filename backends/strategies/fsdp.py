@@ -40,6 +40,7 @@ class FSDPReplica(Replica):
         self, model: nn.Module, make_optimizer: MakeOptimizer, group: Group, options: Options
     ) -> None:
         require_one_dtype(model, "fsdp")
+        _require_dimensions(model)
         start_from_first_rank(model, group)
         self._empty_model = copy_with(model, lambda tensor: torch.empty_like(tensor, device="meta"))
         self._options = options
@@ -123,6 +124,20 @@ class FSDPReplica(Replica):
             unit.set_modules_to_backward_prefetch(units[max(0, index - count) : index][::-1])
 
 
+def _require_dimensions(model: nn.Module) -> None:
+    """Require that ranks can divide every parameter.
+
+    Raises:
+        BackendError: a parameter is a single number without a dimension; the message names it.
+    """
+    scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
+    if scalars:
+        raise BackendError(
+            f"fsdp divides parameters by their first dimension, and these have none: {', '.join(scalars)}. "
+            "Give them the shape (1,), or leave this arm out."
+        )
+
+
 @lru_cache(maxsize=1)
 def _mesh(group: Group, replicas: int) -> DeviceMesh | None:
     """Return the ranks as a mesh of replicas and of shards, or None if there is one replica.
@@ -150,7 +165,9 @@ def find_units(model: nn.Module, kind: str) -> list[nn.Module]:
     ``kind`` is ``blocks``, ``layers`` or ``model``. Without blocks, ``blocks`` means layers. A module that
     shares a parameter with another is no unit.
     """
-    units = _blocks(model) if kind == "blocks" else []
+    units = []
+    if kind == "blocks":
+        units = _blocks(model, in_lists=True) or _blocks(model, in_lists=False)
     if not units and kind != "model":
         units = _layers(model)
     uses = _uses(model)
@@ -159,20 +176,35 @@ def find_units(model: nn.Module, kind: str) -> list[nn.Module]:
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """Return the direct children with parameters, and in place of a list its modules."""
-    children = [one for one in model.children() if any(True for _ in one.parameters())]
+    """Return the direct children with parameters, and in place of a list or a sequence its modules."""
     return [
-        layer
-        for one in children
-        for layer in (_layers(one) if isinstance(one, (nn.ModuleList, nn.ModuleDict)) else [one])
+        layer for one in _with_parameters(model) for layer in (_layers(one) if _is_container(one) else [one])
     ]
 
 
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the outermost modules with layers in them that have a sibling of their class."""
-    siblings = [one for one in model.children() if any(True for _ in one.parameters())]
-    kinds = Counter(type(one) for one in siblings if any(one.children()) and not isinstance(one, _CONTAINERS))
-    return [block for one in siblings for block in ([one] if kinds[type(one)] > 1 else _blocks(one))]
+def _blocks(model: nn.Module, *, in_lists: bool) -> list[nn.Module]:
+    """Return the outermost modules with layers in them that have a sibling of their class.
+
+    With ``in_lists``, only those in a list or a sequence, as the blocks of a transformer are. Two towers or
+    stacks of one class, each with blocks of its own, are attributes.
+    """
+    siblings, kinds = _with_parameters(model), Counter[type]()
+    if isinstance(model, _CONTAINERS) or not in_lists:
+        kinds.update(type(one) for one in siblings if any(one.children()) and not _is_container(one))
+    return [
+        block
+        for one in siblings
+        for block in ([one] if kinds[type(one)] > 1 else _blocks(one, in_lists=in_lists))
+    ]
+
+
+def _with_parameters(model: nn.Module) -> list[nn.Module]:
+    return [one for one in model.children() if any(True for _ in one.parameters())]
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Return whether a module is a plain list or sequence; a block may be of a class derived from one."""
+    return type(module) in _CONTAINERS
 
 
 def _uses(module: nn.Module) -> Counter[int]:

@@ -241,10 +241,32 @@ class Tied(nn.Module):
         self.head.weight = self.embedding.weight
 
 
+class Towers(nn.Module):
+    """Two towers of one class, each with blocks, as models of images and texts have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.image, self.text = Tied(), Tied()
+
+
+class Chain(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 4), nn.ReLU())
+
+
+class Wraps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+
 @pytest.mark.parametrize(
     ("model", "kind", "units"),
     [
         (Tied(), "blocks", ["Block", "Block"]),
+        (Towers(), "blocks", ["Block"] * 4),
+        (nn.Sequential(Chain(), Chain()), "blocks", ["Chain", "Chain"]),
+        (Wraps(), "blocks", ["Linear", "Linear"]),
         (nn.Sequential(Tied(3), nn.Linear(5, 2)), "blocks", ["Block", "Block", "Block"]),
         (nn.Sequential(Block(), nn.ReLU(), Block()), "blocks", ["Block", "Block"]),
         (Tied(), "layers", ["Block", "Block"]),
@@ -257,6 +279,13 @@ class Tied(nn.Module):
 )
 def test_units_of_fsdp_are_blocks_or_layers_that_share_nothing(model, kind, units):
     assert [type(unit).__name__ for unit in find_units(model, kind)] == units
+
+
+def test_fsdp_names_a_parameter_that_it_cannot_divide(group):
+    model = nn.Linear(3, 2)
+    model.scale = nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(BackendError, match=r"these have none: scale\. Give them the shape"):
+        FSDPReplica(model, plain_sgd, group, parse_arm("fsdp").options)
 
 
 def test_fsdp_refuses_replicas_that_do_not_divide_the_ranks(group):
