@@ -72,6 +72,14 @@ class FSDPReplica(Replica):
         }
         return copy_with(self._empty_model, lambda tensor: full[id(tensor)])
 
+    def library_bytes(self) -> int | None:
+        if self._options["prefetch"]:
+            return None  # buffers of units that are on their way cannot be seen
+        if self.passes_per_step == 1:
+            return 0
+        # Between the passes of a step, units keep whole gradients.
+        return sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
+
     def _gather(self, shard: DTensor) -> torch.Tensor:
         """Return a copy of a whole parameter; one in host memory is gathered on the group's device."""
         on_device: Any = shard.detach().to(self.group.device)

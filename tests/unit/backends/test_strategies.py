@@ -288,6 +288,16 @@ def test_fsdp_names_a_parameter_that_it_cannot_divide(group):
         FSDPReplica(model, plain_sgd, group, parse_arm("fsdp").options)
 
 
+def test_fsdp_keeps_whole_gradients_between_passes_and_does_not_know_what_is_on_its_way(group):
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    replica = FSDPReplica(model, plain_sgd, group, parse_arm("fsdp").options)
+    assert replica.library_bytes() == 0
+    replica.accumulate(2)
+    assert replica.library_bytes() == 4 * (6 + 2 + 2 + 1)
+    ahead = FSDPReplica(nn.Linear(3, 2), plain_sgd, group, parse_arm("fsdp:prefetch=1").options)
+    assert ahead.library_bytes() is None
+
+
 def test_fsdp_refuses_replicas_that_do_not_divide_the_ranks(group):
     options = parse_arm("fsdp:replicate=2").options
     with pytest.raises(BackendError, match="divisible by 2, but there are 1"):
