@@ -14,7 +14,7 @@ from compare.analysis.budget import FIRST_LOOK, budget_for
 from compare.analysis.noise import POWER, budget_to_rank, narrowest_half_width
 from compare.analysis.parity import distance_of_ends
 from compare.analysis.ranking import Lead
-from compare.analysis.summary import ArmSummary
+from compare.analysis.summary import ArmSummary, Summary
 from compare.analysis.verdict import MARGIN
 from compare.report.cells import format_ratio
 from compare.report.columns import describe_verdict
@@ -266,7 +266,7 @@ def _advice(run: Run, analysis: Analysis) -> Iterator[str]:
     elif _diverged(ways):
         yield "Measure again with a smaller learning rate, because a training that diverges is of no use."
     elif summary.unfit and len(ways) < 2:  # noqa: PLR2004 -- a comparison takes two
-        yield _what_fits(ways)
+        yield _what_fits(summary, ways)
     elif lead is None and run.failure:
         yield "Fix what failed, or leave out that way, and measure again."
     elif len(run.config.synchronising) == 1:
@@ -291,8 +291,13 @@ def _narrowest(analysis: Analysis) -> float | None:
     return narrowest_half_width([arm.verdict for arm in analysis.summary.arms if arm.verdict])
 
 
-def _what_fits(ways: list[ArmSummary]) -> str:
+def _what_fits(summary: Summary, ways: list[ArmSummary]) -> str:
     """Return what to do if no more than one way fits into memory."""
+    if any(unfit.stage == "parity" for unfit in summary.unfit):
+        return (
+            "Give each process more memory, or measure a smaller model of the same kind. The check of the "
+            "training needs the whole model in one process, however it is divided."
+        )
     if not ways:
         return "Give each process more memory, or divide the model among more processes (sharding)."
     return f"Use {ways[0].arm}, or give each process more memory."

@@ -117,6 +117,9 @@ def test_summary_names_what_does_not_fit_and_what_is_left():
     stopped = answers_of(msgspec.structs.replace(RUNS["no launch"], unfit=[unfit]))
     assert stopped["In short"].startswith("Nothing was measured")
     failure = Failure(arm="mpi", round=1, kind="MemoryShortError", message="No arm fits into memory.")
+    proof = msgspec.structs.replace(unfit, stage="parity")
+    in_proof = answers_of(msgspec.structs.replace(measured({"none": 4.0, "fsdp": 6.0}), unfit=[proof]))
+    assert "measure a smaller model of the same kind" in in_proof["What to do"]
     none = answers_of(msgspec.structs.replace(RUNS["no launch"], unfit=[unfit], failure=failure))
     assert none["In short"] == "No way fits into memory, so there is no answer."
     assert none["What to do"].startswith("Give each process more memory")
