@@ -114,7 +114,7 @@ def predict_memory(run: Run, arm: Arm, ranks: int = 0) -> list[Held]:
     """Return what each rank of an arm would hold, by arithmetic, with another number of ranks if it is given.
 
     The arm need not have a launch. The list is empty if no launch of the run tells the model's parameters, or
-    how large the optimizer's state is, or if the layers of so many ranks are not known.
+    how large the optimizer's state is, or if the arm cannot have so many ranks.
     """
     parameters = next((launch.ranks[0].parameters for launch in run.launches), [])
     state = state_per_byte(run)
@@ -129,7 +129,9 @@ def predict_memory(run: Run, arm: Arm, ranks: int = 0) -> list[Held]:
             return []
     # Where replicas hold the same shards (HSDP), they begin anew with each replica.
     replicas = int(arm.options.get("replicate", 1))
-    shards = max(1, count // replicas)
+    if count % replicas:
+        return []
+    shards = count // replicas
     return divide_memory(parameters, arm.traits.shards, shards, state, starts) * (count // shards)
 
 

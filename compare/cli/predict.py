@@ -92,7 +92,8 @@ def _document_of_memory(run: Run, scale: float, hosts: str | None, of_time: list
             remedy="Leave them out, or --model-scale.",
         )
     counts = _read_numbers("--hosts", hosts, least=1, whole=True) if hosts else []
-    return document_of_memory(run, scale, [int(count) for count in counts])
+    per_host = max(1, run.config.ranks // len(run.hosts))  # as in the run
+    return document_of_memory(run, scale, [int(count) * per_host for count in counts])
 
 
 def _read_numbers(flag: str, written: str, *, least: float, whole: bool = False) -> list[float]:

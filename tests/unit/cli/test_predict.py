@@ -71,6 +71,9 @@ def test_predict_tells_the_memory_of_a_larger_model_and_no_time(saved):
     lines = done.output.splitlines()
     assert len(lines) == 1 + 5 * 2
     assert "second" not in lines[0]
+    ranks = lines[0].split(",").index("ranks")
+    # The run had two ranks on its host.
+    assert {line.split(",")[ranks] for line in lines[1:]} == {"4", "8"}
 
 
 @pytest.mark.parametrize("flag", [("--link", "1gbit"), ("--bucket-cap", "25")])
