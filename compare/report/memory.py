@@ -68,8 +68,8 @@ def memory_sentences(run: Run, summary: Summary) -> Iterator[str]:
         if arm.arm not in sharding or arm.memory is None:
             continue
         held, whole = (in_units(size, BYTE_UNITS) for size in _comparable(arm.memory, baseline.memory))
-        time = "" if summary.ranks_nothing else _time_against(arm, baseline.arm)
-        yield f"{arm.arm} holds {_part_of(held, whole)} a rank{time}."
+        time = "" if summary.ranks_nothing else _time_against(arm)
+        yield f"{arm.arm} holds {_part_of(held, whole, baseline.arm)} a rank{time}."
 
 
 def unfit_sentences(arms: Sequence[DoesNotFit]) -> Iterator[str]:
@@ -128,20 +128,24 @@ def _comparable(arm: ArmMemory, baseline: ArmMemory) -> tuple[int, int]:
     return arm.held_bytes, baseline.held_bytes
 
 
-def _part_of(part: str, whole: str) -> str:
-    """Return two sizes as ``1.9 of 6.1 GB``; the first has a unit only if it is another one."""
+def _part_of(part: str, whole: str, owner: str = "") -> str:
+    """Return two sizes as ``1.9 of 6.1 GB``; the first has a unit only if it is another one.
+
+    ``owner`` is the arm that holds the second, as in ``1.9 of ddp's 6.1 GB``.
+    """
     number, unit = part.split()
-    return f"{number if unit == whole.split()[1] else part} of {whole}"
+    whose = f"{owner}'s " if owner else ""
+    return f"{number if unit == whole.split()[1] else part} of {whose}{whole}"
 
 
-def _time_against(arm: ArmSummary, baseline: str) -> str:
+def _time_against(arm: ArmSummary) -> str:
     """Return a clause with the ratio of an arm's step time to the baseline's; empty if it is not known."""
     verdict, speed = arm.verdict, arm.speed_against_baseline
     if verdict is None or verdict.low is None or verdict.high is None:
-        return f", and takes {format_ratio(1 / speed.mean)} the time of {baseline}" if speed else ""
+        return f", and takes {format_ratio(1 / speed.mean)} its time" if speed else ""
     state = ", which is still open" if verdict.kind == "open" else ""
     ratio = format_ratio(1 / verdict.speed_ratio, 1 / verdict.high, 1 / verdict.low)
-    return f", and takes {ratio} the time of {baseline}{state}"
+    return f", and takes {ratio} its time{state}"
 
 
 # ---- cells ----

@@ -16,7 +16,8 @@ from compare.analysis.parity import distance_of_ends
 from compare.analysis.ranking import Lead
 from compare.analysis.summary import ArmSummary, Summary
 from compare.analysis.verdict import MARGIN
-from compare.report.cells import format_ratio
+from compare.report.axes import BYTE_UNITS
+from compare.report.cells import format_ratio, in_units
 from compare.report.columns import describe_verdict
 from compare.report.document import Column, Document, Row, Table
 from compare.report.memory import memory_sentences, unfit_sentences
@@ -25,7 +26,7 @@ from compare.report.origin import model_and_data, source_of
 from compare.report.sentences import MOST_ADVISED_ROUNDS, ended_apart, why_marked
 from compare.schema.arms import CONTROL
 from compare.schema.results import Run
-from compare.text import counted, duration, listed, percent
+from compare.text import counted, duration, listed, numbered, percent
 
 
 def document_of(run: Run, analysis: Analysis) -> Document:
@@ -88,7 +89,9 @@ def _why_no_answer(run: Run, analysis: Analysis, ways: list[ArmSummary]) -> str:
     summary, wrong = analysis.summary, _wrong(ways)
     reasons = {
         f"There is no answer, because {_joined(wrong)} trained a wrong model.": bool(wrong),
-        "No way fits into memory, so there is no answer.": not ways and summary.unfit and run.failure,
+        "None of these ways fits into memory, so there is no answer.": not ways
+        and summary.unfit
+        and run.failure,
         "Nothing was measured, so there is no answer yet.": not ways,
         "This run compared one way with itself, to learn how often equal ways seem different.": analysis.aa,
         "One way alone was measured, so this run tells its cost and compares no speeds.": (
@@ -109,7 +112,7 @@ def _fastest(run: Run, ways: list[ArmSummary], fastest: str) -> Iterator[str]:
     yield f"{fastest} is the fastest of {len(ways)} ways here."
     takes = time_for_an_hour(next(arm.verdict for arm in ways if arm.arm == fastest))
     if takes:
-        yield f"Training that takes 1 h with {run.config.baseline} takes {takes} with it."
+        yield f"Steps that take 1 h with {run.config.baseline} take {takes} with it."
     if fastest in _inexact(run, ways):
         yield "By design it does not train exactly what the others train."
 
@@ -132,7 +135,7 @@ def _compared(run: Run, analysis: Analysis) -> Iterator[str]:
     )
     arms = [*config.synchronising, *(unfit.arm for unfit in run.unfit)]
     yield f"The ways: {_joined([f'{arm.label} ({summary_of(arm.backend, arm.options)})' for arm in arms])}."
-    if summary.arms:
+    if _ways(run, analysis):
         rounds = counted(max(arm.step_seconds.n for arm in summary.arms), "time")
         in_turns = run.interleaved.mode == "blocks" and len(config.arms) > 1
         turns = ", in turns, so that they share slow moments" if in_turns else ""
@@ -172,7 +175,8 @@ def _cost(arm: ArmSummary, analysis: Analysis) -> Iterator[str]:
     """Yield how long a step takes with an arm, and how much of that is synchronising, if it is known."""
     if arm.sync_share and not (arm.below_noise or analysis.summary.ranks_nothing):
         step = f"{arm.step_seconds.mean * 1e3:.2f} ms"
-        yield f"With {arm.arm}, a step takes {step}; {percent(arm.sync_share.mean)} of it is synchronising."
+        share = percent(arm.sync_share.mean)
+        yield f"With {arm.arm}, a step takes {step}; {share} of it is synchronising ({arm.transport})."
 
 
 def _trained(run: Run, ways: list[ArmSummary]) -> Iterator[str]:
@@ -248,6 +252,9 @@ def _what_went_wrong(run: Run, analysis: Analysis, ways: list[ArmSummary]) -> It
         yield f"The run failed: {run.failure.what}"
     elif not run.complete:
         yield "The run was stopped before its end."
+    if analysis.summary.noisy_rounds and not analysis.summary.noise_hides_all:
+        noisy = numbered("round", analysis.summary.noisy_rounds)
+        yield f"How much of these times is due to other programs, which took much CPU time in {noisy}."
     if different := analysis.unexplained_differences:
         items = listed(condition.item for condition in different)
         yield f"Why the ways differ, because they ran under different conditions: {items}."
@@ -283,7 +290,7 @@ def _advice(run: Run, analysis: Analysis) -> Iterator[str]:
     elif lead is None:
         yield "Measure again, and let the run finish."
     else:
-        yield from _choice(run, ways, lead)
+        yield from _choice(run, summary, ways, lead)
 
 
 def _narrowest(analysis: Analysis) -> float | None:
@@ -303,7 +310,7 @@ def _what_fits(summary: Summary, ways: list[ArmSummary]) -> str:
     return f"Use {ways[0].arm}, or give each process more memory."
 
 
-def _choice(run: Run, ways: list[ArmSummary], lead: Lead) -> Iterator[str]:
+def _choice(run: Run, summary: Summary, ways: list[ArmSummary], lead: Lead) -> Iterator[str]:
     """Yield which way to use, or how to find out."""
     if lead.rivals and not lead.same:
         yield _how_to_settle(run, lead.rounds_to_settle, max(arm.step_seconds.n for arm in ways))
@@ -314,6 +321,8 @@ def _choice(run: Run, ways: list[ArmSummary], lead: Lead) -> Iterator[str]:
         yield f"Use {lead.first}, if speed decides."
     else:
         yield f"Use {lead.first}, if speed decides{_condition(run, ways, lead.first)}."
+    if summary.noisy_rounds:
+        yield "To be sure, measure again with nothing else running."
     yield from _if_memory_decides(run, ways, lead.first)
     yield "If this is not your own model on your own machines, measure those."
 
@@ -334,7 +343,8 @@ def _if_memory_decides(run: Run, ways: list[ArmSummary], fastest: str) -> Iterat
     held = {label: size for label, size in known if size is not None}
     least = min(held, key=held.__getitem__, default=fastest)
     if least in shards and least != fastest:
-        yield f"Use {least}, if memory decides, because a rank then holds the least."
+        size = in_units(held[least], BYTE_UNITS)
+        yield f"Use {least}, if memory decides: a rank then holds {size}, the least that is known."
 
 
 def _how_to_settle(run: Run, further_rounds: int | None, rounds: int) -> str:

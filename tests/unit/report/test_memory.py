@@ -32,19 +32,19 @@ def table_of(run):
 def test_conclusion_says_what_shards_save_and_what_they_take():
     # The first rank of ZeRO has the state of the weight, and so nearly all of it.
     zero, fsdp = sentences(RUN)
-    assert zero == "zero holds 8.02 of 8.03 MB a rank, and takes 1.10× (1.10–1.10) the time of ddp."
-    assert fsdp == "fsdp holds 4.82 of 8.03 MB a rank, and takes 1.33× (1.32–1.35) the time of ddp."
+    assert zero == "zero holds 8.02 of ddp's 8.03 MB a rank, and takes 1.10× (1.10–1.10) its time."
+    assert fsdp == "fsdp holds 4.82 of ddp's 8.03 MB a rank, and takes 1.33× (1.32–1.35) its time."
     assert document_of(RUN).conclusion.endswith(f" {zero} {fsdp}")
 
 
 def test_sentences_leave_the_library_out_unless_it_is_known_of_both():
     unknown = attesting(measured(OF_SHARDS), library_bytes=None)
-    assert sentences(unknown)[1].startswith("fsdp holds 3.21 of 6.42 MB a rank")
+    assert sentences(unknown)[1].startswith("fsdp holds 3.21 of ddp's 6.42 MB a rank")
 
 
 def test_sentences_tell_no_time_where_nothing_is_ranked():
     oversubscribed = attesting(measured(OF_SHARDS, cores=1))
-    assert sentences(oversubscribed)[1] == "fsdp holds 4.82 of 8.03 MB a rank."
+    assert sentences(oversubscribed)[1] == "fsdp holds 4.82 of ddp's 8.03 MB a rank."
 
 
 @pytest.mark.parametrize("steps", [{"none": 4.0, "ddp": 6.0}, {"zero": 4.0, "fsdp": 6.0}])
