@@ -288,7 +288,7 @@ def test_fsdp_names_a_parameter_that_it_cannot_divide(group):
         FSDPReplica(model, plain_sgd, group, parse_arm("fsdp").options)
 
 
-def test_fsdp_keeps_whole_gradients_between_passes_and_does_not_know_what_is_on_its_way(group):
+def test_fsdp_counts_whole_gradients_between_passes_and_nothing_on_its_way(group):
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     replica = FSDPReplica(model, plain_sgd, group, parse_arm("fsdp").options)
     assert replica.library_bytes() == 0
