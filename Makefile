@@ -19,7 +19,8 @@ TOOLS := $(VENV)/.tools
 MPICH := $(VENV)/.mpich
 WEB := $(VENV)/.web
 
-TESTS := $(wildcard tests/test_*.py tests/unit tests/contract tests/proof tests/e2e tests/fuzz tests/faults tests/lab)
+# The files that take longest come first, so that no worker is left alone with them at the end.
+TESTS := $(wildcard tests/e2e tests/contract tests/proof tests/fuzz tests/test_*.py tests/unit tests/faults tests/lab)
 QUICK := not faults and not long and not lab
 REPORTS ?=
 # Each target keeps its own list of failed tests, for --last-failed.
