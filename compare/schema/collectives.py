@@ -234,8 +234,8 @@ class SweepConfig(LaunchConfig, frozen=True, kw_only=True):
 
         They are those of ``sizes``, if it has any. Otherwise they start at ``begin_bytes``, and each is
         ``factor`` times the one before, up to ``end_bytes``. Each is rounded down to whole elements, with
-        equal parts for all ranks where the buffer is divided. Sizes of 0 are left out, and if that leaves no
-        size, the list has the smallest one that can be divided.
+        equal parts for all ranks where the buffer is divided. Sizes that become 0 are left out. If none is
+        left, the list holds the smallest size that the ranks can divide.
         """
         if exchange.traits.empty:
             return [0]

@@ -38,8 +38,8 @@ def test_time_is_right_where_a_workload_has_replaced_the_clock(monkeypatch):
         monkeypatch.setattr(time, name, lambda: 0)
     wall_ns, cpu_ns = time_work(lambda: _spin(0.05), CPU)
     assert wall_ns > 45_000_000
-    # A busy machine gives less than the whole core, and none gives more, though a virtual one may count more.
-    assert 1_000_000 < cpu_ns <= 1.1 * wall_ns
+    # A busy machine gives less than the whole core, and no machine gives more to one thread.
+    assert 1_000_000 < cpu_ns <= wall_ns + 1_000_000
 
 
 @pytest.mark.parametrize("module", [meters, observed, pipeline, rank, turn_pipes, watchdog])
@@ -93,7 +93,7 @@ def test_cpu_meter_counts_this_process():
     _spin(0.3)
     use, own = meter.read()
     assert use.wall_ns >= 300_000_000
-    assert 0 < own <= 1.1 * use.wall_ns + TICK_NS
+    assert 0 < own <= use.wall_ns + TICK_NS
     # The kernel counts whole ticks, and each CPU on its own.
     ticks = 2 * TICK_NS * use.cpus
     assert own - ticks <= use.busy_ns <= use.cpus * use.wall_ns + ticks
