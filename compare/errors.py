@@ -47,6 +47,15 @@ class UnavailableError(RingsideError):
 
     exit_code = 4
 
+    @classmethod
+    def unexecuted(cls, program: str, error: OSError) -> UnavailableError:
+        """Return the error for a launcher that cannot be executed, with the system's reason."""
+        return cls(
+            f"{program} could not be executed.",
+            found=f"{system_reason(error)}.",
+            remedy="`ringside backends` says which launchers are there and how to install the others.",
+        )
+
 
 class OutputError(RingsideError):
     """A file, folder or output stream cannot be written, or stored results cannot be read."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import psutil
 
 from backends.launchers.request import MARKER, Command
-from compare.errors import OutputError, UnavailableError, system_reason
+from compare.errors import OutputError, UnavailableError
 from compare.launch.signals import uninterrupted
 from compare.schema.environment import inherited_variables
 from compare.schema.launch_files import LaunchFiles
@@ -113,11 +113,7 @@ def _start(command: Command, name: str, log: Path) -> subprocess.Popen[bytes]:
                 start_new_session=True,
             )
     except OSError as error:
-        raise UnavailableError(
-            f"{command.argv[0]} could not be executed.",
-            found=f"{system_reason(error)}.",
-            remedy="`ringside backends` says which launchers are there and how to install the others.",
-        ) from None
+        raise UnavailableError.unexecuted(command.argv[0], error) from None
 
 
 def _wait(process: subprocess.Popen[bytes] | None, wake: Sequence[int], seconds: float) -> None:

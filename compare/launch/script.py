@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from backends.launchers import LAUNCHERS, find_launcher, missing_launcher_clause
 from backends.launchers.request import Command, Request
-from compare.errors import UnavailableError, UsageError, system_reason
+from compare.errors import UnavailableError, UsageError
 from compare.launch.engines import Carrier
 from compare.schema.environment import inherited_variables, library_settings
 from compare.schema.hosts import Host, Network, is_local
@@ -200,11 +200,7 @@ def _start(command: Attached, mask: set[int | signal.Signals]) -> subprocess.Pop
             preexec_fn=in_the_child,  # noqa: PLW1509 -- this process has one thread
         )
     except OSError as error:
-        raise UnavailableError(
-            f"{command.argv[0]} could not be executed.",
-            found=f"{system_reason(error)}.",
-            remedy="`ringside backends` says which launchers are there and how to install the others.",
-        ) from None
+        raise UnavailableError.unexecuted(command.argv[0], error) from None
     if process.stdin and command.stdin:
         with suppress(BrokenPipeError):  # it has failed already, which shows at its end
             process.stdin.write(command.stdin)
