@@ -142,6 +142,7 @@ def judge(ratios: Mapping[str, Sequence[float]]) -> dict[str, Verdict]:
                 found=f"They are {values!r}.",
                 remedy="Give a list.",
             )
+    ratios = {name: [*values] for name, values in ratios.items()}
     counts = {name: len(values) for name, values in ratios.items()}
     if 0 in counts.values() or len(set(counts.values())) > 1:
         raise UsageError(

@@ -102,6 +102,8 @@ def _exit_code(measured: Measured, script: Path, launcher: str) -> int:
     if error is None:
         return 0
     print_error(error)
+    if measured.unfetched:
+        print_error(measured.unfetched)
     if ended.status and isinstance(error, LaunchError):
         return ended.status if ended.status > 0 else _FAILED_BY_SIGNAL - ended.status
     return error.exit_code

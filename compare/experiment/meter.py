@@ -51,6 +51,8 @@ class Measured(NamedTuple):
     """What was measured; None if no rank wrote anything."""
     directory: Path
     ended: Ended
+    unfetched: OutputError | None = None
+    """Why the record of a script that failed stayed on its host; None if it did not."""
 
 
 def measure_script(request: MeterRequest, say: Callable[[str], None] = lambda _: None) -> Measured:
@@ -88,13 +90,15 @@ def measure_script(request: MeterRequest, say: Callable[[str], None] = lambda _:
         write_json(directory / CONFIG_FILE, {"command": list(request.command), "launcher": launched})
         ended = run_attached(commands)
         record = directory / METER_FILE
+        unfetched = None
         if not here:
             try:
                 _fetch(folder / METER_FILE, record, place)
-            except OutputError:
-                if not ended.status:  # else that the script failed says more, and may be the reason
+            except OutputError as error:
+                if not ended.status:
                     raise
-    return Measured(read_metered(record) if record.exists() else None, directory, ended)
+                unfetched = error  # that the script failed comes first, and may be the reason
+    return Measured(read_metered(record) if record.exists() else None, directory, ended, unfetched)
 
 
 def _find_place(allocation: Allocation, launcher: ScriptLauncher) -> Place:

@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from compare.report.cells import in_units
+from compare.report.cells import format_size, in_units
 from compare.text import percent
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _MOST_TICKS = 6
 _SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
-BYTE_UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 _RATES = {"GB/s": 1e9, "MB/s": 1e6, "kB/s": 1e3, "B/s": 1.0}
 
 
@@ -107,7 +106,7 @@ def _time_label(seconds: float) -> str:
     return in_units(seconds, _SECONDS) if seconds else "0"
 
 
-BYTES = Axis("message size (logarithmic)", log_axis, lambda size: in_units(size, BYTE_UNITS))
+BYTES = Axis("message size (logarithmic)", log_axis, format_size)
 SECONDS = Axis("time of one call (logarithmic)", log_axis, _time_label)
 RATE = Axis("bus bandwidth (logarithmic)", log_axis, lambda rate: in_units(rate, _RATES))
 SHARE = Axis("share of the ideal speed", axis_from_zero, lambda share: percent(share, "g"))

@@ -11,6 +11,7 @@ from rich.text import Text
 from compare.analysis.figures import Estimate
 from compare.text import in_form, printable
 
+_BYTE_UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 _EXPONENT_FROM = 999.5
 """Smallest number that the format ``.3g`` would write with an exponent."""
 _TWO_DECIMALS_FROM, _TWO_DECIMALS_BELOW = 0.095, 9.995
@@ -85,6 +86,11 @@ def in_units(value: float, units: Mapping[str, float]) -> str:
     name, size = next((unit for unit in units.items() if value >= unit[1]), [*units.items()][-1])
     number = value / size
     return f"{number:.0f} {name}" if number >= _EXPONENT_FROM else f"{number:.3g} {name}"
+
+
+def format_size(size_bytes: float) -> str:
+    """Return a number of bytes in the largest decimal unit that it fills, such as ``4.7 MB`` and ``84 B``."""
+    return in_units(size_bytes, _BYTE_UNITS)
 
 
 def as_record(

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from compare.analysis.memory import ArmMemory, DoesNotFit
 from compare.analysis.summary import ArmSummary, Summary
-from compare.report.axes import BYTE_UNITS, SECONDS_FROM_ZERO, Axis, axis_from_zero
-from compare.report.cells import format_ratio, in_units
+from compare.report.axes import SECONDS_FROM_ZERO, Axis, axis_from_zero
+from compare.report.cells import format_ratio, format_size
 from compare.report.document import Column, Table
 from compare.report.pictures import Chart, Picture, Point, draw_lines
 from compare.schema.memory import Limit
@@ -20,7 +20,7 @@ _TWO_DECIMALS_BELOW = 10.0
 _MEMORY_AXIS = Axis(
     "memory that a rank holds (from zero)",
     axis_from_zero,
-    lambda size: in_units(size, BYTE_UNITS) if size else "0",
+    lambda size: format_size(size) if size else "0",
 )
 DOES_NOT_FIT = "does not fit"
 """Text of the cell for an arm that has no figures because it got no more memory."""
@@ -67,7 +67,7 @@ def memory_sentences(run: Run, summary: Summary) -> Iterator[str]:
     for arm in summary.arms:
         if arm.arm not in sharding or arm.memory is None:
             continue
-        held, whole = (in_units(size, BYTE_UNITS) for size in _comparable(arm.memory, baseline.memory))
+        held, whole = map(format_size, _comparable(arm.memory, baseline.memory))
         time = "" if summary.ranks_nothing else _time_against(arm)
         yield f"{arm.arm} holds {_part_of(held, whole, baseline.arm)} a rank{time}."
 

@@ -19,8 +19,8 @@ from compare.analysis.collectives import (
     summarise_sweeps,
     why_no_forms,
 )
-from compare.report.axes import BYTE_UNITS, BYTES, RATE, SECONDS
-from compare.report.cells import format_figure, in_units
+from compare.report.axes import BYTES, RATE, SECONDS
+from compare.report.cells import format_figure, format_size
 from compare.report.document import Attested, Column, Document, Table
 from compare.report.origin import facts_of, noisy_rounds_warning, refused_copies, source_of
 from compare.report.pictures import Chart, Picture, Point, draw_lines
@@ -235,7 +235,7 @@ def _quickest_groups(exchange: Exchange, rows: _Rows, where: str) -> str:
 
 
 def _size_range(sizes: Sequence[int]) -> str:
-    first, last = (in_units(size, BYTE_UNITS) for size in (sizes[0], sizes[-1]))
+    first, last = map(format_size, (sizes[0], sizes[-1]))
     return f"at {first}" if first == last else f"from {first} to {last}"
 
 

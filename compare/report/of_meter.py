@@ -14,9 +14,9 @@ import msgspec
 from compare.analysis.causes import LEAST_SHARE
 from compare.analysis.figures import Estimate
 from compare.analysis.metered import FEWEST_PAIRS, MeterFigures, PhaseTime, measure, pairs_of
-from compare.report.axes import BYTE_UNITS, SECONDS_FROM_ZERO, Axis, axis_from_zero
+from compare.report.axes import SECONDS_FROM_ZERO, Axis, axis_from_zero
 from compare.report.causes import explain
-from compare.report.cells import format_estimate, format_ratio
+from compare.report.cells import format_estimate, format_ratio, format_size
 from compare.report.columns import BELOW_NOISE
 from compare.report.document import Column, Document, Table
 from compare.report.origin import noisy_rounds_warning
@@ -89,16 +89,10 @@ def _headline(metered: Metered) -> str:
         parts += [counted(len(hosts), "host")] if len(hosts) > 1 else []
         parts.append(first.device_name or first.device)
     parts += [
-        f"{one.name}, {counted(one.tensors, 'gradient')}, {_size(one.gradient_bytes)}"
+        f"{one.name}, {counted(one.tensors, 'gradient')}, {format_size(one.gradient_bytes)}"
         for one in metered.synchronised
     ]
     return " · ".join([*parts, *filter(None, [metered.backend])])
-
-
-def _size(size_bytes: int) -> str:
-    """Return a size in the largest unit that it fills, such as ``4.7 MB`` and ``84 B``."""
-    unit = next((unit for unit, size in BYTE_UNITS.items() if size_bytes >= size), "B")
-    return f"{size_bytes / BYTE_UNITS[unit]:.3g} {unit}"
 
 
 def _origin(metered: Metered) -> str:
@@ -118,7 +112,7 @@ def _facts(metered: Metered) -> Iterator[tuple[str, str]]:
     yield "blocks", f"{settings.pairs} pairs of {settings.block} steps, after {settings.warmup} steps"
     yield "optimizers", ", ".join(metered.optimizers)
     for one in metered.synchronised:
-        sent = [_size(size) for size in one.messages]
+        sent = [format_size(size) for size in one.messages]
         yield one.name, ", ".join(f"{name}={value}" for name, value in one.settings.items())
         yield f"each all-reduce of {one.name}", ", ".join(sent) or "not known"
 
@@ -246,7 +240,7 @@ def _notes(metered: Metered, figures: MeterFigures) -> Iterator[str]:
         yield "phases: timed in blocks of their own, whose hooks take time too. They explain no cost."
     if metered.undone_steps:
         kept = max((rank.kept_bytes for rank in metered.ranks), default=0)
-        room = f" It kept {_size(kept)} on a rank for that." if kept else ""
+        room = f" It kept {format_size(kept)} on a rank for that." if kept else ""
         yield (
             f"Of {counted(metered.steps, 'step')} {metered.undone_steps} were measured"
             f"{'' if metered.settings.aa else ' without synchronising'} and put back.{room}"

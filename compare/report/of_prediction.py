@@ -16,8 +16,8 @@ from compare.analysis.predict import (
     Prediction,
 )
 from compare.errors import OutputError
-from compare.report.axes import BYTE_UNITS, SECONDS_FROM_ZERO, count_axis
-from compare.report.cells import as_record, format_estimate, in_units
+from compare.report.axes import SECONDS_FROM_ZERO, count_axis
+from compare.report.cells import as_record, format_estimate, format_size
 from compare.report.document import Column, Document, Table
 from compare.report.pictures import Chart, Picture, Point, draw_lines
 from compare.schema.results import Run
@@ -177,17 +177,12 @@ _COMPARISON_COLUMNS: tuple[Column[Comparison], ...] = (
     Column("in interval", lambda row: "yes" if row.covered else "NO", is_text=True),
 )
 
-
-def _size(size_bytes: int) -> str:
-    return in_units(size_bytes, BYTE_UNITS)
-
-
 _MEMORY_COLUMNS: tuple[Column[ScaledMemory], ...] = (
     Column("arm", lambda row: row.arm, is_text=True),
     Column("ranks", lambda row: str(row.ranks)),
-    Column("parameters", lambda row: _size(row.held.parameter_bytes)),
-    Column("gradients", lambda row: _size(row.held.gradient_bytes)),
-    Column("optimizer", lambda row: _size(row.held.optimizer_state_bytes)),
-    Column("together", lambda row: _size(row.whole_bytes)),
-    Column("as measured", lambda row: "–" if row.measured_bytes is None else _size(row.measured_bytes)),
+    Column("parameters", lambda row: format_size(row.held.parameter_bytes)),
+    Column("gradients", lambda row: format_size(row.held.gradient_bytes)),
+    Column("optimizer", lambda row: format_size(row.held.optimizer_state_bytes)),
+    Column("together", lambda row: format_size(row.whole_bytes)),
+    Column("as measured", lambda row: "–" if row.measured_bytes is None else format_size(row.measured_bytes)),
 )

@@ -16,8 +16,7 @@ from compare.analysis.parity import distance_of_ends
 from compare.analysis.ranking import Lead
 from compare.analysis.summary import ArmSummary, Summary
 from compare.analysis.verdict import MARGIN
-from compare.report.axes import BYTE_UNITS
-from compare.report.cells import format_ratio, in_units
+from compare.report.cells import format_ratio, format_size
 from compare.report.columns import describe_verdict
 from compare.report.document import Column, Document, Row, Table
 from compare.report.memory import memory_sentences, unfit_sentences
@@ -343,7 +342,7 @@ def _if_memory_decides(run: Run, ways: list[ArmSummary], fastest: str) -> Iterat
     held = {label: size for label, size in known if size is not None}
     least = min(held, key=held.__getitem__, default=fastest)
     if least in shards and least != fastest:
-        size = in_units(held[least], BYTE_UNITS)
+        size = format_size(held[least])
         yield f"Use {least}, if memory decides: a rank then holds {size}, the least that is known."
 
 

@@ -3,10 +3,12 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from compare.cli import main as cli
+from compare.errors import OutputError
 from compare.experiment import meter
 from compare.launch import script
 from compare.launch.script import Ended
@@ -32,9 +34,8 @@ def ringside(monkeypatch, capfd, tmp_path):
         def run_attached(commands):
             [command] = commands
             started.append(command)
-            folder = Path(command.environment[OUTPUT_VARIABLE])
             if record is not None:
-                write_json(folder / METER_FILE, record)
+                write_json(Path(command.environment[OUTPUT_VARIABLE], METER_FILE), record)
             print("the script's own output", flush=True)
             return ended
 
@@ -90,6 +91,27 @@ def test_meter_of_a_script_that_fails_exits_as_it_and_shows_what_there_is(ringsi
     assert code == (3 if status == 3 else 137)
     assert "INCOMPLETE" in out
     assert "error: train.py failed" in err
+
+
+@pytest.mark.parametrize(("status", "code"), [(3, 3), (0, OutputError.exit_code)])
+def test_meter_says_where_a_record_stayed_that_could_not_be_fetched(ringside, monkeypatch, status, code):
+    """Of a script that failed, too, after what it failed of."""
+    monkeypatch.setattr(meter, "is_local", lambda _host: False)
+    monkeypatch.setattr(
+        meter, "_find_place", lambda allocation, _: SimpleNamespace(hosts=allocation.hosts, carrier=None)
+    )
+    monkeypatch.setattr(
+        meter, "script_commands", lambda *_: [SimpleNamespace(argv=("torchrun",), environment={})]
+    )
+
+    def fetch(*_):
+        raise OutputError("It stayed on far.", remedy="Copy it.")
+
+    monkeypatch.setattr(meter, "_fetch", fetch)
+    found, _, err, _ = ringside("meter", "train.py", ended=Ended(status, was_interrupted=False))
+    assert found == code
+    assert "It stayed on far." in err
+    assert ("train.py failed" in err) is bool(status)
 
 
 def test_meter_of_a_script_that_fails_at_once_leaves_only_the_error(ringside):
