@@ -279,10 +279,15 @@ def new_run(
 # ---- a run that is only planned ----
 
 
-def plan(request: UserRequest, say: Callable[[str], None]) -> Plan:
+def plan(
+    request: UserRequest,
+    say: Callable[[str], None],
+    folder: Callable[[RunConfig], Path] = default_output,
+) -> Plan:
     """Return the plan of a run's first round, without asking other hosts or launching an arm.
 
-    ``say`` prints a line before the arms are checked, which takes seconds.
+    ``say`` prints a line before the arms are checked, which takes seconds. ``folder`` returns the run's
+    folder where the user named none.
 
     Raises:
         RingsideError: the request cannot be settled.
@@ -294,7 +299,7 @@ def plan(request: UserRequest, say: Callable[[str], None]) -> Plan:
         with_gpus=request.config["device"] == "cuda",
     )
     config, left_out = settle(request, hosts, say)
-    directory = Path(os.path.realpath(request.output or default_output(config)))
+    directory = Path(os.path.realpath(request.output or folder(config)))
     source = request.own or data.expect(request.dataset, request.data_dir or data.default_root())
     make_job = partial(Job, dataset=source)
     launches = []

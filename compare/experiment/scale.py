@@ -31,7 +31,13 @@ from compare.schema.hosts import fill_slots
 from compare.schema.plan import Plan
 from compare.schema.results import Run
 from compare.schema.scale import Mode, Scale, Series, batch_of, folder_of
-from compare.schema.store import RESULTS_FILE, SCALE_FILE, create_directory, create_output
+from compare.schema.store import (
+    RESULTS_FILE,
+    SCALE_FILE,
+    create_directory,
+    create_output,
+    default_output,
+)
 from compare.system.files import write_json
 
 
@@ -49,7 +55,13 @@ def plan_scale(request: ScaleRequest, say: Callable[[str], None]) -> Plan:
 
     See ``plan`` for the argument and the errors.
     """
-    return plan(_with_batch_of(request, request.counts[-1]), say)
+    most = request.counts[-1]
+
+    def series_folder(config: RunConfig) -> Path:
+        return request.output or default_output(config, purpose=f"-{request.mode}")
+
+    largest = replace(_with_batch_of(request, most), output=None)
+    return plan(largest, say, lambda config: folder_of(series_folder(config), most))
 
 
 def scale_arms(

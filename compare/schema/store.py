@@ -298,9 +298,9 @@ def write_request(run: Run | CollectivesRun, directory: Path) -> None:
     write_text(directory / "hostfile", format_hostfile(run.hosts))
 
 
-def default_output(config: RunConfig) -> Path:
-    """Return the path of a new folder in ``runs``, named by time, model and ranks; it is not made yet."""
-    return next(_new_folders(config.model, config.ranks))
+def default_output(config: RunConfig, *, purpose: str = "") -> Path:
+    """Return the path of the folder that ``create_output`` would make for a run, without making it."""
+    return next(_new_folders(config.model, config.ranks, purpose))
 
 
 def _new_folders(subject: str, ranks: int, purpose: str = "") -> Iterator[Path]:

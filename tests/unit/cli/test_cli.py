@@ -699,7 +699,10 @@ def test_dry_run_of_scale_shows_the_commands_of_the_most_ranks(compare):
         ended.out.split()
     )
     assert "batch 32" in ended.out
-    assert "--nproc_per_node=2" in listings(ended.out)["ddp"]
+    command = listings(ended.out)["ddp"]
+    assert "--nproc_per_node=2" in command
+    # The series has a folder for each number of ranks.
+    assert re.search(r"/runs/\S+-np2-strong/np2/launches/01-ddp/job\.json$", command[-1])
 
 
 def test_dry_run_writes_its_plan_to_a_file(compare, tmp_path_factory):
