@@ -41,6 +41,10 @@ _IN_LAYERS: Exemption = (
     "its ranks hold different layers and share each batch",
 )
 _OWN_STEP: Exemption = (lambda arm: arm.traits.own_step, "its step is the user's own")
+_OTHER_DTYPE: Exemption = (
+    lambda arm: arm.options.get("param_dtype", "none") != "none",
+    "its layers compute in the dtype of the option param_dtype",
+)
 _OTHER_TRAINING: Exemption = (lambda arm: not arm.same_training, "another training")
 
 
@@ -188,9 +192,7 @@ _ITEMS = (
     Item("parameter dtypes", "controlled", _attested("parameter_dtypes")),
     Item(
         *("activation dtypes", "controlled", _attested("activation_dtypes")),
-        "layers that compute in another precision take another time",
-        ("param_dtype",),
-        exempt=(_IN_LAYERS, _OWN_STEP),
+        exempt=(_IN_LAYERS, _OWN_STEP, _OTHER_DTYPE),
     ),
     Item("compiled", "controlled", _is_compiled),
     Item("input dtype", "controlled", _attested("batch", "dtype")),

@@ -50,7 +50,9 @@ REPLICAS = {
     "ddp": {"reduce_op": "mean", "bucket_bytes": [814_120], "comm_hook": "none"},
     "horovod": {"reduce_op": "average", "compression": "none"},
     "mpi": {"reduce_op": "divided by the number of ranks in backward, then summed"},
+    "fsdp": {"reduce_op": "mean"},
 }
+GROUPS["fsdp"] = GROUPS["ddp"]
 
 
 def attested(arm, rank):
@@ -414,3 +416,11 @@ def test_render_names_differences_of_libraries_and_not_of_options(form):
     assert line in shown(a_run_of("none", "ddp", "horovod"), form, detail=True)
     of_options = shown(a_run_of("none", "ddp", "ddp:static_graph=true"), form, detail=True)
     assert "The libraries differ" not in of_options
+
+
+@pytest.mark.parametrize(("arm", "kind"), [("fsdp:param_dtype=bf16", "declared"), ("fsdp", "different")])
+def test_layers_may_compute_in_the_precision_that_an_option_names(arm, kind):
+    run = a_run_of("none", "ddp", arm, change=attests("activation_dtypes", ["torch.bfloat16"], arm))
+    condition = found(run)["activation dtypes"]
+    assert condition.kind == kind
+    assert ("param_dtype" in condition.why) is (kind == "declared")
