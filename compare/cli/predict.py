@@ -42,7 +42,7 @@ def predict(
         Path | None, output_flag(help="Print predictions beside the measurements of this other run.")
     ] = None,
     model_scale: Annotated[
-        float | None, arms_flag(help="Instead, memory with 4 times the parameters.", min=0.001, max=1e6)
+        float | None, arms_flag(help="Instead, memory with so many times the parameters.", min=0.001, max=1e6)
     ] = None,
     form: Formats = "table",
     export: Exports = None,
