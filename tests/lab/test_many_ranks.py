@@ -17,7 +17,15 @@ def test_sixteen_ranks_of_every_default_arm_are_proven(tmp_path, mnist_dir, requ
         pytest.skip(reason)
     result = tmp_path / "proofs.json"
     done = compare(
-        *("verify", "--engine", f"rehearsal:hosts={HOSTS}", "--num-proc", RANKS, "--data", mnist_dir),
+        *(
+            "verify",
+            "--engine",
+            f"rehearsal:hosts={HOSTS},slots={RANKS // HOSTS}",
+            "--num-proc",
+            RANKS,
+            "--data",
+            mnist_dir,
+        ),
         *("--model", "mlp:784-32-10", "--timeout", "15m:stall=300", "--export", result),
         timeout=3500,
     )
