@@ -163,11 +163,16 @@ def does_not_fit(run: Run, unfit: Unfit) -> DoesNotFit:
     """Return what an arm that did not fit would need, by arithmetic from an arm that did.
 
     The other arm's peak of what is limited is measured. To it comes what the one holds beyond the other. In
-    the proof that is without the optimizer's state, and in float64.
+    the proof that is without the optimizer's state, and in float64. Both must have had a proof, or neither.
     """
-    # The control has no proof.
-    ways = run.config.synchronising if unfit.stage == "parity" else run.config.arms
-    others = [arm for arm in ways if run.of(arm) and not arm.traits.one_process and not unfit.beside_others]
+    is_bare = unfit in run.unfit
+    others = [
+        arm
+        for arm in run.config.arms
+        if run.of(arm) and not arm.traits.one_process and not unfit.beside_others
+        # The control never has a proof.
+        if (run.is_bare(arm) or not arm.traits.synchronises) is is_bare
+    ]
     needs = next(filter(None, (_need(run, unfit, other) for other in others)), None)
     return DoesNotFit(
         arm=unfit.arm.label,

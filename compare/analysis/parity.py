@@ -131,7 +131,10 @@ def check_launches(launches: Sequence[tuple[Arm, list[RankResult]]], run: Run) -
     """
     proven = [(arm, with_passes(ranks, run.of(arm))) for arm, ranks in launches]
     failed = [
-        (arm, gate) for arm, ranks in proven for gate in check_gates(arm, ranks) if gate.outcome == "failed"
+        (arm, gate)
+        for arm, ranks in proven
+        for gate in check_gates(arm, ranks, "none" if run.is_bare(arm) else "brief")
+        if gate.outcome == "failed"
     ]
     if failed:
         gate = failed[0][1]
@@ -317,7 +320,8 @@ class Parity(msgspec.Struct, frozen=True, kw_only=True):
     """The worst outcome of the gates that compare the arm with a single process.
 
     ``nothing``: a wrong step would pass as well. ``exempt``: the arm rounds or compresses by design, or
-    declares another training. ``none``: a launch has no pass, as in the control.
+    declares another training. ``unfit``: the proof did not fit into memory. ``none``: a launch has no pass,
+    as in the control.
     """
     why: str = ""
     """Why nothing is proven, with the remedy; empty if something is proven."""

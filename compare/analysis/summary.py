@@ -157,6 +157,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     arms: list[ArmSummary]
     unfit: list[DoesNotFit]
     """The arms that did not fit into memory, so that they have no figures."""
+    bare: list[DoesNotFit]
+    """The arms whose proof did not fit into memory, so that they were timed without one."""
     lead: Lead | None
     """The fastest arm and its rivals; None if nothing is ranked, or fewer than two arms can be ranked."""
     oversubscribed: bool
@@ -206,6 +208,7 @@ def summarise(figures: Figures) -> Summary:
     return Summary(
         arms=arms,
         unfit=[does_not_fit(run, unfit) for unfit in run.unfit],
+        bare=[does_not_fit(run, bare) for bare in run.bare],
         lead=lead,
         oversubscribed=oversubscribed,
         rounds_repeated=len(run.discarded) // len(run.config.arms),
@@ -259,7 +262,7 @@ def _summarise_arm(figures: Figures, arm: Arm, verdict: Verdict | None, *, faste
         accuracy=None if None in rights else sum(filter(None, rights)) / samples,
         test_loss=None if None in losses else sum(filter(None, losses)) / samples,
         final_hash=hashes.pop() if len(hashes) == 1 else None,
-        parity=parity_of(arm, launches),
+        parity=Parity(outcome="unfit") if figures.run.is_bare(arm) else parity_of(arm, launches),
         peak_memory_bytes=max(rank.peak_memory_bytes for rank in peaks),
         peak_device_memory_bytes=max((peak for peak in on_devices if peak is not None), default=None),
         memory=memory_of(figures.run, arm),

@@ -36,6 +36,8 @@ The file grows with the run, so a long run is not saved after every launch.
 """
 _QUICK_SECONDS = 0.1
 """If saving takes no longer than this, the run is saved after every launch."""
+_ADDED_STAGES = {"parity", "reference"}
+"""The stages in which a launch holds more than its training needs, which a bare launch does without."""
 
 
 def choose_interleaving(config: RunConfig) -> Interleaved:
@@ -111,7 +113,10 @@ class Rounds:
         return [launch_arm(*to_launch, budget_ends_at=self._ends_at())]
 
     def _leave_out(self, planned: list[Planned], error: MemoryShortError) -> None:
-        """Go on without the arm of the ``current`` launch, whose logs are kept.
+        """Go on with bare launches of the ``current`` arm, or without it if they do not fit either.
+
+        Bare launches follow if what the first one added to the training did not fit. The logs of an arm that
+        is left out are kept.
 
         Raises:
             LaunchError: no arm that synchronises is left, or the run compares only two arms, as a gate does.
@@ -127,10 +132,16 @@ class Rounds:
             needed_bytes=shortage.needed_bytes,
             beside_others=self._beside_others and shortage.limit != "address space",
         )
-        arms = tuple(arm for arm in run.config.arms if arm.label != current.label)
-        ways = [arm.label for arm in arms if arm.traits.synchronises]
         if run.config.comparisons or run.config.slower_limit is not None:
             raise error
+        why = f"{error.what} {error.found.splitlines()[0]}"
+        if error.stage in _ADDED_STAGES and not run.is_bare(current.arm) and not run.of(current.arm):
+            self.run = msgspec.structs.replace(run, bare=[*run.bare, unfit])
+            forget_launches(self._directory, planned)  # the bare launch takes the place of this one
+            self._observer.arm_goes_bare(current, why)
+            return
+        arms = tuple(arm for arm in run.config.arms if arm.label != current.label)
+        ways = [arm.label for arm in arms if arm.traits.synchronises]
         if not ways:
             error.what = f"No arm fits into memory. {error.what}"
             raise error
@@ -139,11 +150,12 @@ class Rounds:
             run,
             config=msgspec.structs.replace(run.config, arms=arms, baseline=baseline),
             unfit=[*run.unfit, unfit],
+            bare=[other for other in run.bare if other.arm.label != current.label],
             launches=[launch for launch in run.launches if launch.arm != current.label],
             discarded=[launch for launch in run.discarded if launch.arm != current.label],
         )
         forget_launches(self._directory, [each for each in planned if each is not current])
-        self._observer.arm_left_out(current, f"{error.what} {error.found.splitlines()[0]}")
+        self._observer.arm_left_out(current, why)
 
     def _launch_in_turns(self, planned: list[Planned]) -> list[Launch]:
         """Return the launches of a round in turns; an empty list if the round must begin again."""

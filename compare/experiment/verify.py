@@ -18,9 +18,10 @@ from compare.experiment.settle import UserRequest, settle
 from compare.launch.arm import Observer
 from compare.launch.cluster import Cluster
 from compare.launch.launches import launch_arm
+from compare.launch.monitor import MemoryShortError
 from compare.schema.config import RunConfig
 from compare.schema.job import Planned
-from compare.schema.results import ArmVerification, Failure, Run, Verification
+from compare.schema.results import ArmVerification, Failure, Gate, Run, Verification
 from compare.schema.store import VERIFICATION_FILE, write_request
 from compare.system.files import write_json
 
@@ -61,7 +62,11 @@ def verify(run: Run, directory: Path, cluster: Cluster, observer: Observer) -> V
         launch_whole = partial(launch_arm, run, planned, directory, cluster, observer, proof="whole")
         launch = attempt(launch_whole, planned, cluster, "arm", len(run.config.arms))
         launches = verification.run.launches
-        if isinstance(launch, Failure):
+        if isinstance(launch, Failure) and launch.kind == MemoryShortError.__name__:
+            what, *more = launch.message.splitlines()
+            gate = Gate(name="float64", outcome="unfit", what=what.removesuffix("."), remedy=" ".join(more))
+            result = ArmVerification(arm=arm.label, gates=[gate], seconds=time.monotonic() - began)
+        elif isinstance(launch, Failure):
             result = ArmVerification(arm=arm.label, failure=launch, seconds=time.monotonic() - began)
         else:
             launches = [*launches, launch]

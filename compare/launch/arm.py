@@ -62,6 +62,9 @@ class Observer(Protocol):
     def arm_left_out(self, planned: Planned, why: str) -> None:
         """Receive a launch whose arm does not fit into memory, so that the run goes on without the arm."""
 
+    def arm_goes_bare(self, planned: Planned, why: str) -> None:
+        """Receive a launch that does not fit into memory, so that the arm goes on without a proof."""
+
     def cohort_restarts(self, round_: int) -> None:
         """Receive the number of a round whose launches all start again, after Ctrl-Z and ``fg``."""
 

@@ -170,8 +170,9 @@ def launch_arm(
     """Launch an arm by itself, and return the record of the launch with one result from every rank.
 
     It starts a second time if another process took its port, and again after every Ctrl-Z and ``fg``.
-    ``proof`` is the parity check that every rank makes, unless its training repeats a proven one. The outcome
-    is part of the result, because a failed check raises no error. ``budget_ends_at`` is a Unix time.
+    ``proof`` is the parity check that every rank makes, unless its training repeats a proven one, or the
+    arm's launches are bare. The outcome is part of the result, because a failed check raises no error.
+    ``budget_ends_at`` is a Unix time.
 
     Raises:
         BudgetError: the run's budget ended before the launch did.
@@ -208,6 +209,7 @@ def launch_sweep(
 
 
 def _training_job(run: Run, proof: Proof, *, arm: Arm, **fields: Any) -> Job:
+    proof = "none" if run.is_bare(arm) else proof
     return Job(dataset=run.dataset, proof=proof, proven=run.proven(arm), arm=arm, **fields)
 
 

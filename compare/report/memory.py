@@ -74,15 +74,23 @@ def memory_sentences(run: Run, summary: Summary) -> Iterator[str]:
 
 def unfit_sentences(arms: Sequence[DoesNotFit]) -> Iterator[str]:
     """Yield what each arm that did not fit into memory needs, as far as that is known, and its limit."""
-    for unfit in arms:
-        of = f"of {_LIMITS[unfit.limit]}"
-        what = f" into {binary_size(unfit.limit_bytes)} {of}"
-        if size := unfit.needs_bytes or unfit.least_bytes:
-            about = "about" if unfit.needs_bytes else "at least"
-            needed, limit = binary_size(size), binary_size(unfit.limit_bytes)  # limits are set in these units
-            what = f": it needs {about} {_part_of(needed, limit)} {of}"
-        fits = f"{DOES_NOT_FIT} beside the other arms" if unfit.beside_others else DOES_NOT_FIT
-        yield f"{unfit.arm} {fits}{what}{_STAGES.get(unfit.stage, '')}."
+    yield from (f"{unfit.arm} {DOES_NOT_FIT}{_room(unfit)}{_STAGES.get(unfit.stage, '')}." for unfit in arms)
+
+
+def bare_sentences(arms: Sequence[DoesNotFit]) -> Iterator[str]:
+    """Yield why each arm was timed without a proof: what its proof needs, and the limit."""
+    yield from (f"NOT PROVEN: {bare.arm}, because its proof {DOES_NOT_FIT}{_room(bare)}." for bare in arms)
+
+
+def _room(unfit: DoesNotFit) -> str:
+    """Return what is needed of what is limited, or the limit alone, as a clause after ``does not fit``."""
+    of = f"of {_LIMITS[unfit.limit]}"
+    beside = " beside the other arms" if unfit.beside_others else ""
+    size, limit = unfit.needs_bytes or unfit.least_bytes, binary_size(unfit.limit_bytes)
+    if not size:
+        return f"{beside} into {limit} {of}"
+    about = "about" if unfit.needs_bytes else "at least"
+    return f"{beside}: it needs {about} {_part_of(binary_size(size), limit)} {of}"
 
 
 def draw_frontier(run: Run, summary: Summary) -> Iterator[Picture]:

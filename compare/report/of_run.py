@@ -291,11 +291,14 @@ def _content(run: Run, analysis: Analysis) -> dict[str, Any]:
 
 
 def _records(run: Run, analysis: Analysis) -> list[dict[str, object]]:
-    """Return one record for each arm, with the same columns for every arm."""
+    """Return one record for each arm, with the same columns; an arm that does not fit has no figures."""
     summary = analysis.summary
     noise = summary.noise_hides_all
     run_columns = {"dataset": run.dataset.name, "complete": run.complete, "noise_hides_all": noise}
-    return [as_record(arm, instead=_flat_columns(arm)) | run_columns for arm in summary.arms]
+    records = [as_record(arm, instead=_flat_columns(arm)) | run_columns for arm in summary.arms]
+    blank = dict.fromkeys(records[0]) if records else {}
+    unfit = [{"arm": unfit.arm, "verdict": DOES_NOT_FIT} for unfit in summary.unfit]
+    return [*records, *(blank | of_unfit | run_columns for of_unfit in unfit)]
 
 
 def _flat_columns(arm: ArmSummary) -> dict[str, dict[str, object]]:

@@ -229,7 +229,9 @@ def _unknown(run: Run, analysis: Analysis) -> Iterator[str]:
     yield from (f"{name}: did not run, because {reason}." for name, reason in run.left_out.items())
     unproven = [arm.arm for arm in ways if arm.parity.outcome not in {"passed", "failed"}]
     if unproven:
-        yield f"Whether {_joined(unproven)} trained the right model."
+        bare = {bare.arm for bare in summary.bare}.issuperset(unproven)
+        why = ", because what checks it does not fit into memory" if bare else ""
+        yield f"Whether {_joined(unproven)} trained the right model{why}."
     opened = [arm for arm in ways if arm.verdict and arm.verdict.kind == "open"]
     if opened and not summary.ranks_nothing:
         yield f"Whether {_joined([arm.arm for arm in opened])} differ in speed from {run.config.baseline}."
@@ -272,7 +274,7 @@ def _advice(run: Run, analysis: Analysis) -> Iterator[str]:
     elif _diverged(ways):
         yield "Measure again with a smaller learning rate, because a training that diverges is of no use."
     elif summary.unfit and len(ways) < 2:  # noqa: PLR2004 -- a comparison takes two
-        yield _what_fits(summary, ways)
+        yield _what_fits(ways)
     elif lead is None and run.failure:
         yield "Fix what failed, or leave out that way, and measure again."
     elif len(run.config.synchronising) == 1:
@@ -297,13 +299,8 @@ def _narrowest(analysis: Analysis) -> float | None:
     return narrowest_half_width([arm.verdict for arm in analysis.summary.arms if arm.verdict])
 
 
-def _what_fits(summary: Summary, ways: list[ArmSummary]) -> str:
+def _what_fits(ways: list[ArmSummary]) -> str:
     """Return what to do if no more than one way fits into memory."""
-    if any(unfit.stage == "parity" for unfit in summary.unfit):
-        return (
-            "Give each process more memory, or measure a smaller model of the same kind. The check of the "
-            "training needs the whole model in one process, however it is divided."
-        )
     if not ways:
         return "Give each process more memory, or divide the model among more processes (sharding)."
     return f"Use {ways[0].arm}, or give each process more memory."
@@ -331,6 +328,8 @@ def _condition(run: Run, ways: list[ArmSummary], label: str) -> str:
     arm = next(arm for arm in run.config.synchronising if arm.label == label)
     if label in _inexact(run, ways):
         return " and its loss is good enough"
+    if run.is_bare(arm):
+        return " and a smaller model of the same kind passes `ringside verify`"
     in_memory = arm.traits.on_one_host and arm.traits.on_one_host.items() <= arm.options.items()
     return " and all processes are on the CPUs of one machine" if in_memory else ""
 

@@ -14,7 +14,11 @@ from compare.text import listed
 
 _SHOWN_STEPS = (1, 5, 10, 20)
 _PROVEN = "the same training"
-_UNPROVEN_TEXTS = {"nothing": "nothing to prove", "incomparable": "not comparable"}
+_UNPROVEN_TEXTS = {
+    "nothing": "nothing to prove",
+    "incomparable": "not comparable",
+    "unfit": "does not fit",
+}
 """Text for an arm that is not proven although no gate failed, by the outcome of its gate."""
 
 

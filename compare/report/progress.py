@@ -275,6 +275,13 @@ class LiveProgress:
         self._begin_round_again()
         self._print(f"{planned.label} does not fit, so the run goes on without it: {why}", "yellow")
 
+    def arm_goes_bare(self, planned: Planned, why: str) -> None:
+        """Print that an arm goes on without a proof, and number the launches from the first arm again."""
+        self._begin_round_again()
+        self._print(
+            f"{planned.label} does not fit with its proof, so it goes on without one: {why}", "yellow"
+        )
+
     def cohort_restarts(self, round_: int) -> None:
         """Print that a round begins again, because this program was suspended."""
         self._begin_round_again()

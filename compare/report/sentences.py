@@ -14,7 +14,7 @@ from compare.analysis.summary import WAITING_CORES_LIMIT, ArmSummary, Summary, T
 from compare.analysis.verdict import MARGIN
 from compare.report.cells import format_ratio
 from compare.report.columns import describe_verdict, why_open
-from compare.report.memory import memory_sentences
+from compare.report.memory import bare_sentences, memory_sentences
 from compare.schema.arms import Arm
 from compare.schema.results import Launch, Run
 from compare.text import counted, duration, listed, percent
@@ -80,6 +80,7 @@ def proof(run: Run, summary: Summary) -> Iterator[str]:
         yield f"✗ PROOF FAILED: {listed(failed)} did not train what one process trains."
     if missing := [arm.arm for arm in arms if arm.parity.outcome == "none"]:
         yield f"NOT PROVEN: a launch of {listed(missing)} has no proof of its training."
+    yield from bare_sentences(summary.bare)
     for outcome, title in _UNPROVEN_TEXTS.items():
         unproven = [arm for arm in arms if arm.parity.outcome == outcome]
         yield from _by_reason(title, {arm.arm: [arm.parity.why] for arm in unproven})

@@ -180,10 +180,15 @@ class Planned(NamedTuple):
         return self.group or self.arm.label
 
 
-Proof: TypeAlias = Literal["brief", "whole"]
-"""The extent of a launch's parity check: ``brief`` in a run, and ``whole`` in ``ringside verify``."""
+Proof: TypeAlias = Literal["none", "brief", "whole"]
+"""The extent of a launch's parity check: ``brief`` in a run, and ``whole`` in ``ringside verify``.
+
+``none`` is that of a bare launch. It has neither the check nor the reference nor the step at the end, because
+these did not fit into memory.
+"""
 
 PASSES: dict[Proof, tuple[PassKind, ...]] = {
+    "none": (),
     "brief": ("float64",),
     "whole": ("float64", "float32", "as run"),
 }

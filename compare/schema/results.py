@@ -287,6 +287,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Why backends that the user did not name cannot run, by the backend's name."""
     unfit: list[Unfit] = []
     """The arms that did not fit into memory. ``config.arms`` has only the others."""
+    bare: list[Unfit] = []
+    """The arms that fit only in bare launches, which train without a proof and a reference beside them."""
     interleaved: Interleaved = Interleaved(mode="launches")
     launches: list[Launch] = []
     """The launches that count, in order of time."""
@@ -301,23 +303,29 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         """Return the launches of one arm that count, in order of time."""
         return [launch for launch in self.launches if launch.arm == arm.label]
 
+    def is_bare(self, arm: Arm) -> bool:
+        """Return whether the launches of an arm are bare, so that its training is not proven."""
+        return any(unfit.arm.label == arm.label for unfit in self.bare)
+
     def proven(self, arm: Arm) -> list[Fingerprint]:
         """Return the ranks' fingerprints, in order, that all launches of an arm have in common.
 
         The list is empty before the first launch, and if two launches differ or one diverged. Then every
-        launch needs a proof of its own.
+        launch needs a proof of its own. It is empty for bare launches, too, which have none.
         """
+        if self.is_bare(arm):
+            return []
         distinct = {tuple(rank.fingerprint for rank in launch.ranks) for launch in self.of(arm)}
         (common,) = distinct if len(distinct) == 1 else ((),)
         return [] if None in common else list(filter(None, common))
 
 
-Outcome: TypeAlias = Literal["passed", "failed", "exempt", "nothing", "incomparable"]
+Outcome: TypeAlias = Literal["passed", "failed", "exempt", "nothing", "incomparable", "unfit"]
 """The outcome of a gate, which is one check of an arm.
 
 ``exempt`` means that the gate does not apply to the arm. ``nothing`` means that a wrong step would have
 passed as well, so the gate proves nothing. ``incomparable`` means that a single process takes no such step,
-or lacks what the step remembers.
+or lacks what the step remembers. ``unfit`` means that the check did not fit into memory.
 """
 
 
@@ -359,8 +367,9 @@ class ArmVerification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unproven(self) -> Gate | None:
-        """Return the first gate whose outcome is ``nothing`` or ``incomparable``; None if there is none."""
-        return next((gate for gate in self.gates if gate.outcome in {"nothing", "incomparable"}), None)
+        """Return the first gate that is ``nothing``, ``incomparable`` or ``unfit``; None if there is none."""
+        unproven = {"nothing", "incomparable", "unfit"}
+        return next((gate for gate in self.gates if gate.outcome in unproven), None)
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):

@@ -249,7 +249,7 @@ class _Rank:
         step_seconds = _warm_up(side, untimed, group.device, self._watchdog, step_seconds)
         peak, device_peak = meters.peak_memory_bytes(), meters.peak_device_memory_bytes(group.device)
         sides: Sides = {"training": side}
-        if job.arm.traits.has_sync_cost:
+        if job.arm.traits.has_sync_cost and job.proof != "none":
             sides["reference"] = self._make_reference(side, untimed, step_seconds)
         meter = meters.CPUMeter()
 
@@ -329,7 +329,9 @@ class _Rank:
         """
         job, group, total = self._job, self._group, self._job.config.total_steps
         timer = PassTimer(self._watchdog, group, pass_seconds=self._step_seconds)
-        end = take_end_step(job.arm, side, self._task, group, timer, steps=self._steps)
+        end = None
+        if job.proof != "none":
+            end = take_end_step(job.arm, side, self._task, group, timer, steps=self._steps)
         # A step's collectives take no longer than the step.
         note = partial(self._note, "collectives", total)
         collectives = self._record_collectives(side) if job.arm.traits.mixes_collectives else None

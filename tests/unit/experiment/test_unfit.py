@@ -22,25 +22,41 @@ def short_of(limit):
     return MemoryShortError("No memory.", found="It asks.", remedy="", shortage=shortage, stage="parity")
 
 
-def going(monkeypatch, folder, *, unfit=("mpi",), limit="address space", beside=True, launches=(), **config):
-    """Return a run whose launches of the arms ``unfit`` get no more memory, and what the user is shown."""
+def going(
+    monkeypatch,
+    folder,
+    *,
+    unfit=("mpi",),
+    with_proof=(),
+    limit="address space",
+    beside=True,
+    launches=(),
+    **config,
+):
+    """Return a run and what the user is shown.
+
+    The arms ``unfit`` get no more memory, and the arms ``with_proof`` none for a proof.
+    """
     shown = []
+
+    def fits(run, arm):
+        return arm.label not in unfit and (arm.label not in with_proof or run.is_bare(arm))
 
     class Cohort:
         side_by_side = beside
 
-        def __init__(self, *_given, **_more):
-            self.current = None
+        def __init__(self, run, *_given, **_more):
+            self.run, self.current = run, None
 
         def carry_out(self, planned, _turns):
             for each in planned:
-                if each.arm.label in unfit:
+                if not fits(self.run, each.arm):
                     self.current = each
                     raise short_of(limit)
             return [a_launch(each.arm.label, each.round, number=each.number) for each in planned]
 
-    def launch_arm(_run, planned, *_rest, **_more):
-        if planned.arm.label in unfit:
+    def launch_arm(run, planned, *_rest, **_more):
+        if not fits(run, planned.arm):
             raise short_of(limit)
         return a_launch(planned.arm.label, planned.round, number=planned.number)
 
@@ -58,6 +74,7 @@ def going(monkeypatch, folder, *, unfit=("mpi",), limit="address space", beside=
     )
     observer = SimpleNamespace(
         not_in_turns=shown.append,
+        arm_goes_bare=lambda planned, why: shown.append(f"{planned.label} bare: {why}"),
         arm_left_out=lambda planned, why: shown.append(f"{planned.label}: {why}"),
         launch_ended=lambda *_: None,
         round_repeats=lambda *_: None,
@@ -88,7 +105,21 @@ def test_arm_without_memory_is_left_out_and_all_others_have_every_round(monkeypa
     (unfit,) = run.unfit
     assert (unfit.arm.label, unfit.stage, unfit.limit_bytes) == ("mpi", "parity", 1 << 30)
     assert not unfit.beside_others
-    assert shown == ["mpi: No memory. It asks."]
+    assert shown == ["mpi bare: No memory. It asks.", "mpi: No memory. It asks."]
+    assert not run.bare
+
+
+@pytest.mark.parametrize("interleave", ["blocks", "launches"])
+def test_arm_whose_proof_alone_does_not_fit_is_timed_without(monkeypatch, tmp_path, interleave):
+    found, shown = going(monkeypatch, tmp_path, unfit=(), with_proof=("mpi",), interleave=interleave)
+    run = to_the_end(found)
+    assert labels(run) == ARMS.split(",")
+    assert len(run.launches) == 2 * len(labels(run))
+    assert not run.unfit
+    assert [(bare.arm.label, bare.stage) for bare in run.bare] == [("mpi", "parity")]
+    assert shown == ["mpi bare: No memory. It asks."]
+    mpi = next(arm for arm in run.config.arms if arm.label == "mpi")
+    assert run.proven(mpi) == [], "a bare launch proves nothing for a later one"
 
 
 def test_next_launches_go_on_with_a_round_that_an_arm_has_left(monkeypatch, tmp_path):

@@ -117,12 +117,17 @@ def test_summary_names_what_does_not_fit_and_what_is_left():
     stopped = answers_of(msgspec.structs.replace(RUNS["no launch"], unfit=[unfit]))
     assert stopped["In short"].startswith("Nothing was measured")
     failure = Failure(arm="mpi", round=1, kind="MemoryShortError", message="No arm fits into memory.")
-    proof = msgspec.structs.replace(unfit, stage="parity")
-    in_proof = answers_of(msgspec.structs.replace(measured({"none": 4.0, "fsdp": 6.0}), unfit=[proof]))
-    assert "measure a smaller model of the same kind" in in_proof["What to do"]
     none = answers_of(msgspec.structs.replace(RUNS["no launch"], unfit=[unfit], failure=failure))
     assert none["In short"] == "None of these ways fits into memory, so there is no answer."
     assert none["What to do"].startswith("Give each process more memory")
+
+
+def test_summary_says_of_a_proof_that_does_not_fit_what_is_not_known():
+    proof = Unfit(arm=parse_arm("ddp"), round=1, limit="control group", limit_bytes=1 << 30, stage="parity")
+    answers = answers_of(msgspec.structs.replace(RUNS["quiet"], bare=[proof]))
+    told = "Whether ddp trained the right model, because what checks it does not fit into memory."
+    assert told in answers["What is not known"]
+    assert "ddp" not in answers["What is known"].split("trained what a single process trains")[0]
 
 
 @pytest.mark.parametrize("form", ["table", "markdown", "html"])
