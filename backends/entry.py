@@ -56,6 +56,8 @@ class Option:
     """Whether gradients can be accumulated over several passes while this switch is on."""
     compiles_from: float = 0.0
     """torch.compile needs a value that is at least this large; 0 if it works with every value."""
+    divides_ranks: bool = False
+    """Whether the number of ranks must be divisible by this whole number."""
     needs: tuple[str, str] | None = None
     """The name and value of another option without which this one has no effect; None if it needs none."""
     offered_in: str = ""

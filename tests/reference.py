@@ -312,6 +312,8 @@ def option_facts(option: Option) -> Iterator[str]:
     """List what else the registry states of an option."""
     if option.kind == "count" and option.least > 1:
         yield f"At least {option.least}."
+    if option.divides_ranks:
+        yield "Divides the number of ranks."
     if option.needs:
         yield f"Needs `{'='.join(option.needs)}`."
     if option.lossy:

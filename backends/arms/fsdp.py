@@ -15,7 +15,7 @@ ARM = Backend(
         Option(
             "units",
             "blocks",
-            "what is gathered at once: a block that the model repeats, else a layer",
+            "what is gathered at once: a block that the model repeats or names, else a layer",
             ("blocks", "layers", "model"),
         ),
         Option(
@@ -32,6 +32,7 @@ ARM = Backend(
             "replicate",
             1,
             "replicas of the model, each in shards on consecutive ranks, as HSDP has them: one for each host",
+            divides_ranks=True,
         ),
         Option(
             "prefetch",

@@ -152,35 +152,42 @@ def _mesh(group: Group, replicas: int) -> DeviceMesh | None:
 
     Consecutive ranks share a replica, so those of one host do if each host has one. A mesh makes process
     groups, so the replicas of a proof and of the training have the same one.
-
-    Raises:
-        BackendError: the number of ranks is not divisible by ``replicas``.
     """
     if replicas == 1:
         return None
-    shards, rest = divmod(group.world_size, replicas)
-    if rest:
-        raise BackendError(
-            f"fsdp:replicate={replicas} needs a number of ranks that is divisible by {replicas}, but there "
-            f"are {group.world_size}. Choose another replicate, or another number of ranks."
-        )
-    return init_device_mesh(group.device.type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
+    shape = replicas, group.world_size // replicas
+    return init_device_mesh(group.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
 
 def find_units(model: nn.Module, kind: str) -> list[nn.Module]:
     """Return the modules that are gathered one by one, without the model itself, which gathers the rest.
 
-    ``kind`` is ``blocks``, ``layers`` or ``model``. Without blocks, ``blocks`` means layers. A module that
-    shares a parameter with another is no unit.
+    ``kind`` is ``blocks``, ``layers`` or ``model``. Blocks are the modules of the classes that the model
+    names in ``_no_split_modules``, as models of Hugging Face do, or else those that it repeats. Without any,
+    ``blocks`` means layers. A module that shares a parameter with another is no unit.
     """
     units = []
     if kind == "blocks":
-        units = _blocks(model, in_lists=True) or _blocks(model, in_lists=False)
+        units = _named(model) or _blocks(model, in_lists=True) or _blocks(model, in_lists=False)
     if not units and kind != "model":
         units = _layers(model)
     uses = _uses(model)
     alone = [unit for unit in units if all(uses[key] == count for key, count in _uses(unit).items())]
     return alone if len(units) > 1 else []
+
+
+def _named(model: nn.Module) -> list[nn.Module]:
+    """Return the outermost modules of the classes that the model, or a module in it, names as undivided."""
+    names = {name for one in model.modules() for name in getattr(one, "_no_split_modules", None) or ()}
+
+    def within(module: nn.Module) -> list[nn.Module]:
+        return [
+            unit
+            for one in _with_parameters(module)
+            for unit in ([one] if type(one).__name__ in names else within(one))
+        ]
+
+    return within(model) if names else []
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:

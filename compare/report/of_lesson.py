@@ -220,7 +220,8 @@ def _when_in_shards(lesson: Lesson) -> str:
     """Return when the calls of a step with shards run."""
     count = {calls.collective: calls.count for calls in lesson.calls}
     if "all_gather" not in count:
-        return "All-reduces during backward, and broadcasts after each rank has updated its part."
+        broadcasts = ", and broadcasts after each rank has updated its part" if "broadcast" in count else ""
+        return f"All-reduces during backward{broadcasts}."
     again = " and in backward" if count["all_gather"] > count.get("reduce_scatter", 0) else ""
     in_replicas = any(calls.ranks != lesson.ranks for calls in lesson.calls)
     replicas = " Replicas average their shards then." if in_replicas else ""

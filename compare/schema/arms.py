@@ -184,6 +184,10 @@ class Arm(msgspec.Struct, frozen=True):
         """Return the arm's settings that rule out gradient accumulation, each as ``option=value``."""
         return self._settings(lambda option, value: value is True and not option.accumulates)
 
+    def cannot_divide(self, ranks: int) -> tuple[str, ...]:
+        """Return the arm's settings that need another number of ranks, each as ``option=value``."""
+        return self._settings(lambda option, value: option.divides_ranks and ranks % int(value) != 0)
+
     @property
     def never_compiles(self) -> tuple[str, ...]:
         """Return the arm's settings with which torch.compile fails, each as ``option=value``."""

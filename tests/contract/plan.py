@@ -106,7 +106,7 @@ class Launch(msgspec.Struct, frozen=True):
 
 def divides(label: str, world: int) -> bool:
     """Return whether an arm can divide the ranks, as it must if its model has replicas."""
-    return world % int(parse_arm(label).options.get("replicate", 1)) == 0
+    return not parse_arm(label).cannot_divide(world)
 
 
 def arms_of(backend: Backend) -> list[str]:

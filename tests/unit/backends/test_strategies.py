@@ -255,18 +255,30 @@ class Chain(nn.Sequential):
 
 
 class Wraps(nn.Module):
+    def __init__(self, *layers):
+        super().__init__()
+        self.model = nn.Sequential(*layers)
+
+
+class Names(nn.Module):
+    """A model that names the class of its blocks, which it has only once, as models of Hugging Face do."""
+
+    _no_split_modules = ("Block",)
+
     def __init__(self):
         super().__init__()
-        self.model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+        self.first, self.block, self.last = nn.Linear(4, 4), Block(), Chain()
 
 
 @pytest.mark.parametrize(
     ("model", "kind", "units"),
     [
+        (Wraps(Names(), Names()), "blocks", ["Block", "Block"]),
+        (Names(), "layers", ["Linear", "Block", "Chain"]),
         (Tied(), "blocks", ["Block", "Block"]),
         (Towers(), "blocks", ["Block"] * 4),
         (nn.Sequential(Chain(), Chain()), "blocks", ["Chain", "Chain"]),
-        (Wraps(), "blocks", ["Linear", "Linear"]),
+        (Wraps(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), "blocks", ["Linear", "Linear"]),
         (nn.Sequential(Tied(3), nn.Linear(5, 2)), "blocks", ["Block", "Block", "Block"]),
         (nn.Sequential(Block(), nn.ReLU(), Block()), "blocks", ["Block", "Block"]),
         (Tied(), "layers", ["Block", "Block"]),
@@ -296,12 +308,6 @@ def test_fsdp_counts_whole_gradients_between_passes_and_nothing_on_its_way(group
     assert replica.library_bytes() == 4 * (6 + 2 + 2 + 1)
     ahead = FSDPReplica(nn.Linear(3, 2), plain_sgd, group, parse_arm("fsdp:prefetch=1").options)
     assert ahead.library_bytes() is None
-
-
-def test_fsdp_refuses_replicas_that_do_not_divide_the_ranks(group):
-    options = parse_arm("fsdp:replicate=2").options
-    with pytest.raises(BackendError, match="divisible by 2, but there are 1"):
-        FSDPReplica(nn.Linear(3, 2), plain_sgd, group, options)
 
 
 def test_fsdp_prefetches_the_next_units_in_both_directions(group):

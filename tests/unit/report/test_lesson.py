@@ -138,6 +138,11 @@ def test_lesson_of_replicated_shards_says_what_stays_on_a_host():
     assert "in forward, and after its backward. Replicas average their shards then." in words
 
 
+def test_lesson_of_replicas_without_shards_has_all_reduces_alone():
+    calls = [msgspec.structs.replace(REDUCE, message_bytes=200_000, ranks=[0, 1])]
+    assert "All-reduces during backward. " in words_of_calls("fsdp", calls, "aa")
+
+
 def test_lesson_of_a_sharded_optimizer_counts_what_a_rank_sends_on_average():
     words = words_of_calls("zero", [REDUCE, SEND, SEND], "ab")
     assert "1 all-reduce of 400 kB and 2 broadcasts of 200 kB" in words
