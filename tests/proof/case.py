@@ -35,7 +35,8 @@ class Case:
     """Name of what is patched in the ranks before they begin."""
 
     def __str__(self) -> str:
-        return f"{self.name}-{self.arm}"
+        ranks = f"-{self.settings['ranks']}-ranks" if "ranks" in self.settings else ""
+        return f"{self.name}-{self.arm}{ranks}"
 
 
 def right(*arms, origin, ends="passed", names=(), **settings):

@@ -23,7 +23,7 @@ from backends.strategies.ddp import DDPReplica
 from backends.strategies.fsdp import FSDPReplica
 from backends.strategies.local_sgd import LocalSGDReplica
 from backends.strategies.reducers import Bucket, FlatReducer
-from tests.proof.case import WORKLOADS, add, mutation
+from tests.proof.case import CASES, WORKLOADS, add, mutation
 from tests.proof.workloads.tasks import LATE
 
 PLAIN = "right_models.py:plain"
@@ -359,6 +359,14 @@ def replicas_are_not_averaged():
         real(self, *arguments)
 
     FSDPReplica.learn = learn
+
+
+CASES += [
+    dataclasses.replace(case, settings=case.settings | {"ranks": 4})
+    for case in CASES
+    if case.mutation and case.arm.startswith("fsdp")
+]
+"""The faults of shards are found among four ranks, too."""
 
 
 @mutation("localsgd:period=1", of=PLAIN)
