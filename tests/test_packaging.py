@@ -84,3 +84,11 @@ def test_containerfile_copies_what_is_there_and_leaves_root(name):
     assert {"constraints.txt", "backends", "compare"} <= set(copied)
     assert re.search(r"^FROM \S+:\d+\.\d+\.\d+-", "\n".join(lines), re.MULTILINE), "its base is pinned"
     assert [line for line in lines if line.startswith("USER ")] == ["USER 1000"]
+
+
+@pytest.mark.parametrize(("name", "needed"), [("cpu", {"g++", "make"}), ("cuda", {"g++"})])
+def test_containerfile_installs_ssh_and_what_compiles(name, needed):
+    text = (ROOT / "containers" / f"{name}.Containerfile").read_text()
+    (installed,) = re.findall(r"apt-get install --yes --no-install-recommends (.+) \\", text)
+    # --compile needs g++ also where Horovod is not built.
+    assert set(installed.split()) == {"openssh-client", *needed}
