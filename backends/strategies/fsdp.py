@@ -84,7 +84,7 @@ class FSDPReplica(Replica):
         """Return a copy of a whole parameter; one in host memory is gathered on the group's device."""
         on_device: Any = shard.detach().to(self.group.device)
         whole: torch.Tensor = on_device.full_tensor()
-        # A shard that is the whole parameter is not copied by torch, and any other should not be copied twice.
+        # torch copies no shard that is the whole parameter, and any other should not be copied twice.
         return whole.clone() if whole.data_ptr() == on_device.to_local().data_ptr() else whole
 
     def attest(self) -> Facts:

@@ -92,7 +92,13 @@ def _make_digits() -> dict[str, Bytes]:
     They are computed with integers only, and with RandomState, because NumPy never changes its stream.
     """
     import numpy as np
+
+    # As it is imported, scikit-learn sets OpenMP's variables, which all ranks would inherit.
+    environment = dict(os.environ)
     from sklearn.datasets import load_digits
+
+    for name in os.environ.keys() - environment:
+        del os.environ[name]
 
     pixels, labels = load_digits(return_X_y=True)
     labels = labels.astype(np.uint8)

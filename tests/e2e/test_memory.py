@@ -25,14 +25,14 @@ def run(folder, mnist_dir, arms, *flags):
     return compare(*words, *one_by_one, "--output", folder / "run", *flags, environment=environment)
 
 
-def test_an_arm_that_does_not_fit_is_a_result_and_one_without_its_proof_is_timed(tmp_path, mnist_dir):
+def test_arm_that_does_not_fit_is_a_result_and_one_without_its_proof_is_timed(tmp_path, mnist_dir):
     page, record, rows = tmp_path / "page.html", tmp_path / "run.json", tmp_path / "run.csv"
     exports = (part for path in (page, record, rows) for part in ("--export", path))
     done = run(tmp_path, mnist_dir, f"mpi,{NO_ROOM},{NO_PROOF}", *exports)
     assert done.returncode == 0, done.stderr
-    printed, said = (" ".join(text.split()) for text in (done.stdout, done.stderr))
-    assert f"{NO_ROOM} does not fit, so the run goes on without it" in said
-    assert f"{NO_PROOF} does not fit with its proof, so it goes on without one" in said
+    printed, logged = (" ".join(text.split()) for text in (done.stdout, done.stderr))
+    assert f"{NO_ROOM} does not fit, so the run goes on without it" in logged
+    assert f"{NO_PROOF} does not fit with its proof, so it goes on without one" in logged
     assert f"{NO_ROOM} does not fit" in printed
     need = r" does not fit: it needs (about|at least) [\d.]+( GiB)? of [\d.]+ [GM]iB of address space\."
     told = f"NOT PROVEN: {NO_PROOF}, because its proof"

@@ -15,6 +15,8 @@ import shlex
 import shutil
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -574,3 +576,14 @@ def test_expected_data_that_is_missing_says_what_a_run_does(tmp_path, dataset, d
     root = tmp_path / "data"
     assert data.expect(dataset, root).note == f"It is not there yet: a run {does}"
     assert not root.exists()
+
+
+def test_making_the_digits_changes_no_variable_that_ranks_inherit(tmp_path):
+    program = (
+        "import os, sys, pathlib; from compare.data.digits import prepare_digits; before = dict(os.environ);"
+        "prepare_digits(pathlib.Path(sys.argv[1])); assert 'sklearn' in sys.modules;"
+        "sys.exit(str(dict(os.environ.items() ^ before.items())) if os.environ != before else 0)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
