@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,22 @@ from tests.comparing import find_mnist
 
 # Failed assertions in these modules are then shown in full, as in a test.
 pytest.register_assert_rewrite("tests.contract.promises")
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that is loaded by now out of every search for garbage, which would take a second each."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def frozen_torch() -> None:
+    """Leave torch out of the meter's searches for live objects, with all that its first optimizer loads."""
+    import torch
+
+    torch.optim.SGD([torch.zeros(1)])
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

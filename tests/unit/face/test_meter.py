@@ -15,6 +15,7 @@ import ringside
 from compare.meter import SETTINGS_VARIABLE
 from compare.schema.metered import METER_FILE, MeterSettings, read_metered
 
+pytestmark = pytest.mark.usefixtures("frozen_torch")
 FEW = {"pairs": 2, "block": 3, "warmup": 3}
 
 

@@ -19,6 +19,7 @@ from compare.meter.session import Session
 from compare.meter.state import State
 from compare.schema.metered import METER_FILE, MeterSettings, read_metered
 
+pytestmark = pytest.mark.usefixtures("frozen_torch")
 SETTINGS = MeterSettings(pairs=2, block=3, warmup=3)
 ENOUGH = 60
 
