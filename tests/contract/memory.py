@@ -1,6 +1,8 @@
-"""Train three models for two steps in every strategy that shards, and write what this rank then holds.
+"""Train three models for two steps in every strategy that shards, and write what each rank then holds.
 
-Usage: torchrun -m tests.contract.memory FOLDER
+Usage: python -m tests.contract.memory FOLDER RANKS…
+
+One process loads torch, and forks so many ranks, for each number of ranks in turn.
 """
 
 import json
@@ -76,15 +78,39 @@ def observe(arm, build, placement):
 
 
 def main():
+    """Launch every number of ranks, and exit with 1 if a rank fails."""
+    folder, *worlds = sys.argv[1:]
+    torch.optim.Adam(chain(1, 1).parameters())  # this loads what a first optimizer needs
+    for arm in map(parse_arm, ARMS):
+        backends.load(arm.backend, arm.options)
+    for world in map(int, worlds):
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # as torchrun has one
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port), WORLD_SIZE=str(world))
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        pids = [fork(Path(folder), rank, world) for rank in range(world)]
+        statuses = [os.waitpid(pid, 0)[1] for pid in pids]
+        if any(statuses):
+            sys.exit(f"{world} ranks ended with {statuses}")
+
+
+def fork(folder, rank, world):
+    """Start a rank, which exits with 1 and a traceback if it fails."""
+    if pid := os.fork():
+        return pid
+    write_observed(folder / f"{rank}-of-{world}.json", rank, world)
+    os._exit(0)
+
+
+def write_observed(file, rank, world):
     """Observe every arm with every model, and write it all into one file."""
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    os.environ["RANK"] = str(rank)
     placement = Placement(rank, rank, world, world, "here")
     torch.set_num_threads(1)
     found = {}
     for name, build in MODELS.items():
         held = {arm: observe(arm, build, placement) for arm in ARMS}
         found[name] = {"parameters": msgspec.to_builtins(describe_parameters(build())), "held": held}
-    Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(found))
+    file.write_text(json.dumps(found))
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
