@@ -1,4 +1,7 @@
-"""Test ``ringside meter`` on a script of two ranks, through torchrun and mpirun."""
+"""Test ``ringside meter`` on scripts, through torchrun and mpirun.
+
+One rank is enough where a script only ends.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ for step in range(int(sys.argv[1])):
     optimizer.zero_grad()
     model(torch.randn(8, 32)).square().mean().backward()
     optimizer.step()
-    if step == 40 and "--fail" in sys.argv and dist.get_rank() == 1:
+    if step == 40 and "--fail" in sys.argv:
         raise RuntimeError("own mistake")
 # In one piece, because the ranks share the pipe.
 sys.stdout.write(f"rank {dist.get_rank()} took {sys.argv[1:]}\\n")
@@ -42,15 +45,16 @@ def script(tmp_path):
     return file
 
 
-def test_meter_shows_what_synchronising_costs_in_a_script(script, tmp_path):
+def test_meter_shows_what_synchronising_costs_in_the_example(tmp_path):
     output, page = tmp_path / "run", tmp_path / "meter.html"
-    done = compare("meter", *FLAGS, "--output", output, "--export", page, script, 200, "--epochs")
+    script = ROOT / "examples" / "train.py"
+    done = compare("meter", *FLAGS, "--output", output, "--export", page, script, "--epochs", 1)
     assert done.returncode == 0, done.stdout + done.stderr
-    for rank in (0, 1):
-        assert f"rank {rank} took ['200', '--epochs']" in done.stdout
+    assert "epoch 0: loss" in done.stdout
+    assert "epoch 1: loss" not in done.stdout, "its own flag is passed on"
     assert re.search(r"train\.py · 2 ranks × \d+ threads? · cpu · DistributedDataParallel", done.stdout)
     assert re.search(r"exposed sync +-?[\d.]+ \(", done.stdout)
-    assert "Of 200 steps 18 were measured without synchronising and put back." in done.stdout
+    assert "Of 128 steps 18 were measured without synchronising and put back." in done.stdout
     record = json.loads((output / "meter.json").read_text())
     assert [block["kind"] for block in record["blocks"]].count("local") == 3
     assert "what synchronising costs" in page.read_text()
@@ -58,15 +62,8 @@ def test_meter_shows_what_synchronising_costs_in_a_script(script, tmp_path):
     assert again.stdout.strip() in done.stdout
 
 
-def test_meter_measures_the_example(tmp_path):
-    done = compare("meter", *FLAGS, "--output", tmp_path / "run", ROOT / "examples/train.py", "--epochs", 1)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "epoch 0: loss" in done.stdout
-    assert re.search(r"exposed sync +-?[\d.]+ \(", done.stdout)
-
-
 def test_meter_of_a_script_that_raises_shows_its_own_traceback(script, tmp_path):
-    done = compare("meter", *FLAGS, "--output", tmp_path / "run", script, 200, "--fail")
+    done = compare("meter", *FLAGS, "-np", 1, "--output", tmp_path / "run", script, 200, "--fail")
     assert done.returncode == 1
     assert "RuntimeError: own mistake" in done.stderr
     assert "error: " in done.stderr
@@ -75,13 +72,13 @@ def test_meter_of_a_script_that_raises_shows_its_own_traceback(script, tmp_path)
 
 
 def test_meter_of_a_short_script_says_how_many_steps_it_needs(script, tmp_path):
-    done = compare("meter", *FLAGS, "--output", tmp_path / "run", script, 12)
+    done = compare("meter", *FLAGS, "-np", 1, "--output", tmp_path / "run", script, 12)
     assert done.returncode == 17, done.stdout + done.stderr
     assert "rank 0 took ['12']" in done.stdout
     assert re.search(r"after 12 steps\. All pairs need at least \d+ steps", done.stderr)
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("fork", marks=pytest.mark.faults)])
 def test_meter_measures_ranks_that_a_script_starts_itself(method, tmp_path):
     words = ("--launcher", "none", "--output", tmp_path / "run", SPAWNING, method, 120, free_port())
     done = compare("meter", *FLAGS, *words)
