@@ -98,8 +98,9 @@ def test_the_example_of_the_docs_runs_and_is_named(tmp_path):
     assert sum(rank.evaluation.samples for rank in launch.ranks) == 1000
 
 
+@pytest.mark.faults
 def test_parameters_outside_the_loss_are_named_before_the_training(tmp_path):
-    """The corpus of tests/proof trains such a model with find_unused_parameters."""
+    """The corpus of tests/proof has such a model, with and without find_unused_parameters."""
     right = (EXAMPLES / "mixed.py").read_text()
     extra = "self.extra = nn.Linear(3, 3)\n        self.answer"
     (tmp_path / "unused.py").write_text(right.replace("self.answer", extra, 1))
@@ -166,10 +167,8 @@ def test_own_right_step_is_verified(tmp_path, requires_backend, name, arm):
     assert {name: gate["outcome"] for name, gate in gates.items()} == VERIFIED
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "skips" else pytest.param(name, marks=pytest.mark.faults) for name in CAUSES],
-)
+@pytest.mark.faults
+@pytest.mark.parametrize("name", CAUSES)
 def test_own_wrong_step_is_found_with_its_cause(tmp_path, name):
     done, gates = verify_planted(tmp_path, name, "own_torch")
     assert done.returncode == 8, done.stdout + done.stderr
@@ -180,11 +179,12 @@ def test_own_wrong_step_is_found_with_its_cause(tmp_path, name):
 
 
 @pytest.fixture(scope="module")
-def beside_ddp(tmp_path_factory):
-    """Run a right step of the user's own beside DDP."""
+def beside_mpi(tmp_path_factory, requires_backend):
+    """Run a right step of the user's own beside our arm; mpirun loads no torch, so it starts soonest."""
+    requires_backend("mpi")
     folder = tmp_path_factory.mktemp("beside") / "results"
     done = compare(
-        *("run", "--workload", f"{PLANTED}:right", "--backend", "own_torch,ddp", "--no-control"),
+        *("run", "--workload", f"{PLANTED}:mpi", "--backend", "own_mpi,mpi", "--no-control"),
         *("--batch-size", 8, "--steps", "40:warmup=5", "--repeats", 1, "--interleave", "auto:reruns=0"),
         *("--output", folder),
     )
@@ -192,15 +192,15 @@ def beside_ddp(tmp_path_factory):
     return {launch.arm: launch for launch in read_run(folder).launches}
 
 
-def test_own_right_step_is_proven(beside_ddp):
-    gates = check_gates(parse_arm("own_torch"), beside_ddp["own_torch"].ranks)
+def test_own_right_step_is_proven(beside_mpi):
+    gates = check_gates(parse_arm("own_mpi"), beside_mpi["own_mpi"].ranks)
     assert {gate.name: gate.outcome for gate in gates} == PROVEN_IN_A_RUN
 
 
-def test_own_step_is_timed_beside_other_arms(beside_ddp):
-    own, ddp = beside_ddp["own_torch"], beside_ddp["ddp"]
+def test_own_step_is_timed_beside_other_arms(beside_mpi):
+    own, ours = beside_mpi["own_mpi"], beside_mpi["mpi"]
     assert own.ranks[0].attestation["replica"]["reduce_op"] == "the user's own"
-    assert own.ranks[0].final_hash == ddp.ranks[0].final_hash
+    assert own.ranks[0].final_hash == ours.ranks[0].final_hash
 
 
 def test_own_arm_without_a_step_is_a_usage_error(tmp_path):
@@ -209,13 +209,14 @@ def test_own_arm_without_a_step_is_a_usage_error(tmp_path):
     assert "Name your file: --workload train.py:make" in done.stderr
 
 
-def test_skeleton_of_a_workload_runs_at_once(tmp_path):
+def test_skeleton_of_a_workload_runs_at_once(tmp_path, requires_backend):
+    requires_backend("mpi")
     file = tmp_path / "train.py"
     written = compare("setup", "workload", file)
     assert written.returncode == 0, written.stderr
     assert f"ringside run --workload {file}:make" in written.stdout
     done = compare(
-        *("run", "--workload", f"{file}:make", "--backend", "ddp", "--no-control", "-np", 2),
+        *(*RUN, "--workload", f"{file}:make", "--backend", "mpi", "--no-control", "-np", 2),
         *("--device", "cpu", "--steps", 40, "--repeats", 1, "--output", tmp_path / "results"),
     )
     assert done.returncode == 0, done.stderr

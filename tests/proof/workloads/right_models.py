@@ -231,6 +231,12 @@ class _Scale(nn.Module):
         return inputs * self.scale.exp()
 
 
+@right(
+    "ddp",
+    origin="pytorch#22436",
+    ends="refused",
+    names="these parameters take no part in the loss on any rank: 0.unused.weight, 0.unused.bias",
+)
 @right("ddp:find_unused_parameters=true", origin="pytorch#22436")
 def unused_layer():
     """A layer that takes no part in the loss."""
