@@ -15,7 +15,8 @@ def launch_of(launcher: str, arm: str) -> Launch:
     return Launch(launcher, (Meeting(arm, (Member(arm),)),), refusals=True, group_checks=False)
 
 
-@pytest.fixture(scope="module", params=["gloo", "mpi"])
+# tests/e2e/test_arms.py runs gloo in such a shell.
+@pytest.fixture(scope="module", params=[pytest.param("gloo", marks=pytest.mark.faults), "mpi"])
 def contradicted(request, carry_out):
     """Run Horovod in a shell set up for the other controller."""
     controller = request.param
