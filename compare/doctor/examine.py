@@ -1,4 +1,4 @@
-"""Examine all hosts at the same time, and judge them by their answers.
+"""Examine all hosts side by side, and judge them by their answers.
 
 Each host's Python reads ``checkup.py`` from its standard input. So the examination works on a host without
 Ringside, and with ``python3`` if the requested Python fails. ``rules`` judges the facts.
@@ -34,7 +34,7 @@ from compare.doctor.rules import diagnose
 from compare.doctor.rules.network import shared_network
 from compare.errors import HostError
 from compare.launch.engines import Answer, Carrier, describe_host
-from compare.launch.engines.commands import NOT_FOUND, host_error, join_errors, run_script
+from compare.launch.engines.commands import NOT_FOUND, OPENED_AT_ONCE, host_error, join_errors, run_script
 from compare.launch.staging import ask_hosts, not_copied, read_place
 from compare.schema.hosts import Host, is_local
 
@@ -45,7 +45,7 @@ QUICK_SECONDS = 14.0
 FULL_SECONDS = checkup.PROBE_MOST_SECONDS + 35.0
 """Maximum time for all facts of a host: on a busy machine or a slow disk, libraries take long."""
 HANDSHAKE_SECONDS = 0.1
-"""Additional time for each host, because connecting to all of them shares the cores of this machine."""
+"""Additional time for each host that is connected to at a time, because they share this machine's cores."""
 
 _PEERS = 256
 """Maximum number of names of other hosts that each host looks up.
@@ -79,15 +79,15 @@ def examine(
 ) -> Examination:
     """Examine hosts that are to work together, and return their facts and the findings.
 
-    The examination takes as long as its slowest host. ``python`` is the interpreter of the ranks. With
-    ``quick``, GPUs, mpirun and the loading of libraries are left out, because they take over a second. With
-    ``ports``, all hosts also connect to a port of the first one. If ``workload`` is given, its folder
-    is looked for on every host.
+    The examination of up to ``OPENED_AT_ONCE`` hosts takes as long as its slowest host. ``python`` is the
+    interpreter of the ranks. With ``quick``, GPUs, mpirun and the loading of libraries are left out, because
+    they take over a second. With ``ports``, all hosts also connect to a port of the first one. If
+    ``workload`` is given, its folder is looked for on every host.
 
     Raises:
         UnavailableError: the carrier's program is missing on this machine.
     """
-    seconds = (QUICK_SECONDS if quick else FULL_SECONDS) + HANDSHAKE_SECONDS * len(hosts)
+    seconds = (QUICK_SECONDS if quick else FULL_SECONDS) + HANDSHAKE_SECONDS * min(len(hosts), OPENED_AT_ONCE)
     examined = _collect_facts(hosts, python, carrier, seconds, _checkup_arguments(hosts, quick=quick))
     if ports:
         examined = _try_port(examined, python, carrier)

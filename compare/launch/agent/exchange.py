@@ -11,15 +11,10 @@ from compare.errors import RingsideError
 from compare.launch.agent.connection import Connection
 from compare.launch.agent.protocol import ALIVE_SECONDS, PipePoll
 from compare.launch.engines import Carrier
-from compare.launch.engines.commands import enough_files
+from compare.launch.engines.commands import OPENED_AT_ONCE, enough_files
 from compare.launch.signals import postponed_interrupts
 from compare.schema.hosts import Host
 
-_OPENED_AT_ONCE = 64
-"""Maximum number of agents that are being started at the same time.
-
-Hundreds of logins at once would be refused by a host that all of them jump over, or by a name server.
-"""
 _CLOSE_SECONDS = 3.0
 """Maximum time for all connections to close after a run."""
 
@@ -30,14 +25,15 @@ def connected(
 ) -> Iterator[list[Connection]]:
     """Start an agent on every host, yield the connections in the order of hosts, and close them at the end.
 
-    The last agents need not have answered yet when all are yielded. ``lost`` is as in ``exchange_until``.
+    At most ``OPENED_AT_ONCE`` agents are being started at a time. The last need not have answered yet when
+    all are yielded. ``lost`` is as in ``exchange_until``.
 
     Raises:
         RingsideError: without ``lost``, the error of an agent; see ``Connection.receive``.
     """
 
     def may_open() -> bool:
-        return sum(agent.ready is None and agent not in (lost or ()) for agent in agents) < _OPENED_AT_ONCE
+        return sum(agent.ready is None and agent not in (lost or ()) for agent in agents) < OPENED_AT_ONCE
 
     with enough_files(len(hosts)):
         agents: list[Connection] = []

@@ -1,11 +1,12 @@
 """Run a command on many hosts, turn their answers into errors, and wait for hosts that are starting.
 
-A ``Carrier`` gives the command that starts a process on a host, and ``fanout`` executes thousands of such
-commands at the same time.
+A ``Carrier`` gives the command that starts a process on a host, and ``fanout`` executes such commands side by
+side.
 """
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,11 @@ from compare.schema.hostfile import LEFT_OUT
 from compare.schema.hosts import Host
 from compare.text import duration
 
+OPENED_AT_ONCE = 64
+"""Maximum number of connections to hosts that are being opened at the same time.
+
+Hundreds of logins at once would be refused by a host that all of them jump over, or by a name server.
+"""
 NOT_FOUND = (126, 127)
 """Exit statuses with which a shell or ``env`` reports that it cannot execute a program."""
 
@@ -58,10 +64,11 @@ def run_everywhere(
     stdin: bytes = b"",
     input_ends: bool = True,
 ) -> list[Answer]:
-    """Execute one command on all hosts at the same time, and return the answers in the order of hosts.
+    """Execute one command on all hosts, and return the answers in the order of hosts.
 
-    ``timeout_seconds`` counts from the start on each host. The command reads ``stdin``, which stays open
-    until the command exits if ``input_ends`` is False. A failed command raises no error; see ``host_error``.
+    At most ``OPENED_AT_ONCE`` hosts execute it at a time. ``timeout_seconds`` counts from the start on each
+    host. The command reads ``stdin``, which stays open until the command exits if ``input_ends`` is False. A
+    failed command raises no error; see ``host_error``.
 
     Raises:
         UnavailableError: the carrier's program is not installed.
@@ -69,7 +76,7 @@ def run_everywhere(
     from compare.launch.engines.fanout import execute  # only here: most runs reach no other host
 
     commands = [(host, carrier.argv(host, argv)) for host in hosts]
-    with enough_files(len(hosts)) as at_once:
+    with enough_files(min(len(hosts), OPENED_AT_ONCE)) as at_once:
         answers = execute(commands, stdin, timeout_seconds, at_once, input_ends=input_ends)
     pairs = zip(answers, commands, strict=True)
     return [answer._replace(ran_here=command == tuple(argv)) for answer, (_, command) in pairs]
@@ -187,7 +194,9 @@ def wait_for_hosts(
     deadline = time.monotonic() + seconds
     awaited, shown = list(hosts), ""
     while True:
-        limit = max(_LEAST_ATTEMPT_SECONDS, min(_ATTEMPT_SECONDS, deadline - time.monotonic()))
+        turns = math.ceil(len(awaited) / OPENED_AT_ONCE)  # of hosts that are asked side by side
+        left = (deadline - time.monotonic()) / turns
+        limit = max(_LEAST_ATTEMPT_SECONDS, min(_ATTEMPT_SECONDS, left))
         answers = run_everywhere(awaited, ("true",), carrier=carrier, timeout_seconds=limit)
         absent = {answer.host: error for answer in answers if (error := host_error(answer, carrier))}
         if refusals := [error for error in absent.values() if not isinstance(error, AbsentHostError)]:

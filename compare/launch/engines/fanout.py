@@ -1,4 +1,4 @@
-"""Execute thousands of commands at the same time, and collect their output.
+"""Execute commands for hundreds of hosts side by side, and collect their output.
 
 Each has a time-out, and a limit on its output. An interrupt ends all of them within a second.
 """

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -165,3 +166,13 @@ def test_host_that_refuses_the_login_is_not_awaited(answers):
     with pytest.raises(HostError, match=r"Host w0 .* does not let you log in") as caught:
         wait(60)
     assert not isinstance(caught.value, AbsentHostError)
+
+
+def test_hosts_that_are_asked_one_after_another_share_the_time(programs, monkeypatch):
+    monkeypatch.setattr(commands, "OPENED_AT_ONCE", 1)
+    monkeypatch.setattr(commands, "_LEAST_ATTEMPT_SECONDS", 0.1)
+    programs("ssh", "exec sleep 60\n")
+    began = time.monotonic()
+    with pytest.raises(AbsentHostError, match="3 of 3 hosts did not answer within 3 s"):
+        wait(3.0)
+    assert time.monotonic() - began < 6, "each host alone may take 3 s"
