@@ -65,11 +65,14 @@ def seconds_of(text: str) -> float:
 
 
 def numbered(noun: str, numbers: Iterable[int]) -> str:
-    """Return a noun with ascending numbers, and ranges for runs of them: ``round 3``, ``rounds 1–3, 7``."""
+    """Return a noun with ascending numbers, and ranges for runs of them: ``round 3``, ``rounds 1–3, 7``.
+
+    At most six numbers or ranges are shown, and the others are counted.
+    """
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
     spans = [f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
     one = len(runs) == 1 and len(runs[0]) == 1
-    return f"{noun}{'' if one else 's'} {', '.join(spans)}"
+    return f"{noun}{'' if one else 's'} {listed(spans)}"
 
 
 def listed(names: Iterable[str]) -> str:

@@ -26,6 +26,7 @@ from compare.analysis.summary import ArmSummary, Summary
 from compare.errors import ConditionsError
 from compare.schema.arms import Arm
 from compare.schema.results import Launch, RankResult, Run
+from compare.text import listed, numbered
 
 Key = Literal[
     "oversubscription",
@@ -360,7 +361,10 @@ def _contradicts(seen: _ArmValues, item: Item) -> bool:
 def _spell_ranks(ranks: list[str]) -> str:
     if len(set(ranks)) == 1:
         return ranks[0]
-    return ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(ranks))
+    ranks_of: dict[str, list[int]] = {}
+    for rank, value in enumerate(ranks):
+        ranks_of.setdefault(value, []).append(rank)
+    return listed(f"{numbered('rank', those)}: {value}" for value, those in ranks_of.items())
 
 
 def check_interpreter(run: Run, arm: Arm, ranks: Sequence[RankResult], *, here: str) -> None:

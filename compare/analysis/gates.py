@@ -18,7 +18,7 @@ import msgspec
 from compare.schema.arms import Arm
 from compare.schema.parity import EndStep, ParityPass, PassKind, WrongStep
 from compare.schema.results import Gate, RankResult
-from compare.text import percent
+from compare.text import numbered, percent
 
 GateName: TypeAlias = Literal["ranks", "samples", "float64", "float32", "end"]
 _RATE_IN_PLACE_OF_ZERO = 1e9
@@ -298,7 +298,7 @@ def _incomplete_shards(shares: list[float], parity_pass: ParityPass) -> str:
         return ""
     few, many = (
         " and ".join(
-            f"{abs(each - count)} of ranks {', '.join(map(str, parity_pass.ranks_of(shard)))}"
+            f"{abs(each - count)} of {numbered('rank', parity_pass.ranks_of(shard))}"
             for shard, count in enumerate(counts)
             if (count - each) * sign > 0
         )

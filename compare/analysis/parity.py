@@ -40,6 +40,7 @@ from compare.schema.arms import Arm
 from compare.schema.job import PASSES, Proof
 from compare.schema.parity import EPSILON, ParityPass, PassKind
 from compare.schema.results import Gate, Launch, Outcome, RankResult, Run
+from compare.text import listed, numbered
 
 AT_PERIOD_1 = "the same training at period 1"
 """What the proof shows of an arm that does not average in every step."""
@@ -197,7 +198,10 @@ def _untrained_rank(arm: Arm, rank: RankResult, ranks: int) -> Gate:
 
 def _different_models(arm: Arm, ranks: list[RankResult], when: Literal["initial_hash", "final_hash"]) -> Gate:
     verb = "started from" if when == "initial_hash" else "ended with"
-    each = ", ".join(f"rank {r.rank} {getattr(r, when)[:12]}" for r in ranks)
+    ranks_of: dict[str, list[int]] = {}
+    for rank in ranks:
+        ranks_of.setdefault(getattr(rank, when), []).append(rank.rank)
+    each = listed(f"{numbered('rank', those)} {model[:12]}" for model, those in ranks_of.items())
     starts = "rank 0's parameters must reach every rank before the first step."
     return failed_gate(
         arm,

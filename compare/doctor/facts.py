@@ -208,6 +208,14 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
         return [finding for finding in self.findings if finding.level == level]
 
 
+def grouped(findings: Iterable[Finding]) -> list[tuple[Finding, list[str]]]:
+    """Return each distinct finding, with its ``host`` left empty, and the names of all hosts that have it."""
+    hosts: dict[Finding, list[str]] = {}
+    for finding in findings:
+        hosts.setdefault(msgspec.structs.replace(finding, host=""), []).append(finding.host)
+    return list(hosts.items())
+
+
 def hosts_with_facts(hosts: Iterable[ExaminedHost]) -> list[tuple[ExaminedHost, Facts]]:
     """Return the hosts that have facts, each with its facts, in the same order."""
     return [(each, each.facts) for each in hosts if each.facts]

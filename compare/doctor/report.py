@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import msgspec
-
-from compare.doctor.facts import LEVELS, Examination, ExaminedHost, Facts, Finding, Level, Topic
+from compare.doctor.facts import LEVELS, Examination, ExaminedHost, Facts, Finding, Level, Topic, grouped
 from compare.doctor.rules.machine import usable_cores
 from compare.doctor.rules.software import mpi_flavour
 from compare.report.document import Column, Document, Row, Style, Table
@@ -28,7 +26,7 @@ class _Column(NamedTuple):
 def document_of(examination: Examination) -> Document:
     """Return a document with a table of one row for each host, and with all findings by their level."""
     texts: dict[Level, list[str]] = {level: [] for level in LEVELS}
-    for finding, hosts in _grouped(examination):
+    for finding, hosts in grouped(examination.findings):
         texts[finding.level].append(_finding_text(finding, hosts))
     headings = ["host", *(column.heading for column in _COLUMNS)]
     return Document(
@@ -59,14 +57,6 @@ def _finding_text(finding: Finding, hosts: list[str]) -> str:
     """Return a finding as lines: its level, hosts and defect, then indented the evidence and the fix."""
     parts = [f"{finding.level}: {listed(hosts)}: {finding.what}", finding.found, finding.fix]
     return "\n  ".join(part.replace("\n", "\n  ") for part in parts if part)
-
-
-def _grouped(examination: Examination) -> list[tuple[Finding, list[str]]]:
-    """Return each distinct finding, with its ``host`` left empty, and the names of all hosts that have it."""
-    hosts: dict[Finding, list[str]] = {}
-    for finding in examination.findings:
-        hosts.setdefault(msgspec.structs.replace(finding, host=""), []).append(finding.host)
-    return list(hosts.items())
 
 
 def _summary(examination: Examination) -> str:

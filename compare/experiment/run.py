@@ -17,6 +17,7 @@ from compare import __version__, data
 from compare.analysis.budget import least_round_seconds, rounds_done
 from compare.data import DatasetSource
 from compare.doctor import check_beforehand
+from compare.doctor.facts import grouped
 from compare.errors import BudgetError, LaunchError, OutputError, RingsideError
 from compare.experiment.allocation import end_of_job, naming_scheduler, require_time, too_little_time
 from compare.experiment.rounds import Rounds, choose_interleaving
@@ -42,7 +43,7 @@ from compare.schema.store import (
     write_request,
 )
 from compare.system.files import write_json
-from compare.text import counted
+from compare.text import counted, listed
 
 ConfigType = TypeVar("ConfigType", bound=LaunchConfig)
 T = TypeVar("T")
@@ -120,8 +121,8 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
     findings = check_beforehand(hosts, carrier=carrier)
 
     def say_findings(*, failed: bool) -> None:
-        for finding in findings(failed=failed):
-            say(f"{finding.level}: {finding.host}: {finding.what} {finding.found} {finding.fix}")
+        for finding, of_hosts in grouped(findings(failed=failed)):
+            say(f"{finding.level}: {listed(of_hosts)}: {finding.what} {finding.found} {finding.fix}")
 
     with ExitStack() as opened:
         try:

@@ -37,6 +37,7 @@ from compare.schema.hosts import Host, Link, Network, is_local, local_host
 from compare.schema.job import Job, LaunchJob
 from compare.text import counted
 
+_LISTED_HOSTS = 8
 INTERFACE = "INTERFACE"
 """Placeholder in a dry run for the network interface's name, which only the hosts could tell."""
 
@@ -95,13 +96,18 @@ class HostFacts:
         return len(self.hosts) if self.network.rehearsed else 1
 
     def topology(self) -> list[str]:
-        """Return one line for each host, with its ranks, CPUs and address, and a last one for the network."""
+        """Return one line for each host, with its ranks, CPUs and address, and a last one for the network.
+
+        Only the first eight hosts have a line of their own.
+        """
         network = self.network
         lines = [
             f"{host.name}: {counted(host.slots, 'rank')}, {counted(cores, 'CPU')}, {address}"
             for host, cores, address in zip(self.hosts, self.cores(), network.addresses, strict=True)
         ]
         where = "" if network.network in {network.interface, ""} else f" ({network.network})"
+        if more := lines[_LISTED_HOSTS:]:
+            lines[_LISTED_HOSTS:] = [f"and {counted(len(more), 'more host')}"]
         return [*lines, f"all over {network.interface}{where}; the ranks meet at {network.addresses[0]}"]
 
     def require_launchers(self, names: set[str]) -> None:

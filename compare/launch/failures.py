@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 
 from compare.schema.job import Progress, RankExit, RankFailure
 from compare.schema.memory import Shortage
+from compare.text import listed
 
 _DUMP = re.compile(r"Timeout \([\d:.]+\)!\n(?=(?:Current thread|Thread) 0x)")
 """The line that a rank's watchdog prints above the stacks; text without a newline may precede it."""
@@ -272,7 +273,10 @@ def _cause_of_stall(unfinished: list[Evidence]) -> Cause:
         waiting_in = {e.rank: stacks[e.rank] or _stack_of_wait(e.failure) for e in unfinished}
         level = [e for e in unfinished if waiting_in[e.rank] and _steps_done(e) == _steps_done(suspect)]
         if len(level) > 1:
-            calls = "; ".join(f"rank {e.rank} on {e.host} at {_caller(waiting_in[e.rank])}" for e in level)
+            waiting_at: dict[str, list[str]] = {}
+            for e in level:
+                waiting_at.setdefault(_caller(waiting_in[e.rank]), []).append(f"rank {e.rank} on {e.host}")
+            calls = "; ".join(f"{listed(those)} at {place}" for place, those in waiting_at.items())
             return Cause(suspect.rank, suspect.host, "deadlocked", at, f"{progress}\n{calls}", "")
     stack = stacks[suspect.rank]
     found = f"{'It was stopped (SIGSTOP). ' if suspect in stopped else ''}{progress}"

@@ -122,7 +122,7 @@ def page(run: Run, analysis: Analysis, view: View) -> Document:
         facts=[
             *facts_of(run),
             ("settings", headline(run)),
-            ("hosts (ranks)", ", ".join(f"{host.name} ({host.slots})" for host in run.hosts)),
+            ("hosts (ranks)", listed(f"{host.name} ({host.slots})" for host in run.hosts)),
             ("cores per host", str(run.cores)),
             ("network", run.network.interface or "loopback"),
             *([("same in all arms, ranks and rounds", ", ".join(same))] if same else []),

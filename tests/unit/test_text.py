@@ -14,7 +14,12 @@ def test_counted_number_is_followed_by_its_noun(number, text):
 
 @pytest.mark.parametrize(
     ("numbers", "text"),
-    [([3], "round 3"), ([1, 3], "rounds 1, 3"), ([1, 2, 3, 7, 9, 10], "rounds 1–3, 7, 9–10")],
+    [
+        ([3], "round 3"),
+        ([1, 3], "rounds 1, 3"),
+        ([1, 2, 3, 7, 9, 10], "rounds 1–3, 7, 9–10"),
+        (range(0, 512, 2), "rounds 0, 2, 4, 6, 8, 10 and 250 more"),
+    ],
 )
 def test_numbered_consecutive_numbers_become_a_range(numbers, text):
     assert numbered("round", numbers) == text

@@ -327,7 +327,7 @@ def test_conditions_must_not_differ_by_round_rank_or_host(run, item):
 def test_conditions_transport_of_a_lone_rank_is_a_confounder(arms):
     condition = found(on_two_hosts(MIXED, MIXED, "TCP over eth0", arms=arms))["transport"]
     assert (condition.role, condition.kind) == ("confounder", "declared")
-    assert condition.values["mpi"] == f"rank 0: {MIXED}, rank 1: {MIXED}, rank 2: TCP over eth0"
+    assert condition.values["mpi"] == f"ranks 0–1: {MIXED}, rank 2: TCP over eth0"
     assert condition.why
 
 
@@ -424,3 +424,10 @@ def test_layers_may_compute_in_the_precision_that_an_option_names(arm, kind):
     condition = found(run)["activation dtypes"]
     assert condition.kind == kind
     assert ("param_dtype" in condition.why) is (kind == "declared")
+
+
+def test_conditions_of_hundreds_of_ranks_that_differ_are_listed_by_value():
+    run = a_run_of("ddp", ranks=512, change=lambda _arm, _round, rank, facts: facts.update(nice=rank // 500))
+    assert found(run)["nice"].values["ddp"] == "ranks 0–499: 0, ranks 500–511: 1"
+    run = a_run_of("ddp", ranks=512, change=lambda _arm, _round, rank, facts: facts.update(nice=rank))
+    assert found(run)["nice"].values["ddp"].endswith("rank 5: 5 and 506 more")

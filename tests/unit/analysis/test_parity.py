@@ -451,3 +451,12 @@ def test_parity_says_why_nothing_is_proven_and_what_a_proof_leaves_open():
     assert "Do all ranks get the same samples" in found.why
     unmoved = a_launch(ranks=[a_rank(rank, unmoved=["0.bias"]) for rank in (0, 1)])
     assert any("0.bias" in line for line in parity_of(DDP, [unmoved]).open)
+
+
+def test_models_of_hundreds_of_ranks_are_told_apart_in_one_short_line():
+    with pytest.raises(ParityError) as caught:
+        check(DDP, ranks(*[TRAINS] * 500, *[ENDS_APART] * 12))
+    assert (
+        caught.value.found
+        == f"SHA-256 of the parameters: ranks 0–499 {TRAINED[:12]}, ranks 500–511 {OTHER[:12]}."
+    )

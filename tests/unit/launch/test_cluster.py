@@ -15,8 +15,8 @@ from compare.launch import staging
 from compare.launch.cluster import open_cluster
 from compare.launch.engines import Allocation
 from compare.launch.engines.ssh import Ssh
-from compare.schema.hosts import Host
-from tests.unit.factories import AnAgent, a_cluster
+from compare.schema.hosts import Host, Network
+from tests.unit.factories import AnAgent, a_cluster, cluster_of
 
 HERE = (Host("localhost", 1),)
 
@@ -54,6 +54,14 @@ def test_cores_of_a_host_follow_the_quota_of_its_container(quota, cores):
 @pytest.mark.parametrize(("cores", "launches"), [(1, 1), (2, 2), (3, 2), (8, 5)])
 def test_launches_start_at_once_as_many_as_fill_the_cores_and_one(cores, launches):
     assert a_cluster(slots=2, cpus=range(cores)).launches_at_once() == launches
+
+
+def test_topology_of_hundreds_of_hosts_has_few_lines():
+    agents = [AnAgent(8, range(8), host=Host(f"n{number}", 8)) for number in range(512)]
+    network = Network(interface="eth0", network="eth0", addresses=tuple(f"10.0.0.{n}" for n in range(512)))
+    lines = cluster_of(agents, agents[0], network=network).topology()
+    assert lines[7:9] == ["n7: 8 ranks, 8 CPUs, 10.0.0.7", "and 504 more hosts"]
+    assert len(lines) == 10
 
 
 @pytest.fixture

@@ -259,3 +259,12 @@ def test_stall_of_ranks_that_all_wait_names_each_with_its_place():
     assert cause.kind == "deadlocked"
     for rank in (0, 1):
         assert f"rank {rank} on here at /x/backends/strategies/averaging.py:{70 + rank}" in cause.found
+
+
+def test_stall_of_hundreds_of_ranks_names_the_first_at_each_place():
+    entered = [IN_COLLECTIVE + ENTERED.format(line=70 + (rank > 255)) for rank in range(512)]
+    cause = find_cause([dumped(rank, frames=frames) for rank, frames in enumerate(entered)])
+    places = cause.found.splitlines()[-1].split("; ")
+    assert places[1].startswith("rank 256 on here, rank 257 on here, ")
+    assert places[1].endswith(" and 250 more at /x/backends/strategies/averaging.py:71")
+    assert len(places) == 2
