@@ -40,6 +40,9 @@ class _OfRank(Protocol):
     @property
     def rank(self) -> int: ...
 
+    @property
+    def attestation(self) -> dict[str, Any]: ...
+
 
 class Ending(NamedTuple):
     """How a launch ended."""
@@ -133,6 +136,8 @@ class Monitor:
     def conclude(self, where: str, ending: Ending, kind: type[T]) -> list[T]:
         """Return one result from every rank, in the order of ranks, or raise the root cause of a failure.
 
+        Results share the parts in which they are equal, so these must not be changed.
+
         ``where`` names the launch in errors. ``ending`` is how it ended. ``kind`` is the struct of a result.
 
         Raises:
@@ -144,7 +149,8 @@ class Monitor:
         """
         missing = [rank for rank in self._ranks if not self._has_result(rank)]
         if not missing and ending.status == 0:
-            return [self._read_result(where, rank, kind) for rank in self._ranks]
+            known: dict[tuple[str, bytes], Any] = {}
+            return [_shared(self._read_result(where, rank, kind), known) for rank in self._ranks]
         if missing:
             self._require_space()
         evidence = [self._read_evidence(rank) for rank in self._ranks]
@@ -327,6 +333,23 @@ class Monitor:
 
 def _read_if_there(file: Path, kind: type[Any]) -> Any:
     return read_json(file, kind) if file.exists() else None
+
+
+def _shared(result: Any, known: dict[tuple[str, bytes], Any]) -> Any:
+    """Return a result whose parts come from ``known`` where they are equal; its other parts are added there.
+
+    Hundreds of ranks report the same facts in every round, and all results stay in memory until a run ends.
+    """
+
+    def share(name: str, part: Any) -> Any:
+        return known.setdefault((name, msgspec.json.encode(part)), part)
+
+    facts = {name: share(f"attestation/{name}", fact) for name, fact in result.attestation.items()}
+    fields = msgspec.structs.asdict(result).items()
+    parts = {
+        name: share(name, part) for name, part in fields if isinstance(part, str | list | msgspec.Struct)
+    }
+    return msgspec.structs.replace(result, **parts, attestation=facts)
 
 
 def _describe_progress(rank: Evidence) -> str:

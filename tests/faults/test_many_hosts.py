@@ -29,16 +29,16 @@ class Nothing:
 
 @pytest.fixture
 def carry_out(tmp_path):
-    """Return a function that compares two arms in two rounds, with a fault in the second round."""
+    """Return a function that compares two arms in two rounds, with faults of hosts in the second round."""
 
-    def carry_out(fault):
+    def carry_out(faults):
         blocks = [a_block(10.0, turn=turn) for turn in range(1, TURNS + 1)]
         plan = Plan(
             folder=str(tmp_path),
             ranks=2,
             results=(a_rank(0, blocks=blocks), a_rank(1, blocks=blocks)),
             stall_seconds=5.0,
-            faults={FAULTY: fault},
+            faults=faults,
             first_faulty=len(ARMS) + 1,
         )
         with stand_in_hosts(HOSTS, plan) as allocation:
@@ -62,7 +62,7 @@ def test_fault_on_one_of_many_hosts_is_named_and_finished_rounds_are_kept(
     carry_out, tmp_path, fault, error, says
 ):
     with pytest.raises(RingsideError) as caught:
-        carry_out(fault)
+        carry_out({FAULTY: fault})
     took = time.monotonic() - float((tmp_path / "fault").read_text())
     assert isinstance(caught.value, error), caught.value
     assert says in caught.value.what
@@ -76,8 +76,19 @@ def test_fault_on_one_of_many_hosts_is_named_and_finished_rounds_are_kept(
 
 
 @pytest.mark.long
+def test_host_that_dies_is_named_beside_others_that_hang_or_are_late(carry_out, tmp_path):
+    faults = {name_of(12): "is late", FAULTY: "dies", name_of(50): "hangs", name_of(63): "is late"}
+    with pytest.raises(HostError, match=f"Host {FAULTY} cannot be reached.") as caught:
+        carry_out(faults)
+    assert time.monotonic() - float((tmp_path / "fault").read_text()) < NAMED_SECONDS
+    assert name_of(12) not in str(caught.value)
+    assert len(read_run(tmp_path / "run").launches) == len(ARMS)
+    assert_nothing_is_left()
+
+
+@pytest.mark.long
 def test_host_that_answers_late_is_waited_for(carry_out, tmp_path):
-    carry_out("is late")
+    carry_out({FAULTY: "is late"})
     run = read_run(tmp_path / "run")
     assert run.complete
     assert len(run.launches) == 2 * len(ARMS)

@@ -6,7 +6,7 @@ import pytest
 
 from compare.errors import LaunchError, StalledError
 from compare.launch.agent.rank_watch import RankWatch
-from compare.launch.monitor import Ending, MemoryShortError, Monitor
+from compare.launch.monitor import SUCCEEDED, Ending, MemoryShortError, Monitor
 from compare.schema.job import (
     Progress,
     RankExit,
@@ -19,6 +19,7 @@ from compare.schema.launch_files import LaunchFiles
 from compare.schema.memory import Shortage
 from compare.schema.results import RankResult
 from compare.system.files import tail, write_json
+from tests.unit.factories import a_pass, a_rank
 
 STACK = """
 Thread 0x0000000000000001 (most recent call first):
@@ -252,3 +253,24 @@ def test_rank_that_a_signal_ended_lacked_memory_if_that_is_known(monitor, files,
     files.log(0).write_text(printed)
     exits(files, 0, None, signal=number, shortage=OF_ADDRESSES)
     assert isinstance(failure_of(monitor), MemoryShortError) == is_short
+
+
+def test_results_keep_in_memory_once_what_ranks_report_alike(files, monitor):
+    facts = {"torch": "2.13.0", "group": {"library": "gloo", "versions": ["2.13.0"]}}
+    written = [a_rank(rank, attestation=facts | {"shard": [rank, 2]}, parity=[a_pass()]) for rank in (0, 1)]
+    for result in written:
+        write_json(files.result(result.rank), result)
+    read = monitor.conclude("ddp, round 1", SUCCEEDED, RankResult)
+    assert read == written
+    first, second = read
+    assert first.attestation["group"] is second.attestation["group"]
+    assert first.parity is second.parity
+    assert first.attestation is not second.attestation
+
+
+def test_facts_that_only_look_alike_are_kept_apart(files, monitor):
+    written = [a_rank(rank, attestation={"bound": bound}) for rank, bound in enumerate((1, True))]
+    for result in written:
+        write_json(files.result(result.rank), result)
+    read = monitor.conclude("ddp, round 1", SUCCEEDED, RankResult)
+    assert [type(result.attestation["bound"]) for result in read] == [int, bool]
