@@ -44,7 +44,9 @@ def document_of(run: CollectivesRun, *, detail: bool = False) -> Document:
     With ``detail``, each group has a table of its own, with every column of nccl-tests.
     """
     rows = summarise_sweeps(run)
-    cores_by_host = zip(run.hosts, run.cores_by_host, strict=True)
+    hosts_by_cores: dict[int, list[str]] = {}
+    for host, cores in zip(run.hosts, run.cores_by_host, strict=True):
+        hosts_by_cores.setdefault(cores, []).append(host.name)
     last_launches = {launch.group: launch for launch in run.launches}
     return Document(
         title=_headline(run),
@@ -57,7 +59,7 @@ def document_of(run: CollectivesRun, *, detail: bool = False) -> Document:
         draw=lambda: _draw(rows),
         facts=[
             *facts_of(run),
-            *((f"cores of {host.name}", str(cores)) for host, cores in cores_by_host),
+            *((f"cores of {listed(names)}", str(cores)) for cores, names in hosts_by_cores.items()),
             ("network", run.network.interface or "loopback"),
         ],
         attested=[

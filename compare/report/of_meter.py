@@ -213,17 +213,21 @@ def _warnings(metered: Metered, figures: MeterFigures) -> Iterator[str]:
 
 
 def _crowded(metered: Metered) -> Iterator[str]:
-    """Yield a line for each host whose ranks have more threads than there are CPUs for them."""
+    """Yield lines on hosts whose ranks have more threads than there are CPUs for them."""
+    hosts_by_line: dict[str, list[str]] = {}
     for host in dict.fromkeys(rank.host for rank in metered.ranks):
         ranks = [rank for rank in metered.ranks if rank.host == host and not rank.device_name]
         threads, cpus = sum(rank.threads for rank in ranks), {cpu for rank in ranks for cpu in rank.cpus}
         if cpus and threads > len(cpus):
             fewer = len(cpus) // len(ranks)
-            yield (
-                f"{host}: {counted(len(ranks), 'rank')} with {counted(threads, 'thread')} together share "
+            line = (
+                f"{counted(len(ranks), 'rank')} with {counted(threads, 'thread')} together share "
                 f"{counted(len(cpus), 'CPU')}, so they wait for each other."
                 + (f" Set OMP_NUM_THREADS={fewer}, as torchrun does with 1." if fewer else "")
             )
+            hosts_by_line.setdefault(line, []).append(host)
+    for line, hosts in hosts_by_line.items():
+        yield f"{listed(hosts)}: {line}"
 
 
 def _notes(metered: Metered, figures: MeterFigures) -> Iterator[str]:

@@ -78,6 +78,13 @@ def test_table_names_the_host_that_has_more_ranks_than_cores():
     assert "wait for cores" not in shown(a_run(**hosts, cores_by_host=[3, 1]))
 
 
+def test_cores_of_hundreds_of_hosts_are_one_fact():
+    hosts = [Host(f"n{number}", 1) for number in range(300)]
+    facts = dict(document_of(a_run(hosts=hosts, cores_by_host=[2] * 299 + [8])).facts)
+    assert facts["cores of n0, n1, n2, n3, n4, n5 and 293 more"] == "2"
+    assert facts["cores of n299"] == "8"
+
+
 def test_csv_has_a_line_for_every_group_and_size():
     run = troubled()
     lines = list(csv.DictReader(io.StringIO(write(document_of(run), "csv"))))

@@ -108,6 +108,15 @@ def test_meter_says_that_threads_wait_for_cpus(ranks, threads, waits, advice):
     assert ("Set OMP_NUM_THREADS=1," in text) is advice
 
 
+def test_meter_names_six_of_hundreds_of_hosts_whose_threads_wait():
+    facts = [
+        MeteredRank(rank=n, host=f"n{n}", pid=n, device="cpu", threads=4, cpus=[0, 1]) for n in range(300)
+    ]
+    text = shown(ranks=facts, local=(6e-3,) * 300)
+    assert text.count("together share") == 1
+    assert "n0, n1, n2, n3, n4, n5 and 294 more: 1 rank with 4 threads together share 2 CPUs" in text
+
+
 def test_meter_of_many_ranks_shows_the_slowest():
     local = [6e-3 + rank * 1e-5 for rank in range(20)]
     text = shown(local=local)
