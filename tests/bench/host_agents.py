@@ -245,7 +245,7 @@ class _Launch:
         if is_liar := self._fault == "sends another rank's result":
             Path(self._host.plan.folder, "fault").write_text(repr(time.monotonic()))
         for local_rank, rank in enumerate(self._ranks):
-            like = self._host.plan.results[rank > 0]
+            like = _measured_by(rank, self._host.plan.results[rank > 0])
             named = {"rank": rank + is_liar, "local_rank": local_rank, "host": self._host.name}
             result = msgspec.structs.replace(like, pid=1000 + rank, **named)
             self._send(FileData(self._files.result(rank).name, msgspec.json.encode(result)))
@@ -270,6 +270,33 @@ class _Launch:
     def _send(self, message):
         if not self._is_over:
             self._host.pipe.send(OfLaunch(self._name, message))
+
+
+def _measured_by(rank: int, like: RankResult) -> RankResult:
+    """Return a result with other measurements, because those of two ranks are never equal."""
+
+    def other(numbers: list[int]) -> list[int]:
+        return [number + rank for number in numbers]
+
+    replace = msgspec.structs.replace
+    return replace(
+        like,
+        blocks=[
+            replace(
+                block,
+                wall_ns=block.wall_ns + rank,
+                cpu_ns=block.cpu_ns + rank,
+                phases={name: other(each) for name, each in block.phases.items()},
+            )
+            for block in like.blocks
+        ],
+        collective_ns=other(like.collective_ns),
+        sweep=[replace(each, ns=other(each.ns)) for each in like.sweep],
+        gradients=[replace(each, ready_ns=other(each.ready_ns)) for each in like.gradients],
+        parity=[replace(each, seconds=each.seconds + rank / 1e6) for each in like.parity],
+        attestation=like.attestation
+        | {"batch": like.attestation.get("batch", {}) | {"shard": rank}, "peak_address_bytes": 2**30 + rank},
+    )
 
 
 def _die(host: _Host) -> NoReturn:
