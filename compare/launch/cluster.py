@@ -263,8 +263,12 @@ class Cluster(HostFacts):
                 f"out: -H ^{name}.",
             )
 
-    def job_for(self, agent: Connection, job: LaunchJob) -> LaunchJob:
-        """Return a copy of the job with the CPUs, the data set's folder and the clock of the agent's host."""
+    def job_for(self, agent: Connection, job: LaunchJob, ranks: Sequence[int]) -> LaunchJob:
+        """Return a copy of the job with the CPUs, the data set's folder and the clock of the agent's host.
+
+        Of fingerprints it has only those of ``ranks``, which run on that host, because all of them on every
+        host would grow with the square of the number of hosts.
+        """
         number = list(self.agents).index(agent)
         host_job = msgspec.structs.replace(
             job, affinity=self.machines[number].cpus, launched_at=job.launched_at + agent.clock_ahead_seconds
@@ -272,7 +276,8 @@ class Cluster(HostFacts):
         if not isinstance(host_job, Job):
             return host_job
         dataset = msgspec.structs.replace(host_job.dataset, directory=self._datasets[number])
-        return msgspec.structs.replace(host_job, dataset=dataset)
+        proven = {rank: host_job.proven[rank] for rank in ranks if rank in host_job.proven}
+        return msgspec.structs.replace(host_job, dataset=dataset, proven=proven)
 
 
 def _require_ready(

@@ -210,7 +210,8 @@ def launch_sweep(
 
 def _training_job(run: Run, proof: Proof, *, arm: Arm, **fields: Any) -> Job:
     proof = "none" if run.is_bare(arm) else proof
-    return Job(dataset=run.dataset, proof=proof, proven=run.proven(arm), arm=arm, **fields)
+    proven = dict(enumerate(run.proven(arm)))
+    return Job(dataset=run.dataset, proof=proof, proven=proven, arm=arm, **fields)
 
 
 def _launch_until_success(alone: AliveLaunches, planned: Planned) -> RunningLaunch:

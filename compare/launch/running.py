@@ -309,7 +309,8 @@ class RunningLaunch:
         cluster, folders = self._cluster, self._folders
         files = {str(folders.exported): msgspec.json.encode(cluster.exported)}
         if agent in cluster.agents and not folders.in_place:
-            files[folders.job_file.name] = msgspec.json.encode(cluster.job_for(agent, self._job))
+            job = cluster.job_for(agent, self._job, self.links[agent].ranks)
+            files[folders.job_file.name] = msgspec.json.encode(job)
         environment = dict(command.environment) if command else {}
         scratch = [str(folders.temporary), str(folders.shared_memory), *filter(None, [folders.turns])]
         programs: dict[str, bytes] = {}

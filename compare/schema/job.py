@@ -62,11 +62,11 @@ class Job(LaunchJob, frozen=True, kw_only=True, tag="training"):
     dataset: DatasetSource
     proof: Proof = "brief"
     """The extent of the parity check, a key of ``PASSES``."""
-    proven: list[Fingerprint] = []
-    """The fingerprints of the ranks, in order, which all proven launches of the arm have in common.
+    proven: dict[int, Fingerprint] = {}
+    """The fingerprints that all proven launches of the arm have in common, by the numbers of the ranks.
 
-    A launch that ends with the same fingerprints is not proven again; any other is proven after its training.
-    If the list is empty, the launch is proven before its training.
+    Another host than this machine gets those of its own ranks. A launch that ends with the same fingerprints
+    is not proven again; any other is proven after its training. Without any, a launch is proven before it.
     """
 
 

@@ -72,7 +72,7 @@ def repeats_proven(job: Job, fingerprint: Fingerprint, group: Group) -> bool:
 
     ``fingerprint`` has the hashes of this rank's training. All ranks must call this together.
     """
-    differing = torch.tensor([float(fingerprint != job.proven[group.rank])], device=group.device)
+    differing = torch.tensor([float(fingerprint != job.proven.get(group.rank))], device=group.device)
     group.all_reduce_(differing)
     return not differing.item()
 

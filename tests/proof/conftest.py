@@ -116,7 +116,7 @@ def prove(ranks, tmp_path_factory):
             number=1,
             launched_at=time.time(),
             dataset=own_source(f"{case.file}:{case.name}"),
-            proven=list(repeated),
+            proven=dict(enumerate(repeated)),
         )
         files = LaunchFiles(Path(tempfile.mkdtemp(dir=folder)))
         write_json(files.job, job)

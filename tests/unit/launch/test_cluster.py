@@ -15,8 +15,11 @@ from compare.launch import staging
 from compare.launch.cluster import open_cluster
 from compare.launch.engines import Allocation
 from compare.launch.engines.ssh import Ssh
+from compare.schema.arms import Arm
 from compare.schema.hosts import Host, Network
-from tests.unit.factories import AnAgent, a_cluster, cluster_of
+from compare.schema.job import Job
+from compare.schema.parity import Fingerprint
+from tests.unit.factories import MNIST, AnAgent, a_cluster, a_run, cluster_of
 
 HERE = (Host("localhost", 1),)
 
@@ -62,6 +65,16 @@ def test_topology_of_hundreds_of_hosts_has_few_lines():
     lines = cluster_of(agents, agents[0], network=network).topology()
     assert lines[7:9] == ["n7: 8 ranks, 8 CPUs, 10.0.0.7", "and 504 more hosts"]
     assert len(lines) == 10
+
+
+def test_job_of_a_host_has_the_fingerprints_of_its_own_ranks_only():
+    agents = [AnAgent(2, host=Host(f"n{number}", 2)) for number in range(3)]
+    cluster = cluster_of(agents, agents[0])
+    cluster._datasets = ["/data"] * 3
+    prints = {rank: Fingerprint("0" * 64, f"{rank:064x}") for rank in range(6)}
+    fields = {"affinity": [], "number": 1, "launched_at": 0.0, "dataset": MNIST}
+    job = Job(config=a_run().config, arm=Arm("ddp"), proven=prints, **fields)
+    assert cluster.job_for(agents[1], job, [2, 3]).proven == {2: prints[2], 3: prints[3]}
 
 
 @pytest.fixture
