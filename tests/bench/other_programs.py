@@ -166,7 +166,7 @@ def main() -> None:
     given = parser.parse_args()
     folder = given.folder.resolve()
     fetch(folder)
-    rows = [f"| | {' | '.join(map(str, SIZES))} |", f"| :-- |{' --: |' * len(SIZES)}"]
+    rows = [f"| | {' | '.join(map(str, SIZES))} |", f"|:--|{'--:|' * len(SIZES)}"]
     today = f"{datetime.now().astimezone():%Y-%m-%d}"
     notes = [f"Measured on {today} on {report.place().machine}, with {_IMPI}."]
     for name, (theirs, ours) in programs_of(folder).items():

@@ -29,7 +29,6 @@ class Outcomes(Times):
     def markdown(self) -> str:
         """Render all rows; faults with one exit code and one message share a row."""
         heads = ["fault", "exit code", "message about rank 1, in short", "seconds"]
-        rules = ["---", "---", "---", "---:"]
         alike: dict[tuple[int, str], list[_Row]] = {}
         for row in self._rows:
             alike.setdefault((row.code, row.message), []).append(row)
@@ -37,7 +36,7 @@ class Outcomes(Times):
             ["; ".join(row.fault for row in same), str(code), message, self.seconds(*same)]
             for (code, message), same in alike.items()
         ]
-        return "\n".join(map(line, [heads, rules, *rows]))
+        return "\n".join([line(heads), "|---|---|---|---:|", *map(line, rows)])
 
     def write(self, file: Path) -> None:
         """Put the table between its marks in a file."""

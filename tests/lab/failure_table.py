@@ -48,7 +48,7 @@ class FailureTable(Times):
         if missing := [failure.what for failure in order if failure not in self._rows]:
             raise ValueError(f"not measured: {', '.join(missing)}")
         heads = ["what fails", "exit code", "what is named", "seconds"]
-        lines = [line(heads), line(["---", "---", "---", "---:"])]
+        lines = [line(heads), "|---|---|---|---:|"]
         return "\n".join([*lines, *(self._row(failure) for failure in order)])
 
     def _row(self, failure: Failure) -> str:
