@@ -25,7 +25,7 @@ def run(folder, mnist_dir, arms, *flags):
     return compare(*words, *one_by_one, "--output", folder / "run", *flags, environment=environment)
 
 
-def test_arm_that_does_not_fit_is_a_result_and_one_without_its_proof_is_timed(tmp_path, mnist_dir):
+def test_arm_that_does_not_fit_is_left_out_and_one_without_proof_is_timed(tmp_path, mnist_dir):
     page, record, rows = tmp_path / "page.html", tmp_path / "run.json", tmp_path / "run.csv"
     exports = (part for path in (page, record, rows) for part in ("--export", path))
     done = run(tmp_path, mnist_dir, f"mpi,{NO_ROOM},{NO_PROOF}", *exports)
