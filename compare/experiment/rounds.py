@@ -143,7 +143,7 @@ class Rounds:
         arms = tuple(arm for arm in run.config.arms if arm.label != current.label)
         ways = [arm.label for arm in arms if arm.traits.synchronises]
         if not ways:
-            error.what = f"No arm fits into memory. {error.what}"
+            error.what += " No arm fits into memory."
             raise error
         baseline = run.config.baseline if run.config.baseline in ways else ways[0]
         self.run = msgspec.structs.replace(

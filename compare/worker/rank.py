@@ -325,13 +325,14 @@ class _Rank:
     def _measure(self, side: Side) -> dict[str, Any]:
         """Take and compare one more step, time collectives, and return fields of ``RankResult``.
 
-        The step is compared with one of a single process. The collectives are timed without training.
+        The step is compared with one of a single process. The collectives are timed without training. A bare
+        launch has no memory for either.
         """
+        if self._job.proof == "none":
+            return {"end": None, "message_bytes": [], "calls": [], "collective_ns": [], "sweep": []}
         job, group, total = self._job, self._group, self._job.config.total_steps
         timer = PassTimer(self._watchdog, group, pass_seconds=self._step_seconds)
-        end = None
-        if job.proof != "none":
-            end = take_end_step(job.arm, side, self._task, group, timer, steps=self._steps)
+        end = take_end_step(job.arm, side, self._task, group, timer, steps=self._steps)
         # A step's collectives take no longer than the step.
         note = partial(self._note, "collectives", total)
         collectives = self._record_collectives(side) if job.arm.traits.mixes_collectives else None

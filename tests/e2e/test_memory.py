@@ -63,7 +63,7 @@ def test_arm_that_does_not_fit_is_left_out_and_one_without_proof_is_timed(tmp_pa
 def test_a_run_fails_and_says_so_if_no_arm_fits(tmp_path, mnist_dir):
     done = run(tmp_path, mnist_dir, NO_ROOM)
     assert done.returncode == 6, done.stderr
-    assert "No arm fits into memory. " in done.stderr
+    assert "got no more memory. No arm fits into memory." in done.stderr
     assert "The address space is limited to " in done.stderr
 
 
