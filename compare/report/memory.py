@@ -26,7 +26,7 @@ DOES_NOT_FIT = "does not fit"
 """Text of the cell for an arm that has no figures because it got no more memory."""
 _LIMITS: dict[Limit, str] = {
     "address space": "address space",
-    "control group": "memory of its control group",
+    "control group": "memory that its processes share (a control group)",
     "host": "memory of its host",
     "GPU": "GPU memory",
 }
@@ -89,7 +89,7 @@ def _room(unfit: DoesNotFit) -> str:
     size, limit = unfit.needs_bytes or unfit.least_bytes, binary_size(unfit.limit_bytes)
     if not size:
         return f"{beside} into {limit} {of}"
-    about = "about" if unfit.needs_bytes else "at least"
+    about = "an estimated" if unfit.needs_bytes else "at least"
     return f"{beside}: it needs {about} {_part_of(binary_size(size), limit)} {of}"
 
 

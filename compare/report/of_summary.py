@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from backends.code import summary_of
 from compare.analysis import Analysis
 from compare.analysis.budget import FIRST_LOOK, budget_for
+from compare.analysis.figures import OTHER_LOAD_LIMIT
 from compare.analysis.noise import POWER, budget_to_rank, narrowest_half_width
 from compare.analysis.parity import distance_of_ends
 from compare.analysis.ranking import Lead
@@ -148,6 +149,9 @@ def _known(run: Run, analysis: Analysis) -> Iterator[str]:
     """Yield what is proven about the training, what fits into memory, and what speed and memory cost."""
     ways, baseline = _ways(run, analysis), run.config.baseline
     yield from _trained(run, ways)
+    if analysis.summary.noise_hides_all and analysis.summary.noisy_rounds:
+        noisy = numbered("round", analysis.summary.noisy_rounds)
+        yield f"Other programs took more than {percent(OTHER_LOAD_LIMIT)} of the CPUs in {noisy}."
     passed = [arm for arm in ways if arm.parity.outcome == "passed" and arm.arm not in _inexact(run, ways)]
     yield from ended_apart(passed, distance_of_ends(run, [arm.arm for arm in passed]))
     yield from unfit_sentences(analysis.summary.unfit)
@@ -161,7 +165,7 @@ def _known(run: Run, analysis: Analysis) -> Iterator[str]:
     for arm in ways:
         if arm.arm in {baseline, analysis.summary.lead and analysis.summary.lead.fastest}:
             yield from _cost(arm, analysis)
-    yield from memory_sentences(run, analysis.summary)
+    yield from _memory(run, analysis.summary, ways)
     if (
         any(arm.verdict and arm.verdict.low is not None for arm in ways)
         and not analysis.summary.ranks_nothing
@@ -170,12 +174,24 @@ def _known(run: Run, analysis: Analysis) -> Iterator[str]:
         yield f"Brackets hold ranges over {counted(rounds, 'start')}, with a confidence of 95 % or more."
 
 
+def _memory(run: Run, summary: Summary, ways: list[ArmSummary]) -> Iterator[str]:
+    """Yield what ranks hold where ways shard or only one fits, and what is counted."""
+    held = list(memory_sentences(run, summary))
+    if len(ways) == 1 and ways[0].memory and ways[0].memory.held_bytes is not None:
+        held = [f"{ways[0].arm} holds {format_size(ways[0].memory.held_bytes)} a rank."]
+    yield from held
+    if held:
+        yield "That is the model, its gradients, the optimizer's state and the library's buffers alone."
+
+
 def _cost(arm: ArmSummary, analysis: Analysis) -> Iterator[str]:
     """Yield how long a step takes with an arm, and how much of that is synchronising, if it is known."""
-    if arm.sync_share and not (arm.below_noise or analysis.summary.ranks_nothing):
-        step = f"{arm.step_seconds.mean * 1e3:.2f} ms"
-        share = percent(arm.sync_share.mean)
-        yield f"With {arm.arm}, a step takes {step}; {share} of it is synchronising ({arm.transport})."
+    if analysis.summary.ranks_nothing:
+        return
+    share = ""
+    if arm.sync_share and not arm.below_noise:
+        share = f"; {percent(arm.sync_share.mean)} of it is synchronising ({arm.transport})"
+    yield f"With {arm.arm}, a step takes {arm.step_seconds.mean * 1e3:.2f} ms{share}."
 
 
 def _trained(run: Run, ways: list[ArmSummary]) -> Iterator[str]:
@@ -222,6 +238,11 @@ def _losses(ways: list[ArmSummary]) -> str:
 def _unknown(run: Run, analysis: Analysis) -> Iterator[str]:
     """Yield what is open, what is missing, and what a run says nothing about."""
     summary, ways = analysis.summary, _ways(run, analysis)
+    if summary.noise_hides_all:
+        width = _narrowest(analysis)
+        reaches = f"even the narrowest range reaches {format_ratio(width)} either way" if width else ""
+        starts = counted(max(arm.step_seconds.n for arm in ways), "start")
+        yield f"Which way is faster: {reaches or f'{starts} give no range'}."
     yield from _what_went_wrong(run, analysis, ways)
     missing = [arm.label for arm in run.config.synchronising if arm.label not in {way.arm for way in ways}]
     if missing:
@@ -239,8 +260,9 @@ def _unknown(run: Run, analysis: Analysis) -> Iterator[str]:
         if seen:
             ratio, found = format_ratio(1 + max(seen)), f"{POWER * 100:g} of 100 such runs"
             yield f"A difference of {ratio} would have been found by {found}, and smaller ones less often."
-    if summary.noise_hides_all and (width := _narrowest(analysis)):
-        yield f"Which is faster: even the narrowest range reaches {format_ratio(width)} either way."
+    unknown = [arm.arm for arm in ways if arm.memory and arm.memory.held_bytes is None]
+    if unknown and any(memory_sentences(run, summary)):
+        yield f"How much memory {_joined(unknown)} holds."
     if run.config.ranks > 1 and not any(arm.traits.one_process for arm in run.config.arms):
         yield "Whether one process alone would train faster (the way `single`)."
     machine = "this machine" if len(run.hosts) == 1 else "these machines"
@@ -274,7 +296,7 @@ def _advice(run: Run, analysis: Analysis) -> Iterator[str]:
     elif _diverged(ways):
         yield "Measure again with a smaller learning rate, because a training that diverges is of no use."
     elif summary.unfit and len(ways) < 2:  # noqa: PLR2004 -- a comparison takes two
-        yield _what_fits(ways)
+        yield _what_fits(run, ways)
     elif lead is None and run.failure:
         yield "Fix what failed, or leave out that way, and measure again."
     elif len(run.config.synchronising) == 1:
@@ -285,7 +307,8 @@ def _advice(run: Run, analysis: Analysis) -> Iterator[str]:
         width = _narrowest(analysis)
         budget = budget_to_rank(run, width) if width else 0
         longer = f", or measure longer: --budget {budget}, which is {duration(budget)}" if budget else ""
-        yield f"Change nothing yet. Measure on a quieter machine{longer}."
+        more = "" if width else f", with {FIRST_LOOK} starts or more"
+        yield f"Change nothing yet. Measure on a quieter machine{more}{longer}."
     elif summary.oversubscribed:
         yield "Measure again with no more processes and threads than cores."
     elif lead is None:
@@ -299,11 +322,13 @@ def _narrowest(analysis: Analysis) -> float | None:
     return narrowest_half_width([arm.verdict for arm in analysis.summary.arms if arm.verdict])
 
 
-def _what_fits(ways: list[ArmSummary]) -> str:
+def _what_fits(run: Run, ways: list[ArmSummary]) -> str:
     """Return what to do if no more than one way fits into memory."""
     if not ways:
-        return "Give each process more memory, or divide the model among more processes (sharding)."
-    return f"Use {ways[0].arm}, or give each process more memory."
+        return "Give the processes more memory, or divide the model among more of them (sharding)."
+    condition = _condition(run, ways, ways[0].arm)
+    if_so = f" if it is fast enough{condition}" if condition else ""
+    return f"Give the processes more memory, or use {ways[0].arm}{if_so}."
 
 
 def _choice(run: Run, summary: Summary, ways: list[ArmSummary], lead: Lead) -> Iterator[str]:

@@ -34,7 +34,9 @@ def test_arm_that_does_not_fit_is_left_out_and_one_without_proof_is_timed(tmp_pa
     assert f"{NO_ROOM} does not fit, so the run goes on without it" in logged
     assert f"{NO_PROOF} does not fit with its proof, so it goes on without one" in logged
     assert f"{NO_ROOM} does not fit" in printed
-    need = r" does not fit: it needs (about|at least) [\d.]+( GiB)? of [\d.]+ [GM]iB of address space\."
+    need = (
+        r" does not fit: it needs (an estimated|at least) [\d.]+( GiB)? of [\d.]+ [GM]iB of address space\."
+    )
     told = f"NOT PROVEN: {NO_PROOF}, because its proof"
     assert re.search(re.escape(told) + need, printed), printed
     assert told in text_of(page.read_text())

@@ -113,13 +113,13 @@ def test_summary_names_what_does_not_fit_and_what_is_left():
     assert answers["In short"].endswith("ddp did not fit into memory.")
     assert "ddp does not fit" in answers["What is known"]
     alone = answers_of(msgspec.structs.replace(measured({"none": 4.0, "fsdp": 6.0}), unfit=[unfit]))
-    assert alone["What to do"] == "Use fsdp, or give each process more memory."
+    assert alone["What to do"] == "Give the processes more memory, or use fsdp."
     stopped = answers_of(msgspec.structs.replace(RUNS["no launch"], unfit=[unfit]))
     assert stopped["In short"].startswith("Nothing was measured")
     failure = Failure(arm="mpi", round=1, kind="MemoryShortError", message="No arm fits into memory.")
     none = answers_of(msgspec.structs.replace(RUNS["no launch"], unfit=[unfit], failure=failure))
     assert none["In short"] == "None of these ways fits into memory, so there is no answer."
-    assert none["What to do"].startswith("Give each process more memory")
+    assert none["What to do"].startswith("Give the processes more memory")
 
 
 def test_summary_says_of_a_proof_that_does_not_fit_what_is_not_known():
