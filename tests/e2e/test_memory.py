@@ -62,6 +62,7 @@ def test_arm_that_does_not_fit_is_left_out_and_one_without_proof_is_timed(tmp_pa
     assert len(logs) == 1, "the logs of the arm that was left out are kept"
 
 
+@pytest.mark.faults
 def test_a_run_fails_and_says_so_if_no_arm_fits(tmp_path, mnist_dir):
     done = run(tmp_path, mnist_dir, NO_ROOM)
     assert done.returncode == 6, done.stderr
@@ -69,6 +70,7 @@ def test_a_run_fails_and_says_so_if_no_arm_fits(tmp_path, mnist_dir):
     assert "The address space is limited to " in done.stderr
 
 
+@pytest.mark.faults
 def test_verify_says_that_a_proof_does_not_fit_and_that_nothing_is_proven(tmp_path, mnist_dir):
     environment = inject("e2e/limited", tmp_path / "limited", None)
     words = ("verify", "--backend", NO_PROOF, "-np", 2, "--threads", 1, *WIDE[:2], "--data", mnist_dir)
