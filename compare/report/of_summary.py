@@ -79,7 +79,7 @@ def _answer(run: Run, analysis: Analysis) -> Iterator[str]:
         yield from _fastest(run, ways, lead.fastest)
     if summary.unfit and ways:
         unfit = [unfit.arm for unfit in summary.unfit if unfit.arm != CONTROL]
-        yield f"{_joined(unfit)} did not fit into memory." if unfit else ""
+        yield f"Memory ran out with {_joined(unfit)}." if unfit else ""
     if summary.noisy_rounds and not summary.noise_hides_all:
         yield "Other programs took CPU time from this run, so small differences may not be real."
 
@@ -238,7 +238,7 @@ def _losses(ways: list[ArmSummary]) -> str:
 def _unknown(run: Run, analysis: Analysis) -> Iterator[str]:
     """Yield what is open, what is missing, and what a run says nothing about."""
     summary, ways = analysis.summary, _ways(run, analysis)
-    if summary.noise_hides_all:
+    if summary.noise_hides_all and len(ways) > 1:
         width = _narrowest(analysis)
         reaches = f"even the narrowest range reaches {format_ratio(width)} either way" if width else ""
         starts = counted(max(arm.step_seconds.n for arm in ways), "start")
@@ -260,6 +260,8 @@ def _unknown(run: Run, analysis: Analysis) -> Iterator[str]:
         if seen:
             ratio, found = format_ratio(1 + max(seen)), f"{POWER * 100:g} of 100 such runs"
             yield f"A difference of {ratio} would have been found by {found}, and smaller ones less often."
+    elif ways and max(arm.step_seconds.n for arm in ways) == 1:
+        yield "How much these times vary, because one start gives no range."
     unknown = [arm.arm for arm in ways if arm.memory and arm.memory.held_bytes is None]
     if unknown and any(memory_sentences(run, summary)):
         yield f"How much memory {_joined(unknown)} holds."
@@ -328,7 +330,7 @@ def _what_fits(run: Run, ways: list[ArmSummary]) -> str:
         return "Give the processes more memory, or divide the model among more of them (sharding)."
     condition = _condition(run, ways, ways[0].arm)
     if_so = f" if it is fast enough{condition}" if condition else ""
-    return f"Give the processes more memory, or use {ways[0].arm}{if_so}."
+    return f"Give the processes more memory and measure again, or use {ways[0].arm}{if_so}."
 
 
 def _choice(run: Run, summary: Summary, ways: list[ArmSummary], lead: Lead) -> Iterator[str]:

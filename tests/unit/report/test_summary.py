@@ -110,10 +110,10 @@ def test_summary_says_where_shared_memory_can_be_used():
 def test_summary_names_what_does_not_fit_and_what_is_left():
     unfit = Unfit(arm=parse_arm("ddp"), round=1, limit="control group", limit_bytes=1 << 30, stage="train")
     answers = answers_of(msgspec.structs.replace(measured(EXACT), unfit=[unfit]))
-    assert answers["In short"].endswith("ddp did not fit into memory.")
+    assert answers["In short"].endswith("Memory ran out with ddp.")
     assert "ddp does not fit" in answers["What is known"]
     alone = answers_of(msgspec.structs.replace(measured({"none": 4.0, "fsdp": 6.0}), unfit=[unfit]))
-    assert alone["What to do"] == "Give the processes more memory, or use fsdp."
+    assert alone["What to do"] == "Give the processes more memory and measure again, or use fsdp."
     stopped = answers_of(msgspec.structs.replace(RUNS["no launch"], unfit=[unfit]))
     assert stopped["In short"].startswith("Nothing was measured")
     failure = Failure(arm="mpi", round=1, kind="MemoryShortError", message="No arm fits into memory.")
