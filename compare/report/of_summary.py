@@ -79,7 +79,7 @@ def _answer(run: Run, analysis: Analysis) -> Iterator[str]:
         yield from _fastest(run, ways, lead.fastest)
     if summary.unfit and ways:
         unfit = [unfit.arm for unfit in summary.unfit if unfit.arm != CONTROL]
-        yield f"Memory ran out with {_joined(unfit)}." if unfit else ""
+        yield f"Memory ran out in the processes of {_joined(unfit)}." if unfit else ""
     if summary.noisy_rounds and not summary.noise_hides_all:
         yield "Other programs took CPU time from this run, so small differences may not be real."
 
@@ -139,7 +139,8 @@ def _compared(run: Run, analysis: Analysis) -> Iterator[str]:
         rounds = counted(max(arm.step_seconds.n for arm in summary.arms), "time")
         in_turns = run.interleaved.mode == "blocks" and len(config.arms) > 1
         turns = ", in turns, so that they share slow moments" if in_turns else ""
-        yield f"Each{' that fits' if run.unfit else ''} was started and timed {rounds}{turns}."
+        started = "started, and each that fits was" if run.unfit else "started and"
+        yield f"Each was {started} timed {rounds}{turns}."
 
 
 # ---- what is known ----

@@ -110,7 +110,8 @@ def test_summary_says_where_shared_memory_can_be_used():
 def test_summary_names_what_does_not_fit_and_what_is_left():
     unfit = Unfit(arm=parse_arm("ddp"), round=1, limit="control group", limit_bytes=1 << 30, stage="train")
     answers = answers_of(msgspec.structs.replace(measured(EXACT), unfit=[unfit]))
-    assert answers["In short"].endswith("Memory ran out with ddp.")
+    assert answers["In short"].endswith("Memory ran out in the processes of ddp.")
+    assert "Each was started, and each that fits was timed 5 times" in answers["What was compared"]
     assert "ddp does not fit" in answers["What is known"]
     alone = answers_of(msgspec.structs.replace(measured({"none": 4.0, "fsdp": 6.0}), unfit=[unfit]))
     assert alone["What to do"] == "Give the processes more memory and measure again, or use fsdp."
