@@ -170,7 +170,8 @@ def find_units(model: nn.Module, kind: str) -> list[nn.Module]:
     """
     units = []
     if kind == "blocks":
-        units = _named(model) or _blocks(model, in_lists=True) or _blocks(model, in_lists=False)
+        kinds = (_named(model), _blocks(model, in_lists=True), _blocks(model, in_lists=False))
+        units = next((found for found in kinds if len(found) > 1), [])
     if not units and kind != "model":
         units = _layers(model)
     uses = _uses(model)

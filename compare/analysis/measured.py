@@ -113,6 +113,8 @@ class MeasuredLaunch(msgspec.Struct, frozen=True, kw_only=True):
 def why_unpredictable(run: Run, arm: Arm) -> str:
     """Return a clause for why no step of the arm can be predicted from this run; empty if it can."""
     launches = run.of(arm)
+    if run.is_bare(arm):
+        return "it was timed without its collectives, because they did not fit into memory"
     return next(_reasons_of_launches(run, launches), "") if launches else "it has no launch"
 
 

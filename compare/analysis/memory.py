@@ -165,13 +165,13 @@ def does_not_fit(run: Run, unfit: Unfit) -> DoesNotFit:
     The other arm's peak of what is limited is measured. To it comes what the one holds beyond the other. In
     the proof that is without the optimizer's state, and in float64. Both must have had a proof, or neither.
     """
-    is_bare = unfit in run.unfit
+    had_proof = unfit in run.bare or unfit.stage == "parity"
     others = [
         arm
         for arm in run.config.arms
         if run.of(arm) and not arm.traits.one_process and not unfit.beside_others
         # The control never has a proof.
-        if (run.is_bare(arm) or not arm.traits.synchronises) is is_bare
+        if (arm.traits.synchronises and not run.is_bare(arm)) is had_proof
     ]
     needs = next(filter(None, (_need(run, unfit, other) for other in others)), None)
     return DoesNotFit(

@@ -208,7 +208,7 @@ def summarise(figures: Figures) -> Summary:
     return Summary(
         arms=arms,
         unfit=[does_not_fit(run, unfit) for unfit in run.unfit],
-        bare=[does_not_fit(run, bare) for bare in run.bare],
+        bare=[does_not_fit(run, bare) for bare in run.bare if run.of(bare.arm)],
         lead=lead,
         oversubscribed=oversubscribed,
         rounds_repeated=len(run.discarded) // len(run.config.arms),

@@ -36,8 +36,8 @@ The file grows with the run, so a long run is not saved after every launch.
 """
 _QUICK_SECONDS = 0.1
 """If saving takes no longer than this, the run is saved after every launch."""
-_ADDED_STAGES = {"parity", "reference"}
-"""The stages in which a launch holds more than its training needs, which a bare launch does without."""
+_BEFORE_THE_PROOF = {"", "start", "load", "data"}
+"""The stages in which a bare launch holds as much memory as any other."""
 
 
 def choose_interleaving(config: RunConfig) -> Interleaved:
@@ -115,8 +115,8 @@ class Rounds:
     def _leave_out(self, planned: list[Planned], error: MemoryShortError) -> None:
         """Go on with bare launches of the ``current`` arm, or without it if they do not fit either.
 
-        Bare launches follow if what the first one added to the training did not fit. The logs of an arm that
-        is left out are kept.
+        Bare launches follow an arm's first launch, if what it added to the training may have been too much.
+        The logs of an arm that is left out are kept.
 
         Raises:
             LaunchError: no arm that synchronises is left, or the run compares only two arms, as a gate does.
@@ -135,7 +135,8 @@ class Rounds:
         if run.config.comparisons or run.config.slower_limit is not None:
             raise error
         why = f"{error.what} {error.found.splitlines()[0]}"
-        if error.stage in _ADDED_STAGES and not run.is_bare(current.arm) and not run.of(current.arm):
+        is_first = not run.of(current.arm) and not run.is_bare(current.arm)
+        if is_first and current.arm.traits.synchronises and error.stage not in _BEFORE_THE_PROOF:
             self.run = msgspec.structs.replace(run, bare=[*run.bare, unfit])
             forget_launches(self._directory, planned)  # the bare launch takes the place of this one
             self._observer.arm_goes_bare(current, why)

@@ -24,7 +24,7 @@ from compare.experiment.run import (
     reporting_early_end,
 )
 from compare.experiment.schedule import back_and_forth
-from compare.experiment.settle import UserRequest, settle
+from compare.experiment.settle import UserRequest, require_divisible, settle
 from compare.launch.cluster import Cluster, open_cluster
 from compare.schema.config import RunConfig
 from compare.schema.hosts import fill_slots
@@ -111,7 +111,9 @@ def _settle_counts(request: ScaleRequest, say: Callable[[str], None]) -> tuple[d
     Raises:
         RingsideError: a run cannot be settled, or hosts cannot be reached.
     """
-    # A batch that cannot be shared is refused before any host is reached.
+    # A batch that cannot be shared, or ranks that an arm cannot divide, are refused before a host is reached.
+    for count in request.counts:
+        require_divisible(request.arms, count)
     requests = {count: _with_batch_of(request, count) for count in request.counts}
     *fewer, most = request.counts
     with open_hosts(request, say) as cluster:

@@ -106,6 +106,7 @@ def settle(
         threads_per_rank=choose_threads(request.threads_per_rank, cluster),
         **request.config,
     )
+    require_divisible(request.arms, draft.ranks)
     say("Checking which arms can run here …")
     survey = availability.survey(arm.backend for arm in draft.arms)
     gpus = count_gpus(cluster, survey)
@@ -282,6 +283,21 @@ def _require_arm(arm: Arm, device: str, survey: Survey) -> None:
             found=found,
             remedy=f"Use --device {other_device}, or leave the arm out.",
         )
+
+
+def require_divisible(arms: Sequence[Arm], ranks: int) -> None:
+    """Require that every arm can divide so many ranks, as replicas of shards must.
+
+    Raises:
+        UsageError: an arm cannot.
+    """
+    for arm in arms:
+        if settings := arm.cannot_divide(ranks):
+            raise UsageError(
+                f"{arm.label} cannot divide {counted(ranks, 'rank')}.",
+                found=f"With {' and '.join(settings)}, the number of ranks must be divisible by that.",
+                remedy="Use another number of ranks (-np), or another value.",
+            )
 
 
 def require_other_hosts(arms: Sequence[Arm]) -> None:

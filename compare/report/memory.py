@@ -79,7 +79,10 @@ def unfit_sentences(arms: Sequence[DoesNotFit]) -> Iterator[str]:
 
 def bare_sentences(arms: Sequence[DoesNotFit]) -> Iterator[str]:
     """Yield why each arm was timed without a proof: what its proof needs, and the limit."""
-    yield from (f"NOT PROVEN: {bare.arm}, because its proof {DOES_NOT_FIT}{_room(bare)}." for bare in arms)
+    yield from (
+        f"NOT PROVEN: {bare.arm}, because a launch with its proof {DOES_NOT_FIT}{_room(bare)}."
+        for bare in arms
+    )
 
 
 def _room(unfit: DoesNotFit) -> str:

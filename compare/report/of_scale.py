@@ -15,7 +15,7 @@ from compare.report.axes import SECONDS_FROM_ZERO, SHARE, count_axis
 from compare.report.causes import explain
 from compare.report.cells import as_record, format_estimate
 from compare.report.document import Column, Document, Table
-from compare.report.memory import unfit_sentences
+from compare.report.memory import bare_sentences, unfit_sentences
 from compare.report.origin import attested_by, facts_of, model_and_data, noisy_rounds_warning, source_of
 from compare.report.outlook import whose_cores
 from compare.report.pictures import Chart, Point, draw_lines
@@ -94,7 +94,9 @@ def _warnings(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
     if any(not run.complete or len(run.launches) < run.config.rounds * len(run.config.arms) for run in runs):
         yield "INCOMPLETE: some counts have fewer rounds than others, or none."
     for run in runs:
-        for sentence in unfit_sentences([does_not_fit(run, unfit) for unfit in run.unfit]):
+        bare = [does_not_fit(run, bare) for bare in run.bare if run.of(bare.arm)]
+        unfit = [does_not_fit(run, unfit) for unfit in run.unfit]
+        for sentence in (*unfit_sentences(unfit), *bare_sentences(bare)):
             yield f"With {counted(run.config.ranks, 'rank')}, {sentence}"
         if run.failure:
             yield f"FAILED with {counted(run.config.ranks, 'rank')}: {run.failure.what}"

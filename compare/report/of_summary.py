@@ -252,7 +252,7 @@ def _unknown(run: Run, analysis: Analysis) -> Iterator[str]:
     unproven = [arm.arm for arm in ways if arm.parity.outcome not in {"passed", "failed"}]
     if unproven:
         bare = {bare.arm for bare in summary.bare}.issuperset(unproven)
-        why = ", because what checks it does not fit into memory" if bare else ""
+        why = ", because a launch that checks it does not fit into memory" if bare else ""
         yield f"Whether {_joined(unproven)} trained the right model{why}."
     opened = [arm for arm in ways if arm.verdict and arm.verdict.kind == "open"]
     if opened and not summary.ranks_nothing:
@@ -341,8 +341,6 @@ def _choice(run: Run, summary: Summary, ways: list[ArmSummary], lead: Lead) -> I
         return
     if lead.same:
         yield "Choose between them by what else matters, such as memory or what your people know."
-    elif lead.first == run.config.baseline:
-        yield f"Use {lead.first}, if speed decides."
     else:
         yield f"Use {lead.first}, if speed decides{_condition(run, ways, lead.first)}."
     if summary.noisy_rounds:
@@ -352,14 +350,15 @@ def _choice(run: Run, summary: Summary, ways: list[ArmSummary], lead: Lead) -> I
 
 
 def _condition(run: Run, ways: list[ArmSummary], label: str) -> str:
-    """Return a clause with what else must hold for an arm to be used; empty if nothing must."""
+    """Return clauses with what else must hold for an arm to be used; empty if nothing must."""
     arm = next(arm for arm in run.config.synchronising if arm.label == label)
-    if label in _inexact(run, ways):
-        return " and its loss is good enough"
-    if run.is_bare(arm):
-        return " and a smaller model of the same kind passes `ringside verify`"
     in_memory = arm.traits.on_one_host and arm.traits.on_one_host.items() <= arm.options.items()
-    return " and all processes are on the CPUs of one machine" if in_memory else ""
+    clauses = {
+        "its loss is good enough": label in _inexact(run, ways),
+        "a smaller model of the same kind passes `ringside verify`": run.is_bare(arm),
+        "all processes are on the CPUs of one machine": in_memory,
+    }
+    return "".join(f" and {clause}" for clause, must_hold in clauses.items() if must_hold)
 
 
 def _if_memory_decides(run: Run, ways: list[ArmSummary], fastest: str) -> Iterator[str]:
@@ -370,7 +369,8 @@ def _if_memory_decides(run: Run, ways: list[ArmSummary], fastest: str) -> Iterat
     least = min(held, key=held.__getitem__, default=fastest)
     if least in shards and least != fastest:
         size = format_size(held[least])
-        yield f"Use {least}, if memory decides: a rank then holds {size}, the least that is known."
+        condition = _condition(run, ways, least)
+        yield f"Use {least}, if memory decides{condition}: a rank then holds {size}, the least that is known."
 
 
 def _how_to_settle(run: Run, further_rounds: int | None, rounds: int) -> str:

@@ -351,7 +351,10 @@ def _draw_memory(analysis: Analysis) -> Picture:
     legend = {"part computing": "while it trained", "whole": "(with the proof)"}
     picture.legend([("rect", style, words) for style, words in legend.items()])
     peaks = {
-        arm.arm: (arm.peak_memory_bytes / _MB, (arm.detail.whole_peak_memory_bytes or 0) / _MB)
+        arm.arm: (
+            arm.peak_memory_bytes / _MB,
+            (arm.detail.whole_peak_memory_bytes or 0) / _MB if arm.parity.steps else 0.0,
+        )
         for arm in arms
     }
     on_gpu = {arm.arm: peak / _MB for arm in arms if (peak := arm.peak_device_memory_bytes) is not None}

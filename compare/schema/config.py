@@ -243,12 +243,6 @@ class RunConfig(LaunchConfig, frozen=True, kw_only=True):
                 found="Its training step is your own code.",
                 remedy=f"Leave out {flags}, and do the same inside your step.",
             )
-        if dividing := arm.cannot_divide(self.ranks):
-            raise UsageError(
-                f"{arm.label} cannot divide {counted(self.ranks, 'rank')}.",
-                found=f"With {' and '.join(dividing)}, the number of ranks must be divisible by that.",
-                remedy="Use another number of ranks (-np), or another value.",
-            )
         if self.accumulate > 1 and arm.never_accumulates:
             raise UsageError(
                 f"{arm.label} cannot accumulate gradients.",

@@ -329,6 +329,7 @@ class _Rank:
         launch has no memory for either.
         """
         if self._job.proof == "none":
+            self._note("end", self._job.config.total_steps, 1)
             return {"end": None, "message_bytes": [], "calls": [], "collective_ns": [], "sweep": []}
         job, group, total = self._job, self._group, self._job.config.total_steps
         timer = PassTimer(self._watchdog, group, pass_seconds=self._step_seconds)

@@ -37,7 +37,7 @@ def test_arm_that_does_not_fit_is_left_out_and_one_without_proof_is_timed(tmp_pa
     need = (
         r" does not fit: it needs (an estimated|at least) [\d.]+( GiB)? of [\d.]+ [GM]iB of address space\."
     )
-    told = f"NOT PROVEN: {NO_PROOF}, because its proof"
+    told = f"NOT PROVEN: {NO_PROOF}, because a launch with its proof"
     assert re.search(re.escape(told) + need, printed), printed
     assert told in text_of(page.read_text())
     content = json.loads(record.read_text())

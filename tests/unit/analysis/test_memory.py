@@ -136,37 +136,42 @@ def with_peaks(run, **peaks):
 
 
 OF_FSDP = with_peaks(attesting(measured({"fsdp": 8.0})), peak_address_bytes=GIB - 10, peak_gpu_bytes=GIB - 10)
+BARE = msgspec.structs.replace(OF_FSDP, bare=[unfit("fsdp", stage="parity")])
+"""A run of the same arm without a proof, as every arm is before it is left out."""
 SAVED = WHOLE - 4 * 501 * 401
 """What fsdp saves of the parameters on the rank that holds the most."""
 
 
 @pytest.mark.parametrize("limit", ["address space", "GPU"])
 def test_an_arm_needs_the_peak_of_another_and_what_it_holds_beyond_it(limit):
-    found = does_not_fit(OF_FSDP, unfit(limit=limit))
+    found = does_not_fit(BARE, unfit(limit=limit))
     assert found.needs_bytes == GIB - 10 + SAVED * (1 + 1 + ADAM)
 
 
 def test_an_arm_needs_no_state_but_float64_in_its_proof():
+    """Both had one, or neither, because a proof has a peak of its own."""
     assert does_not_fit(OF_FSDP, unfit(stage="parity")).needs_bytes == GIB - 10 + 2 * 2 * SAVED
+    assert does_not_fit(BARE, unfit(stage="parity")).needs_bytes is None
+    assert does_not_fit(OF_FSDP, unfit()).needs_bytes is None
 
 
 def test_ranks_of_a_host_share_its_memory():
     peak = sum(rank.whole_peak_memory_bytes for rank in OF_FSDP.launches[-1].ranks)
-    found = does_not_fit(OF_FSDP, unfit(limit="control group", limit_bytes=peak))
+    found = does_not_fit(BARE, unfit(limit="control group", limit_bytes=peak))
     assert found.needs_bytes == peak + 2 * SAVED * (1 + 1 + ADAM)
 
 
 def test_need_of_one_process_is_not_computed_from_ranks():
-    assert does_not_fit(OF_FSDP, unfit("single", limit="control group")).needs_bytes is None
+    assert does_not_fit(BARE, unfit("single", limit="control group")).needs_bytes is None
 
 
 def test_a_need_below_the_limit_is_not_shown_as_one():
-    found = does_not_fit(OF_FSDP, unfit(limit_bytes=2 * GIB, needed_bytes=2 * GIB + 1))
+    found = does_not_fit(BARE, unfit(limit_bytes=2 * GIB, needed_bytes=2 * GIB + 1))
     assert (found.needs_bytes, found.least_bytes) == (None, 2 * GIB + 1)
 
 
 def test_nothing_is_computed_beside_others_or_from_the_control_of_a_proof():
-    assert does_not_fit(OF_FSDP, unfit(beside_others=True)).needs_bytes is None
+    assert does_not_fit(BARE, unfit(beside_others=True)).needs_bytes is None
     control = with_peaks(attesting(measured({"none": 4.0})), peak_address_bytes=GIB)
     assert does_not_fit(control, unfit("ddp", stage="parity")).needs_bytes is None
 

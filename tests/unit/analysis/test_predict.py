@@ -26,6 +26,7 @@ from compare.report import FORMATS, write
 from compare.report.of_prediction import document_against, document_of
 from compare.schema.arms import parse_arm
 from compare.schema.hosts import Host, parse_link
+from compare.schema.memory import Unfit
 from compare.schema.results import StepCall
 from compare.system.files import read_json
 from tests.bench.predictions import RECORD, Record, interval_error, is_covered, judge, model_errors
@@ -109,6 +110,13 @@ def test_prediction_of_shards_is_beyond_what_was_validated():
     (prediction,) = forecast(a_step_in_shards("all_gather", "reduce_scatter"), [2]).predictions
     assert prediction.beyond_validation
     assert prediction.error == validated_error("", "shards")
+
+
+def test_arm_that_was_timed_alone_for_lack_of_memory_is_not_predicted():
+    arm = parse_arm("fsdp")
+    bare = Unfit(arm=arm, round=1, stage="parity", limit_bytes=1 << 30, limit="GPU")
+    run = msgspec.structs.replace(a_step_in_shards("all_gather", "reduce_scatter"), bare=[bare])
+    assert why_unpredictable(run, arm).startswith("it was timed without its collectives")
 
 
 @pytest.mark.parametrize(

@@ -275,6 +275,7 @@ class Names(nn.Module):
     [
         (Wraps(Names(), Names()), "blocks", ["Block", "Block"]),
         (Names(), "layers", ["Linear", "Block", "Chain"]),
+        (Names(), "blocks", ["Linear", "Block", "Chain"]),  # one alone would gather all of the model at once
         (Tied(), "blocks", ["Block", "Block"]),
         (Towers(), "blocks", ["Block"] * 4),
         (nn.Sequential(Chain(), Chain()), "blocks", ["Chain", "Chain"]),

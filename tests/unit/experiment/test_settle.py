@@ -216,6 +216,19 @@ def test_choose_arms_refuses_what_cannot_run(text, device, without, what, found,
     assert remedy in caught.value.remedy
 
 
+def test_replicas_that_do_not_divide_the_ranks_are_refused():
+    arms = parse_arms(["ddp", "fsdp:replicate=3"])
+    settle.require_divisible(arms, 6)
+    with pytest.raises(UsageError, match="fsdp:replicate=3 cannot divide 2 ranks") as caught:
+        settle.require_divisible(arms, 2)
+    assert "replicate=3" in caught.value.found
+
+
+def test_one_process_beside_replicas_has_a_config_of_one_rank():
+    config = a_config("single,fsdp:replicate=2", ranks=4)
+    assert config.as_run_by(config.arms[0], slots=4).ranks == 1
+
+
 def test_mpich_is_refused_on_other_hosts():
     settle.require_other_hosts(parse_arms(["ddp,mpi,horovod:controller=mpi"]))
     with pytest.raises(UnavailableError) as caught:

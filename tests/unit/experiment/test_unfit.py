@@ -17,9 +17,9 @@ from tests.unit.factories import a_launch, a_run
 ARMS = "none,ddp,mpi,manual"
 
 
-def short_of(limit):
+def short_of(limit, stage="parity"):
     shortage = Shortage(limit_bytes=1 << 30, limit=limit, needed_bytes=3 << 29)
-    return MemoryShortError("No memory.", found="It asks.", remedy="", shortage=shortage, stage="parity")
+    return MemoryShortError("No memory.", found="It asks.", remedy="", shortage=shortage, stage=stage)
 
 
 def going(
@@ -29,6 +29,7 @@ def going(
     unfit=("mpi",),
     with_proof=(),
     limit="address space",
+    stage="parity",
     beside=True,
     launches=(),
     **config,
@@ -52,12 +53,12 @@ def going(
             for each in planned:
                 if not fits(self.run, each.arm):
                     self.current = each
-                    raise short_of(limit)
+                    raise short_of(limit, stage)
             return [a_launch(each.arm.label, each.round, number=each.number) for each in planned]
 
     def launch_arm(run, planned, *_rest, **_more):
         if not fits(run, planned.arm):
-            raise short_of(limit)
+            raise short_of(limit, stage)
         return a_launch(planned.arm.label, planned.round, number=planned.number)
 
     monkeypatch.setattr(rounds, "Cohort", Cohort)
@@ -120,6 +121,13 @@ def test_arm_whose_proof_alone_does_not_fit_is_timed_without(monkeypatch, tmp_pa
     assert shown == ["mpi bare: No memory. It asks."]
     mpi = next(arm for arm in run.config.arms if arm.label == "mpi")
     assert run.proven(mpi) == [], "a bare launch proves nothing for a later one"
+
+
+@pytest.mark.parametrize(("stage", "goes_bare"), [("data", False), ("parity", True), ("collectives", True)])
+def test_arm_goes_bare_where_its_launch_holds_more_than_its_training(monkeypatch, tmp_path, stage, goes_bare):
+    found, shown = going(monkeypatch, tmp_path, stage=stage, interleave="launches")
+    assert "mpi" not in [arm.label for arm in to_the_end(found).config.arms]
+    assert [line.startswith("mpi bare") for line in shown] == [True, False][not goes_bare :]
 
 
 def test_next_launches_go_on_with_a_round_that_an_arm_has_left(monkeypatch, tmp_path):

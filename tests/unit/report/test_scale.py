@@ -125,6 +125,10 @@ def test_scale_says_which_arm_did_not_fit_with_how_many_ranks():
     runs = scale.runs | {4: msgspec.structs.replace(scale.runs[4], unfit=[gone])}
     text = " ".join(shown(msgspec.structs.replace(scale, runs=runs)).split())
     assert "With 4 ranks, fsdp does not fit into 1 GiB of GPU memory, in its proof." in text
+    bare = msgspec.structs.replace(gone, arm=parse_arm("mpi"))
+    runs = scale.runs | {2: msgspec.structs.replace(scale.runs[2], bare=[bare])}
+    text = " ".join(shown(msgspec.structs.replace(scale, runs=runs)).split())
+    assert "With 2 ranks, NOT PROVEN: mpi, because a launch with its proof does not fit" in text
 
 
 def test_scale_that_was_stopped_says_so():

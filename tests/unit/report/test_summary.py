@@ -126,7 +126,7 @@ def test_summary_names_what_does_not_fit_and_what_is_left():
 def test_summary_says_of_a_proof_that_does_not_fit_what_is_not_known():
     proof = Unfit(arm=parse_arm("ddp"), round=1, limit="control group", limit_bytes=1 << 30, stage="parity")
     answers = answers_of(msgspec.structs.replace(RUNS["quiet"], bare=[proof]))
-    told = "Whether ddp trained the right model, because what checks it does not fit into memory."
+    told = "Whether ddp trained the right model, because a launch that checks it does not fit into memory."
     assert told in answers["What is not known"]
     assert "ddp" not in answers["What is known"].split("trained what a single process trains")[0]
 

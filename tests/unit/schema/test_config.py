@@ -117,13 +117,6 @@ def test_config_refuses_to_accumulate_with_a_static_graph():
     assert "static_graph=true" in error.found
 
 
-def test_config_refuses_replicas_that_do_not_divide_the_ranks():
-    assert a_config("fsdp:replicate=2", ranks=4).ranks == 4
-    error = refusal(arms="ddp,fsdp:replicate=3", ranks=2)
-    assert error.what == "fsdp:replicate=3 cannot divide 2 ranks."
-    assert "replicate=3" in error.found
-
-
 def test_config_refuses_to_compile_with_buckets_that_torch_refuses():
     assert a_config("ddp:bucket_cap_mb=1,mpi", compile=True).compile
     assert not a_config("ddp:bucket_cap_mb=0.5").compile
