@@ -159,6 +159,11 @@ def scale_memory(run: Run, scale: float, counts: Sequence[int] = ()) -> list[Sca
     return rows
 
 
+def timed_bare(run: Run) -> list[DoesNotFit]:
+    """Return what the arms that were timed in bare launches would need with a proof."""
+    return [does_not_fit(run, bare) for bare in run.bare if run.of(bare.arm)]
+
+
 def does_not_fit(run: Run, unfit: Unfit) -> DoesNotFit:
     """Return what an arm that did not fit would need, by arithmetic from an arm that did.
 

@@ -22,7 +22,7 @@ from compare.analysis.attested import transport_of
 from compare.analysis.budget import is_oversubscribed
 from compare.analysis.collectives import bus_factor
 from compare.analysis.figures import Estimate, Figures, LaunchFigures
-from compare.analysis.memory import ArmMemory, DoesNotFit, does_not_fit, memory_of
+from compare.analysis.memory import ArmMemory, DoesNotFit, does_not_fit, memory_of, timed_bare
 from compare.analysis.noise import hides_all, would_have_seen
 from compare.analysis.parity import Parity, parity_of
 from compare.analysis.ranking import Lead, find_lead, verdicts
@@ -208,7 +208,7 @@ def summarise(figures: Figures) -> Summary:
     return Summary(
         arms=arms,
         unfit=[does_not_fit(run, unfit) for unfit in run.unfit],
-        bare=[does_not_fit(run, bare) for bare in run.bare if run.of(bare.arm)],
+        bare=timed_bare(run),
         lead=lead,
         oversubscribed=oversubscribed,
         rounds_repeated=len(run.discarded) // len(run.config.arms),

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Literal
 
 from compare.analysis.causes import FEWEST_ROUNDS
-from compare.analysis.memory import does_not_fit
+from compare.analysis.memory import does_not_fit, timed_bare
 from compare.analysis.runs import THRESHOLD, Bend, Growth, ScaleFigures, ScalePoint, summarise_scale
 from compare.report.axes import SECONDS_FROM_ZERO, SHARE, count_axis
 from compare.report.causes import explain
@@ -94,9 +94,8 @@ def _warnings(scale: Scale, figures: ScaleFigures) -> Iterator[str]:
     if any(not run.complete or len(run.launches) < run.config.rounds * len(run.config.arms) for run in runs):
         yield "INCOMPLETE: some counts have fewer rounds than others, or none."
     for run in runs:
-        bare = [does_not_fit(run, bare) for bare in run.bare if run.of(bare.arm)]
         unfit = [does_not_fit(run, unfit) for unfit in run.unfit]
-        for sentence in (*unfit_sentences(unfit), *bare_sentences(bare)):
+        for sentence in (*unfit_sentences(unfit), *bare_sentences(timed_bare(run))):
             yield f"With {counted(run.config.ranks, 'rank')}, {sentence}"
         if run.failure:
             yield f"FAILED with {counted(run.config.ranks, 'rank')}: {run.failure.what}"

@@ -183,8 +183,8 @@ class Planned(NamedTuple):
 Proof: TypeAlias = Literal["none", "brief", "whole"]
 """The extent of a launch's parity check: ``brief`` in a run, and ``whole`` in ``ringside verify``.
 
-``none`` is that of a bare launch. It has neither the check nor the reference nor the step at the end, because
-these did not fit into memory.
+``none`` is that of a bare launch. It has neither the check nor the reference nor what follows the test,
+because these did not fit into memory.
 """
 
 PASSES: dict[Proof, tuple[PassKind, ...]] = {

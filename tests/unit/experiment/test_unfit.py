@@ -127,7 +127,7 @@ def test_arm_whose_proof_alone_does_not_fit_is_timed_without(monkeypatch, tmp_pa
 def test_arm_goes_bare_where_its_launch_holds_more_than_its_training(monkeypatch, tmp_path, stage, goes_bare):
     found, shown = going(monkeypatch, tmp_path, stage=stage, interleave="launches")
     assert "mpi" not in [arm.label for arm in to_the_end(found).config.arms]
-    assert [line.startswith("mpi bare") for line in shown] == [True, False][not goes_bare :]
+    assert [line.startswith("mpi bare") for line in shown] == ([True, False] if goes_bare else [False])
 
 
 def test_next_launches_go_on_with_a_round_that_an_arm_has_left(monkeypatch, tmp_path):
