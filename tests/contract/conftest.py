@@ -22,9 +22,7 @@ from tests.contract.plan import LAUNCHES, Launch
 from tests.contract.records import GroupRecord, RankRecord, ReplicaRecord
 from tests.waiting import free_port
 
-START_SECONDS = 100.0
-REPLICA_SECONDS = 2.0
-"""Time that a launch may take for each strategy that it tries; a rank that hangs ends itself much sooner."""
+DEADLINE_SECONDS = 100.0
 LOOPBACK = "lo"
 
 
@@ -95,13 +93,11 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks, short_folder):
             interface=LOOPBACK,
             options=launch.options,
         )
-        replicas = sum(len(meeting.members) for meeting in launch.meetings)
-        limit = START_SECONDS + REPLICA_SECONDS * replicas
         mark = f"contract-{os.getpid()}-{directory.name}"
         launch_marks.append(mark)
         try:
             (command,) = LAUNCHERS[launch.launcher].commands(request)
-            deadline = time.monotonic() + limit
+            deadline = time.monotonic() + DEADLINE_SECONDS
             ended = supervise(
                 command,
                 name=mark,
@@ -110,7 +106,7 @@ def carry_out(tmp_path_factory, requires_backend, launch_marks, short_folder):
             )
         except RingsideError as error:
             return Outcome(directory, launch.processes, str(error))
-        status = f"not ended after {limit:.0f} s" if ended is None else ended
+        status = f"not ended after {DEADLINE_SECONDS:.0f} s" if ended is None else ended
         return Outcome(directory, launch.processes, status)
 
     return run

@@ -137,6 +137,8 @@ def launches() -> dict[str, Launch]:
             arm.runtime.launcher,
             arm.options.get("controller", ""),
             "one process" * arm.traits.one_process,
+            # One launch of all that torchrun starts would take longer than a launch may.
+            "in shards" * arm.traits.mixes_collectives,
         )
         launch = groups.setdefault(key, {})
         launch.setdefault(Meeting(label, ()).name, []).append(Member(label))

@@ -40,6 +40,7 @@ def test_arm_that_does_not_fit_is_left_out_and_one_without_proof_is_timed(tmp_pa
     told = f"NOT PROVEN: {NO_PROOF}, because a launch with its proof"
     assert re.search(re.escape(told) + need, printed), printed
     assert told in text_of(page.read_text())
+    assert f"{NO_ROOM} does not fit" in text_of(page.read_text())
     content = json.loads(record.read_text())
     (unfit,), (bare,) = content["summary"]["unfit"], content["summary"]["bare"]
     assert (unfit["arm"], unfit["limit"]) == (NO_ROOM, "address space")
