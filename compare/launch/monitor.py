@@ -113,12 +113,12 @@ class Monitor:
         """
         now = time.monotonic()
         self.progress |= news.progress
-        for rank, record in news.progress.items():
-            self._due_at[rank] = now + record.limit_seconds + _WATCHDOG_SECONDS
         self._done.update(news.done)
         self._failed.update(news.failed)
-        for rank in self._done.intersection(self._due_at):
-            del self._due_at[rank]
+        for rank, record in news.progress.items():
+            self._due_at[rank] = now + record.limit_seconds + _WATCHDOG_SECONDS
+        for rank in self._done.intersection([*news.progress, *news.done]):
+            self._due_at.pop(rank, None)
 
     def tick(self) -> bool:
         """Return whether the launch may go on.

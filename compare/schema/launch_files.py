@@ -11,7 +11,7 @@ from functools import partialmethod
 from pathlib import Path
 
 LEASE_SECONDS = 6.0
-"""Maximum age of the lease, a file that the parent touches twice a second while it lives.
+"""Maximum age of the lease, a file that the parent touches every second while it lives.
 
 The witness of each rank checks the age every second, and ends the rank when the lease is too old. A rank may
 take 2 s to exit. So every rank has exited within 10 s after its parent died.
@@ -32,7 +32,7 @@ class LaunchFiles:
         """The command lines of the launch, which are kept even if it fails."""
         self.launcher_log = directory / "launcher.log"
         self.lease = directory / "lease"
-        """The file that the parent touches twice a second while it lives."""
+        """The file that the parent touches every second while it lives."""
 
     @staticmethod
     def rank_of(name: str) -> int | None:

@@ -26,6 +26,8 @@ _MEMORY_PER_BYTE = 20
 
 Lists of samples need a third of this, and nested empty lists need all of it.
 """
+_NEGLIGIBLE_BYTES = 1 << 24
+"""Memory that is assumed to be there, since a run reads thousands of small files and a look takes 1 ms."""
 LARGEST = 10**18
 """The largest whole number that a file of Ringside may hold: 31 years in nanoseconds, or an exabyte."""
 _LONG_NUMBER = b" " + b"0" * 19
@@ -240,7 +242,8 @@ def _require_memory(path: Path) -> None:
     Raises:
         MemoryError: too little memory is free.
     """
-    if path.is_file() and path.stat().st_size * _MEMORY_PER_BYTE > memory_left_bytes():
+    needed = path.stat().st_size * _MEMORY_PER_BYTE if path.is_file() else 0
+    if needed > _NEGLIGIBLE_BYTES and needed > memory_left_bytes():
         raise MemoryError
 
 

@@ -62,6 +62,8 @@ _PREPARE_SECONDS = 0.5
 """Time in which ranks load their libraries and join their group."""
 _UNTIMED_SECONDS = 0.3
 """Time of what ranks do between two waits apart from timed turns: the warm-up, and the last measurements."""
+_LOOK_SECONDS = 0.5
+"""Time between two looks of an agent at the records of its ranks."""
 _SPREAD_SECONDS = 0.01
 _WAIT_SECONDS = 1e9
 """The limit in the progress record of a rank that waits for its turn."""
@@ -215,7 +217,7 @@ class _Launch:
         steps = turn.untimed_steps + turn.timed_steps
         self._stage, self._steps = "train", self._steps + steps
         self._untimed_turns += not turn.number
-        self._host.after(ALIVE_SECONDS, self._tell_again)
+        self._host.after(_LOOK_SECONDS, self._tell_again)
         if self._untimed_turns == _LAST_UNTIMED_TURN:
             self._host.after(_UNTIMED_SECONDS, self._leave)
             return
@@ -260,7 +262,7 @@ class _Launch:
         """Tell the progress as long as the ranks train, as often as an agent looks at it."""
         if self._stage == "train" and not self._is_over:
             self._tell_progress()
-            self._host.after(ALIVE_SECONDS, self._tell_again)
+            self._host.after(_LOOK_SECONDS, self._tell_again)
 
     def _tell_progress(self):
         limit = _WAIT_SECONDS if self._stage == "turn" else self._host.plan.stall_seconds

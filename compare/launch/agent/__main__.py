@@ -123,7 +123,7 @@ class HostAgent:
                 self._pipe.send(OfLaunch(name, refused))
 
     def _wait(self) -> None:
-        """Wait at most half a second until a pipe can be read or written."""
+        """Wait at most a second until a pipe can be read or written."""
         # What launches send is read only while the parent reads as well.
         launches = self._launches.values() if self._pipe.backlog_bytes < BACKLOG_BYTES else ()
         wait_for([self._pipe, *(launch.pipe for launch in launches)], ALIVE_SECONDS)

@@ -228,11 +228,15 @@ class Connection:
         return ends_wait
 
     def attend(self) -> bool:
-        """Send a keep-alive message if one is due, to be called twice a second; return as ``receive`` does.
+        """Do what is due every second, however often this is called; return as ``receive`` does.
+
+        A keep-alive message is sent, what the agent printed is read, and a silent host counts as lost.
 
         Raises:
             RingsideError: the host is lost, or the same errors as those of ``receive``.
         """
+        if not self.pipe.alive_is_due:
+            return False
         self.pipe.keep_alive()
         self._read_stderr()
         # A silent host is lost, unless this program was suspended, or busy with other hosts.

@@ -62,7 +62,7 @@ def exchange_until(
 ) -> bool:
     """Exchange messages with agents until ``until`` returns True; return False if it does not in time.
 
-    The condition is checked after every message that may end a wait, and twice a second. If the dictionary
+    The condition is checked after every message that may end a wait, and every second. If the dictionary
     ``lost`` is given, it receives the error of each lost agent, and no error is raised, not even that of a
     launch.
 

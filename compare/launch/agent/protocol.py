@@ -18,7 +18,7 @@ import msgspec
 from compare.schema.job import Progress
 from compare.schema.turns import Arrival, Turn
 
-ALIVE_SECONDS = 0.5
+ALIVE_SECONDS = 1.0
 """Time between two keep-alive messages, which both ends send."""
 BACKLOG_BYTES = 1 << 20
 """Size of unsent messages at which nothing more is read to be sent, so that memory does not fill up."""
@@ -30,8 +30,7 @@ _PREAMBLE_BYTES = 1 << 20
 _MESSAGE_BYTES = 1 << 26
 """Maximum size of a message."""
 _READ_BYTES = 1 << 18
-_READS = 16
-"""Maximum number of reads in one call, so that a host that floods its pipe holds up no other."""
+"""Maximum size of what is read at once."""
 
 
 class ProtocolError(Exception):
@@ -230,6 +229,11 @@ class MessagePipe:
         """Seconds since data from the other end was last read."""
         return time.monotonic() - self.received_at
 
+    @property
+    def alive_is_due(self) -> bool:
+        """Whether the last keep-alive message was sent a second ago or earlier."""
+        return time.monotonic() - self._alive_sent_at >= ALIVE_SECONDS
+
     def send(self, message: Message) -> None:
         """Send a message now, or keep it until there is room in the pipe."""
         data = msgspec.msgpack.encode(message)
@@ -238,7 +242,7 @@ class MessagePipe:
 
     def keep_alive(self) -> None:
         """Send a keep-alive message if one is due and the backlog is not full."""
-        if time.monotonic() - self._alive_sent_at >= ALIVE_SECONDS and self.backlog_bytes < BACKLOG_BYTES:
+        if self.alive_is_due and self.backlog_bytes < BACKLOG_BYTES:
             self._alive_sent_at = time.monotonic()
             self.send(Alive(time.time()))
 
@@ -293,14 +297,14 @@ class MessagePipe:
             os.close(descriptor)
 
     def _fill(self) -> None:
+        """Read once, so that a host that floods its pipe holds up no other; what is left wakes a poll."""
+        if self.closed:
+            return
         with contextlib.suppress(BlockingIOError):
-            for _ in range(0 if self.closed else _READS):
-                data = os.read(self._read, _READ_BYTES)
-                if not data:
-                    self.closed = True
-                    return
-                self._received += data
-                self.received_at = time.monotonic()
+            data = os.read(self._read, _READ_BYTES)
+            self._received += data
+            self.closed = not data
+            self.received_at = time.monotonic() if data else self.received_at
 
     def _skip_preamble(self) -> bool:
         """Drop what a login shell printed before the preamble; return whether the preamble has arrived."""

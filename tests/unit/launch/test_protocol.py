@@ -67,5 +67,6 @@ def test_what_an_end_sent_before_it_closed_is_read_though_it_takes_nothing(ends)
     one.close()
     other.send(Alive(1.5))
     assert list(other.receive()) == [End()]
+    assert list(other.receive()) == []
     assert other.closed
     assert not other.backlog_bytes

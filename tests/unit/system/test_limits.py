@@ -90,12 +90,12 @@ def test_core_quota_without_limits_is_none(tmp_path):
     assert core_quota(tmp_path, tmp_path / "own") is None
 
 
-@pytest.mark.parametrize("left", [10, 1 << 40])
+@pytest.mark.parametrize("left", [10 << 20, 1 << 40])
 def test_file_that_memory_cannot_hold_is_refused(tmp_path, monkeypatch, left):
     """Otherwise the kernel would kill this program, or another one."""
-    (tmp_path / "results.json").write_text("[1, 2, 3]")
+    (tmp_path / "results.json").write_text("[1, 2, 3]" + " " * (1 << 20))
     monkeypatch.setattr(files, "memory_left_bytes", lambda: left)
-    if left == 10:
+    if left == 10 << 20:
         with pytest.raises(OutputError, match="too large") as error:
             files.read_json(tmp_path / "results.json", list)
         assert error.value.remedy
