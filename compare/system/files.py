@@ -27,7 +27,10 @@ _MEMORY_PER_BYTE = 20
 Lists of samples need a third of this, and nested empty lists need all of it.
 """
 _NEGLIGIBLE_BYTES = 1 << 24
-"""Memory that is assumed to be there, since a run reads thousands of small files and a look takes 1 ms."""
+"""Memory that is assumed to be there.
+
+A run reads thousands of small files, and a look at the memory takes 1 ms.
+"""
 LARGEST = 10**18
 """The largest whole number that a file of Ringside may hold: 31 years in nanoseconds, or an exabyte."""
 _LONG_NUMBER = b" " + b"0" * 19
