@@ -30,6 +30,8 @@ _TEARDOWN_SECONDS = 10.0
 """Minimum time that a launcher gets to exit after its ranks are done."""
 _PROBE_BYTES = 1 << 20
 """Number of bytes that are written to see whether the disk is full."""
+_LAUNCHERS_SHOWN = 3
+"""Number of launchers whose last lines an error shows, since each of hundreds of hosts may have one."""
 _LOG_CHARACTERS, _LOG_LINES = 100_000, 1000
 """How much is read at the end of a log, which may hold the stacks of several threads."""
 
@@ -324,9 +326,12 @@ class Monitor:
             what = f"no result from rank {listed(f'{rank.rank} on {rank.host}' for rank in missing)}"
         if unstarted := find_unstarted(evidence):
             what = f"rank {unstarted.rank} on {unstarted.host} never started"
+        printed = list(filter(None, map(tail, self.files.launcher_logs())))
+        others = len(printed) - _LAUNCHERS_SHOWN
+        more = [f"{counted(others, 'other launcher')} printed something, too."] if others > 0 else []
         return LaunchError(
             f"{where}: {what}, and the launcher exited with status {ending.status}.",
-            found="\n".join(filter(None, map(tail, self.files.launcher_logs()))),
+            found="\n".join([*printed[:_LAUNCHERS_SHOWN], *more]),
             remedy=remedy,
         )
 

@@ -32,8 +32,6 @@ A gradient of few samples shows every fault that a gradient of many shows, and c
 """
 _MOST_SHARDS = 8
 """Number of ranks above which several take the same samples in a proof, so that its cost is bounded."""
-_LARGEST_DIVISOR = 16
-"""No shard is shared if no number from ``_MOST_SHARDS`` to this one divides the ranks."""
 _PROOF_RATE = 0.01
 """Learning rate of a proof's gates, the passes ``float64`` and ``float32``, which train by plain SGD."""
 _GATE_SETTINGS = {"optimizer": "sgd", "learning_rate": _PROOF_RATE, "precision": "float32"}
@@ -108,9 +106,11 @@ class ShardOrder:
 
 
 def shards_in_proof(ranks: int) -> int:
-    """Return the number of different shards that the ranks of a proof take; equally many take each."""
-    divisors = (count for count in range(_MOST_SHARDS, _LARGEST_DIVISOR + 1) if ranks % count == 0)
-    return ranks if ranks <= _MOST_SHARDS else next(divisors, ranks)
+    """Return the number of different shards that the ranks of a proof take; equally many take each.
+
+    Above ``_MOST_SHARDS`` ranks it is the least divisor of their number that is no smaller.
+    """
+    return next((count for count in range(_MOST_SHARDS, ranks) if ranks % count == 0), ranks)
 
 
 class Task(ABC):
@@ -290,7 +290,7 @@ class Task(ABC):
     def for_proof(self, kind: PassKind) -> Self:
         """Return a new task for one pass of a proof, with the settings and the dtype of that pass.
 
-        Its batches have few samples, and are those of at most ``_LARGEST_DIVISOR`` ranks, unless the user's
+        Its batches have few samples, and are those of ``shards_in_proof`` ranks, unless the user's
         own code chooses samples by ranks. ``as run`` changes nothing else, so ``end_step`` uses that as well.
         """
         task = self.anew()

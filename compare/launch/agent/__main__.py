@@ -83,7 +83,7 @@ class HostAgent:
             match message:
                 case Alive():
                     for launch in self._launches.values():
-                        launch.pipe.keep_alive()
+                        launch.pipe.send(message)
                 case FindPort():
                     self._pipe.send(Port(free_port()))
                 case OfLaunch(name, order):

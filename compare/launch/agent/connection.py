@@ -228,17 +228,16 @@ class Connection:
         return ends_wait
 
     def attend(self) -> bool:
-        """Do what is due every second, however often this is called; return as ``receive`` does.
+        """Look whether the host is lost, and do what is due every second; return as ``receive`` does.
 
-        A keep-alive message is sent, what the agent printed is read, and a silent host counts as lost.
+        What is due is to send a keep-alive message, and to read what the agent printed.
 
         Raises:
             RingsideError: the host is lost, or the same errors as those of ``receive``.
         """
-        if not self.pipe.alive_is_due:
-            return False
-        self.pipe.keep_alive()
-        self._read_stderr()
+        if self.pipe.alive_is_due:
+            self.pipe.keep_alive()
+            self._read_stderr()
         # A silent host is lost, unless this program was suspended, or busy with other hosts.
         ends_wait = self.pipe.silent_seconds > SILENT_SECONDS and self.receive()
         self._require_alive()

@@ -9,12 +9,14 @@ from contextlib import contextmanager
 
 from compare.errors import RingsideError
 from compare.launch.agent.connection import Connection
-from compare.launch.agent.protocol import ALIVE_SECONDS, PipePoll
+from compare.launch.agent.protocol import PipePoll
 from compare.launch.engines import Carrier
 from compare.launch.engines.commands import OPENED_AT_ONCE, enough_files
 from compare.launch.signals import postponed_interrupts
 from compare.schema.hosts import Host
 
+_ATTEND_SECONDS = 0.5
+"""Time between two looks at all agents, some of them due for a keep-alive message."""
 _CLOSE_SECONDS = 3.0
 """Maximum time for all connections to close after a run."""
 
@@ -62,7 +64,7 @@ def exchange_until(
 ) -> bool:
     """Exchange messages with agents until ``until`` returns True; return False if it does not in time.
 
-    The condition is checked after every message that may end a wait, and every second. If the dictionary
+    The condition is checked after every message that may end a wait, and twice a second. If the dictionary
     ``lost`` is given, it receives the error of each lost agent, and no error is raised, not even that of a
     launch.
 
@@ -92,7 +94,7 @@ def exchange_until(
                         raise
                     errors[agent], may_end = error, True
                 poll.update(agent.pipe, is_lost=agent in errors)
-            attend_at = now + ALIVE_SECONDS if is_due else attend_at
+            attend_at = now + _ATTEND_SECONDS if is_due else attend_at
             if may_end and lost is None:
                 # Others sent nothing new, and hundreds of hosts would be looked at after each message.
                 _raise_first_error(agents if is_due else ready)

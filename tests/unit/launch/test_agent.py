@@ -23,7 +23,7 @@ from compare.launch.agent import connection as module
 from compare.launch.agent import exchange
 from compare.launch.agent.exchange import connected
 from compare.launch.agent.launch import _Launch
-from compare.launch.agent.protocol import End, OfLaunch, ProtocolError, Start
+from compare.launch.agent.protocol import Alive, End, OfLaunch, ProtocolError, Start
 from compare.launch.engines import Carrier
 from compare.launch.processes import end_all, launch_processes
 from compare.schema.hosts import Host
@@ -284,6 +284,25 @@ def test_wrong_message_does_not_break_off_a_clean_up(mark):
     pipe = SimpleNamespace(receive=receive, keep_alive=lambda: sent.append("alive"))
     _Launch(Start(directory=mark, files={}), pipe).keep_alive()
     assert sent == ["alive"]
+
+
+def test_lost_host_is_found_by_every_later_wait_at_once(agent):
+    """Each launch that is still alive is ended by a wait of its own."""
+    tick_until(agent, lambda: agent.ready)
+    agent._process.kill()
+    for seconds in (20, 0, 0):
+        lost = {}
+        exchange.exchange_until([agent.connection], partial(bool, lost), seconds, lost=lost)
+        assert list(lost) == [agent.connection]
+
+
+def test_agent_passes_every_keep_alive_message_on():
+    """A beat that is dropped would leave the ranks' lease without renewal for twice as long."""
+    beats = [Alive(1.0), Alive(1.5)]
+    agent = program.HostAgent(mock.Mock(receive=lambda: beats))
+    agent._launches["01-none"] = launch = mock.Mock()
+    agent._handle_messages()
+    assert launch.pipe.send.call_args_list == [mock.call(beat) for beat in beats]
 
 
 def test_agent_starts_a_launch_anew_while_the_earlier_one_exits(monkeypatch):

@@ -190,6 +190,14 @@ def test_rank_that_never_started_is_named_with_the_launchers_output(monitor, fil
     assert "No module named 'msgspec'" in error.found
 
 
+def test_error_shows_the_output_of_three_of_many_launchers(monitor, files):
+    for number in range(9):
+        files.directory.joinpath(f"launcher-n{number}.log").write_text(f"Printed on n{number}.")
+    found = failure_of(monitor).found
+    assert found.splitlines()[-1] == "6 other launchers printed something, too."
+    assert [f"Printed on n{number}." in found for number in range(9)] == [True] * 3 + [False] * 6
+
+
 def of_silent_rank(monitor, files, launcher_printed):
     """Return the error of a rank that died and printed nothing."""
     files.log(1).write_text(" \n")

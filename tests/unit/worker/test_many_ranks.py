@@ -95,7 +95,8 @@ def found_in(passes):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "shards"), [(1, 1), (8, 8), (16, 8), (12, 12), (64, 8), (512, 8), (100, 10), (34, 34)]
+    ("ranks", "shards"),
+    [(1, 1), (8, 8), (12, 12), (64, 8), (512, 8), (100, 10), (34, 17), (124, 31), (61, 61)],
 )
 def test_proof_takes_few_shards_of_many_ranks(ranks, shards):
     assert shards_in_proof(ranks) == shards
