@@ -103,6 +103,8 @@ class Seen(msgspec.Struct, kw_only=True):
     sent: int = 0
     """Number of messages to the parent."""
     received: int = 0
+    silent_seconds: float = 0.0
+    """Longest time between two messages of the parent, after which real ranks might end themselves."""
     went: list[tuple[str, int, float]] = []
     """The launch, the number of the wait in it that ended, and the time."""
     waited: list[tuple[str, int, float]] = []
@@ -148,7 +150,11 @@ class _Host:
         self.pipe.send(self._describe())
         self.seen.ready_at = time.monotonic()
         while not self.pipe.closed:
+            heard_at = self.pipe.received_at
             for message in self.pipe.receive():
+                if self.seen.received:
+                    silent = self.pipe.received_at - heard_at
+                    self.seen.silent_seconds = max(self.seen.silent_seconds, silent)
                 self.seen.received += 1
                 self._handle(message)
             now = time.monotonic()

@@ -97,6 +97,7 @@ def measure(hosts: int, arms: int, ranks: int, rounds: int, start_seconds: float
         "between_turns_ms": [1e3 * statistics.median(seconds_between), 1e3 * max(seconds_between)],
         "memory_mib": [size >> 20 for size in parent.memory_bytes],
         "opened_at_once": _opened_at_once(seen),
+        "silent_seconds": max(each.silent_seconds for each in seen),
         "messages_per_second": sum(each.sent + each.received for each in seen) / took[1],
         "cpu_ms_a_turn": 1e3 * sum(cpu for cpu, _ in parent.trained) / parent.turns,
         "cpu_seconds": took[0],
@@ -149,7 +150,7 @@ def main() -> None:
         print(json.dumps(measure(*given.measure, given.ranks, given.rounds, given.start_seconds, given.like)))
         return
     table = Table(
-        "hosts", "arms", "in turns", "to results", "between turns", "memory", "opened", "messages/s"
+        "hosts", "arms", "in turns", "to results", "between turns", "memory", "opened", "silent", "messages/s"
     )
     with tempfile.TemporaryDirectory(prefix="ringside-hosts-") as folder:
         like = given.like or _real_launch(Path(folder, "run"))
@@ -175,6 +176,7 @@ def _row(figures):
         f"{median:.1f} ms, at most {most:.0f}",
         f"{', '.join(map(str, figures['memory_mib']))} MiB",
         str(figures["opened_at_once"]),
+        f"{figures['silent_seconds']:.1f} s",
         f"{figures['messages_per_second']:.0f}",
     )
 

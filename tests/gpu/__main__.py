@@ -28,7 +28,7 @@ PART_SECONDS = 150
 CORES_OF_PART = 5
 """Cores for each of the parts that run side by side."""
 MOST_AT_ONCE = 3
-Outcome = Literal["passed", "FAILED", "skipped"]
+Outcome = Literal["passed", "FAILED", "NOT RUN", "skipped"]
 _RUNNING: set[int] = set()
 """The process groups of the parts that run."""
 
@@ -61,8 +61,10 @@ def execute(part: Part, folder: Path, ends_at: float) -> Done:
     """Carry out one part, and keep all that it prints."""
     began, left = time.monotonic(), ends_at - time.monotonic()
     written = " ".join(part.command)
-    if part.skipped or left <= 0:
-        return Done(part.name, "skipped", part.skipped or "No time was left.", 0, written)
+    if part.skipped:
+        return Done(part.name, "skipped", part.skipped, 0, written)
+    if left <= 0:
+        return Done(part.name, "NOT RUN", "No time was left.", 0, written)
     own = folder / part.name
     own.mkdir()
     with (own / "output.txt").open("w") as output:
@@ -117,6 +119,11 @@ def summarise(found: list[Done], machine: Machine) -> str:
     )
 
 
+def status_of(found: list[Done]) -> int:
+    """Return the exit status: 1 if a part failed, or had no time left, because it then shows nothing."""
+    return int(any(one.outcome in {"FAILED", "NOT RUN"} for one in found))
+
+
 def look(device: str) -> Machine:
     """Find out what this machine has.
 
@@ -148,7 +155,7 @@ def main() -> None:
             found.append(done)
             (folder / "summary.md").write_text(summarise(found, machine))
             print(f"{done.name}: {done.outcome}. {done.why}", flush=True)
-    sys.exit(any(one.outcome == "FAILED" for one in found))
+    sys.exit(status_of(found))
 
 
 if __name__ == "__main__":

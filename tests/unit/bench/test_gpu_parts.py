@@ -1,8 +1,11 @@
 """Test what `make test-gpu` would try on a machine with a GPU."""
 
+import time
+
 import pytest
 
 from tests.contract.plan import arms_of
+from tests.gpu.__main__ import execute, status_of
 from tests.gpu.parts import ARMS, Machine, arms_over_nccl, parse_arm, parts
 
 TIMED = {"run", "collectives"}
@@ -34,3 +37,11 @@ def test_every_arm_and_choice_over_nccl_is_among_the_proofs(tmp_path):
     for backend in (arm for arm in ARMS if arm.name in {"ddp", "zero", "fsdp", "pipeline", "localsgd"}):
         assert [label for label in arms_of(backend) if parse_arm(label).options not in found] == []
     assert not [label for label in listed if "shared_memory" in label or label.startswith("mpi")]
+
+
+def test_part_for_which_no_time_is_left_does_not_count_as_passed(tmp_path):
+    part = parts(Machine("cuda", 1, []), tmp_path)[0]
+    done = execute(part, tmp_path, ends_at=time.monotonic() - 1)
+    assert (done.outcome, done.why) == ("NOT RUN", "No time was left.")
+    assert status_of([done]) == 1
+    assert status_of([done._replace(outcome="skipped")]) == 0
