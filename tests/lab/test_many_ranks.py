@@ -5,7 +5,6 @@ import json
 import pytest
 
 from tests.comparing import compare
-from tests.lab.hosts import why_no_rate_limit
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
@@ -13,8 +12,6 @@ RANKS, HOSTS = 16, 4
 
 
 def test_sixteen_ranks_of_every_default_arm_are_proven(tmp_path, mnist_dir, requires_lab):
-    if reason := why_no_rate_limit():
-        pytest.skip(reason)
     result = tmp_path / "proofs.json"
     done = compare(
         *(
