@@ -150,10 +150,10 @@ class _Host:
         self.pipe.send(self._describe())
         self.seen.ready_at = time.monotonic()
         while not self.pipe.closed:
-            heard_at = self.pipe.received_at
+            read_at = self.pipe.received_at
             for message in self.pipe.receive():
                 if self.seen.received:
-                    silent = self.pipe.received_at - heard_at
+                    silent = self.pipe.received_at - read_at
                     self.seen.silent_seconds = max(self.seen.silent_seconds, silent)
                 self.seen.received += 1
                 self._handle(message)
