@@ -284,13 +284,16 @@ class Cohort(AliveLaunches):
                 self._go_and_wait(launch, GO_ON)
             for launch in launches:
                 launch.go(GO_ON)
-            ended: list[Launch] = []
             for launch in launches:
                 self.wait(launch, "end")
-                ended.append(launch.conclude(Launch))
         finally:
             self.end_all()
-        return ended
+        # No rank is left that would miss messages while thousands of results are read.
+        return list(map(self._concluded, launches))
+
+    def _concluded(self, launch: RunningLaunch) -> Launch:
+        self.current = launch.planned
+        return launch.conclude(Launch)
 
     def _start_one_by_one(self, planned: Sequence[Planned]) -> list[RunningLaunch]:
         """Start and warm up one launch after another, each only if memory is left for it.

@@ -104,7 +104,7 @@ class RunningLaunch:
         settings, planned, arm = self.settings, self.planned, self.planned.arm
         cluster = self._cluster = settings.cluster
         self.restarted_because = restarted_because
-        self._began = unix_time()
+        self._began = self._ended = unix_time()
         self.waited_seconds = 0.0
         """Seconds in which this launch was waited for; the turns of other arms do not count."""
         self.files = launch_files(settings.directory, planned, again=bool(restarted_because))
@@ -242,6 +242,7 @@ class RunningLaunch:
             if here.order and not here.exited:
                 with uninterrupted():
                     clean_up(here.order, self._segments)
+        self._ended = unix_time()
         errors = [*lost.values(), *(link.error for link in asked)]
         hosts = [error for error in errors if isinstance(error, HostError)]
         silent = [link.agent for link in asked if not (link.exited or link.agent in lost)]
@@ -283,7 +284,7 @@ class RunningLaunch:
             environment=set_by_launch,
             inherited={name: value for name, value in of_libraries.items() if name not in set_by_launch},
             started_at=self._began,
-            seconds=unix_time() - self._began,
+            seconds=self._ended - self._began,
             started_alone=self.settings.started_alone,
             restarted_because=self.restarted_because,
             ranks=ranks,
