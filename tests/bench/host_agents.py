@@ -104,7 +104,7 @@ class Seen(msgspec.Struct, kw_only=True):
     """Number of messages to the parent."""
     received: int = 0
     silent_seconds: float = 0.0
-    """Longest time between two messages of the parent, after which real ranks might end themselves."""
+    """Longest time between two messages of the parent while a launch is alive, whose ranks might give up."""
     went: list[tuple[str, int, float]] = []
     """The launch, the number of the wait in it that ended, and the time."""
     waited: list[tuple[str, int, float]] = []
@@ -152,7 +152,7 @@ class _Host:
         while not self.pipe.closed:
             read_at = self.pipe.received_at
             for message in self.pipe.receive():
-                if self.seen.received:
+                if not all(launch.is_over for launch in self._launches.values()):
                     silent = self.pipe.received_at - read_at
                     self.seen.silent_seconds = max(self.seen.silent_seconds, silent)
                 self.seen.received += 1
@@ -204,7 +204,7 @@ class _Launch:
         self._ranks = range(first, first + order.ranks)
         self._waits, self._steps, self._untimed_turns = 0, 0, 0
         self._stage: Stage = "join"
-        self._is_over = False
+        self.is_over = False
         self._send(Started())
         self._tell_progress()
         host.after(_PREPARE_SECONDS, self._arrive)
@@ -217,7 +217,7 @@ class _Launch:
                 self._go(turn)
             case End():
                 self._send(Exited(status=None))
-                self._is_over = True
+                self.is_over = True
 
     def _go(self, turn: Turn):
         steps = turn.untimed_steps + turn.timed_steps
@@ -262,11 +262,11 @@ class _Launch:
             self._send(FileData(self._files.exit(rank).name, msgspec.json.encode(record)))
         self._send(RankNews(done=list(self._ranks)))
         self._send(Exited(status=0))
-        self._is_over = True
+        self.is_over = True
 
     def _tell_again(self):
         """Tell the progress as long as the ranks train, as often as an agent looks at it."""
-        if self._stage == "train" and not self._is_over:
+        if self._stage == "train" and not self.is_over:
             self._tell_progress()
             self._host.after(_LOOK_SECONDS, self._tell_again)
 
@@ -276,7 +276,7 @@ class _Launch:
         self._send(RankNews(progress=dict.fromkeys(self._ranks, record)))
 
     def _send(self, message):
-        if not self._is_over:
+        if not self.is_over:
             self._host.pipe.send(OfLaunch(self._name, message))
 
 
