@@ -6,7 +6,7 @@ import errno
 import math
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -326,14 +326,20 @@ class Monitor:
             what = f"no result from rank {listed(f'{rank.rank} on {rank.host}' for rank in missing)}"
         if unstarted := find_unstarted(evidence):
             what = f"rank {unstarted.rank} on {unstarted.host} never started"
-        printed = list(filter(None, map(tail, self.files.launcher_logs())))
-        others = len(printed) - _LAUNCHERS_SHOWN
-        more = [f"{counted(others, 'other launcher')} printed something, too."] if others > 0 else []
         return LaunchError(
             f"{where}: {what}, and the launcher exited with status {ending.status}.",
-            found="\n".join([*printed[:_LAUNCHERS_SHOWN], *more]),
+            found=self._launchers_output({rank.host for rank in ([unstarted] if unstarted else missing)}),
             remedy=remedy,
         )
+
+    def _launchers_output(self, hosts: Container[str]) -> str:
+        """Return the last lines of three launchers, those on ``hosts`` first, and how many others printed."""
+        own_part = len(self.files.launcher_log.stem) + 1
+        logs = sorted(self.files.launcher_logs(), key=lambda log: log.stem[own_part:] not in hosts)
+        printed = list(filter(None, map(tail, logs)))
+        others = len(printed) - _LAUNCHERS_SHOWN
+        more = [f"{counted(others, 'other launcher')} printed something, too."] if others > 0 else []
+        return "\n".join([*printed[:_LAUNCHERS_SHOWN], *more])
 
 
 def _read_if_there(file: Path, kind: type[Any]) -> Any:

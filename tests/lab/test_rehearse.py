@@ -92,7 +92,7 @@ def test_rehearsal_that_is_ended_leaves_nothing(tmp_path, mnist_dir, requires_ba
         assert len(made) == 3, "a room and two hosts"
         os.kill(started.pid, end)
         started.wait(timeout=20)
-        wait_until(lambda: not [p for p in inside if is_alive(p.pid)])
+        wait_until(lambda: not [p for p in inside if p.is_running() and is_alive(p.pid)])
         assert not made & network_namespaces(psutil.pids())
         assert traces(started.pid) == before
     finally:

@@ -36,6 +36,11 @@ class ALaunch:
         self.waited_seconds = 0.0
         self.ended_for = None
         self.fails = fails
+        self.is_over = False
+        self.others = []
+        """The launches of the same cohort."""
+        self.read_beside = None
+        """The launches that had not ended when the results of this one were read; None before."""
         self.port_taken = True
         self.happens = lambda: None
         self._told = [] if told is None else told
@@ -80,10 +85,11 @@ class ALaunch:
         pass
 
     def end(self):
-        return None
+        self.is_over = True
 
     def conclude(self, _kind, ending=SUCCEEDED):
         self.ended_for = ending
+        self.read_beside = [other.planned.label for other in self.others if not other.is_over]
         if ending.timed_out:
             raise StalledError("It took too long.")
         if ending.status:
@@ -214,7 +220,7 @@ def carry_out(tmp_path, monkeypatch):
             assert settings.in_turns
             # Four orders: warm-up, one turn, the end of it, and leaving.
             made.append(ALaunch(planned, told, orders=4, fails=planned.label in port_taken))
-            made[-1].started_alone = settings.started_alone
+            made[-1].started_alone, made[-1].others = settings.started_alone, made
             return made[-1]
 
         monkeypatch.setattr(launches, "RunningLaunch", prepare)
@@ -248,6 +254,7 @@ def test_later_cohort_starts_launches_side_by_side_and_ends_them_so(carry_out, a
     assert told[3:6] == [f"{arm} goes on" for arm in ARMS], "each warms up alone, when all have joined"
     assert told[6:9] == ["mpi 1", "none 1", "ddp 1"]
     assert told[9:] == [f"{arm} goes on" for arm in ARMS] * 2
+    assert [launch.read_beside for launch in made] == [[], [], []], "ranks that still end need messages"
     assert not any(launch.started_alone for launch in made)
 
 

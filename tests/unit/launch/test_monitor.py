@@ -190,12 +190,18 @@ def test_rank_that_never_started_is_named_with_the_launchers_output(monitor, fil
     assert "No module named 'msgspec'" in error.found
 
 
-def test_error_shows_the_output_of_three_of_many_launchers(monitor, files):
-    for number in range(9):
-        files.directory.joinpath(f"launcher-n{number}.log").write_text(f"Printed on n{number}.")
-    found = failure_of(monitor).found
-    assert found.splitlines()[-1] == "6 other launchers printed something, too."
-    assert [f"Printed on n{number}." in found for number in range(9)] == [True] * 3 + [False] * 6
+def test_error_shows_the_output_of_three_launchers_the_failed_one_first(files):
+    hosts = [f"n{number}" for number in range(9)]
+    for rank, host in enumerate(hosts):
+        files.directory.joinpath(f"launcher-{host}.log").write_text(f"Printed on {host}.")
+        if host != "n7":
+            exits(files, rank, **ENDED)
+    error = failure_of(Monitor(files, hosts, 30.0))
+    assert "rank 7 on n7 never started" in error.what
+    assert error.found.splitlines() == [
+        *("Printed on n7.", "Printed on n0.", "Printed on n1."),
+        "6 other launchers printed something, too.",
+    ]
 
 
 def of_silent_rank(monitor, files, launcher_printed):
