@@ -16,8 +16,8 @@ LOSSY = [label for label in ARMS if label not in EXACT and label not in LOCAL]
 
 
 def marks_of(world):
-    """Leave all but two ranks to `make test-faults`; of these, `.ci/run` takes one rank alone."""
-    return {1: [pytest.mark.faults], 2: []}.get(world, [pytest.mark.faults, pytest.mark.rest])
+    """Leave all but two ranks to `make test-faults`, and out of `.ci/run`."""
+    return [] if world == 2 else [pytest.mark.faults, pytest.mark.rest]
 
 
 def cases(names, synchronises, promised, exempt):

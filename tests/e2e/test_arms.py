@@ -204,6 +204,7 @@ def test_localsgd_is_proven_at_period_1_and_shows_its_loss(sharded):
 
 
 @pytest.mark.faults
+@pytest.mark.rest
 def test_shards_of_four_ranks_are_fourth_parts(tmp_path, mnist_dir):
     done = compare(
         *(*RUN, "--backend", "zero,fsdp,modelparallel", "-np", 4, "--threads", 1, "--no-control"),

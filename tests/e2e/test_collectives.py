@@ -82,6 +82,7 @@ def test_run_that_a_known_cause_ends_names_it(tmp_path, requires_backend, arm, v
 
 
 @pytest.mark.faults
+@pytest.mark.rest
 def test_collectives_every_group_is_right_or_says_why(tmp_path, every_backend):
     done = compare(
         *("collectives", "--collective", "all", "--dtype", "int8,bfloat16,float32", "--op", "sum,avg"),

@@ -20,11 +20,13 @@ ARMS = "ddp,manual,horovod,mpi"
     ("example", "ranks", "arms"),
     [
         pytest.param("transformer", 2, "horovod,fsdp", marks=pytest.mark.faults),
-        pytest.param("mixed", 2, "manual,mpi,manual:mode=ring", marks=pytest.mark.faults),
+        pytest.param("mixed", 2, "mpi", marks=pytest.mark.faults),
+        pytest.param("mixed", 2, "manual,manual:mode=ring", marks=[pytest.mark.faults, pytest.mark.rest]),
         pytest.param(
             "transformer", 3, f"{ARMS},zero,fsdp,single", marks=[pytest.mark.faults, pytest.mark.rest]
         ),
-        pytest.param("resnet", 2, "pipeline,modelparallel,localsgd", marks=pytest.mark.faults),
+        pytest.param("resnet", 2, "pipeline", marks=pytest.mark.faults),
+        pytest.param("resnet", 2, "modelparallel,localsgd", marks=[pytest.mark.faults, pytest.mark.rest]),
         pytest.param("resnet", 3, "pipeline", marks=[pytest.mark.faults, pytest.mark.rest]),
         pytest.param("resnet", 3, f"{ARMS},zero,fsdp", marks=[pytest.mark.faults, pytest.mark.rest]),
     ],
@@ -62,8 +64,8 @@ def test_a_model_that_is_no_chain_is_refused_before_it_trains(tmp_path):
 @pytest.mark.parametrize(
     ("factory", "arm", "status", "words"),
     [
-        ("horovod", "own_horovod", 0, ""),
-        ("ddp", "own_torch", 0, ""),
+        pytest.param("horovod", "own_horovod", 0, "", marks=pytest.mark.rest),
+        pytest.param("ddp", "own_torch", 0, "", marks=pytest.mark.rest),
         ("hasty", "own_torch", 8, "2 times the right one: a sum in place of the mean"),
     ],
 )
@@ -156,7 +158,7 @@ VERIFIED = PROVEN_IN_A_RUN | {"float32": "passed"}
         pytest.param("right", "own_torch", marks=pytest.mark.rest),
         pytest.param("right", "ddp", marks=pytest.mark.rest),
         ("horovod", "own_horovod"),
-        ("mpi", "own_mpi"),
+        pytest.param("mpi", "own_mpi", marks=pytest.mark.rest),
     ],
 )
 def test_own_right_step_is_verified(tmp_path, requires_backend, name, arm):

@@ -106,13 +106,13 @@ def test_run_on_hosts_copies_the_data_set_once(run_twice):
 def test_run_on_hosts_copies_the_workloads_folder_once(make_lab, mnist_dir):
     lab = make_lab(2)
     lab.login.run(["cp", "-r", str(ROOT / "examples"), "/tmp/mine"])  # noqa: S108 -- the private one of the login
-    own = ("--workload", "/tmp/mine/resnet.py:make", "--backend", "ddp")  # noqa: S108
+    own = ("--workload", "/tmp/mine/horovod_to_ddp.py:ddp", "--backend", "own_torch")  # noqa: S108
     for times in (1, 0):
         done = compare(lab, "n1,n2", mnist_dir, *own, steps=10)
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("Copying the workload's folder") == times
         run = read_run(lab.folder / "run")
-        assert run.dataset.workload == "resnet.py:make"
+        assert run.dataset.workload == "horovod_to_ddp.py:ddp"
         assert len({rank.final_hash for rank in run.launches[0].ranks}) == 1
         shutil.rmtree(lab.folder / "run")
     assert left(lab) == []

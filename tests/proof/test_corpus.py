@@ -27,11 +27,12 @@ def a_case(case):
 
     ``make test`` leaves out most of what trains wrongly. It tries the plain workload by every arm, and each
     other one by its first, because the contract suite takes every arm through all kinds of steps. So
-    ``.ci/run`` leaves out workloads by another arm than their first, but no fault of ours.
+    ``.ci/run`` leaves out workloads by another arm than their first, and four ranks, but no fault of ours.
     """
     by_this_arm = case.is_first or case.name == "plain"
     quick = (case.is_right or case.file.stem == "wrong_steps") and by_this_arm and not case.mutation
-    marks = [pytest.mark.faults, *([] if case.is_first or case.mutation else [pytest.mark.rest])]
+    in_ci = (case.is_first or case.mutation) and "ranks" not in case.settings
+    marks = [pytest.mark.faults, *([] if in_ci else [pytest.mark.rest])]
     name = f"{case.mutation or case.file.stem}-{case}"
     return pytest.param(case, id=name, marks=[] if quick else marks)
 
