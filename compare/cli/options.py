@@ -182,7 +182,10 @@ class LaunchFlags(RankFlags):
 
     device: Annotated[
         Literal["auto", "cpu", "cuda", "cuda:shared"],
-        hosts_flag(help="What the ranks compute on. cuda:shared: ranks may share GPUs, in verify alone."),
+        hosts_flag(
+            help="What the ranks compute on. cuda:shared: ranks may share GPUs, in verify alone. "
+            "All hosts of a rehearsal share GPUs."
+        ),
     ] = "auto"
     threads: Annotated[
         int | None, hosts_flag(show_default="cores / ranks per host", help="Threads per rank.")

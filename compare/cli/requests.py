@@ -148,26 +148,21 @@ def read_launch_request(
     """Return the request for launching ranks that ``flags`` describe; other requests extend it.
 
     ``config`` holds the settings that do not come from ``LaunchFlags``. A command that shows no times sets
-    ``may_share_gpus``, which allows the device cuda:shared.
+    ``may_share_gpus``, which allows the device cuda:shared, and cuda in a rehearsal.
 
     Raises:
         UsageError: a flag has a wrong value.
         OutputError: a file to export to cannot be written.
     """
     from compare.experiment.settle import LaunchRequest
-    from compare.schema.config import SHARED_GPUS
     from compare.schema.environment import read_env_flags
     from compare.schema.store import require_writable
 
     if flags.quiet and flags.verbose:
         raise UsageError("--quiet and --verbose exclude each other.", remedy="Leave out one of them.")
-    if flags.device == SHARED_GPUS and not may_share_gpus:
-        raise UsageError(
-            f"--device {SHARED_GPUS} cannot be timed.",
-            found="Ranks that share a GPU wait for each other, so their times mean nothing.",
-            remedy=f"Prove the arms with `ringside verify --device {SHARED_GPUS}`, or use --device cuda.",
-        )
     allocation = read_allocation(flags)
+    if not may_share_gpus:
+        _require_gpus_of_ones_own(flags.device, allocation)
     for _, path in flags.exports:
         require_writable(path, to_be_made=flags.output)
     return LaunchRequest(
@@ -181,6 +176,21 @@ def read_launch_request(
             **_read_timeout(flags.timeout),
             **config,
         },
+    )
+
+
+def _require_gpus_of_ones_own(device: str, allocation: Allocation) -> None:
+    """Require that ranks will share no GPU, as all hosts of a rehearsal do; else raise a ``UsageError``."""
+    from compare.schema.config import SHARED_GPUS
+
+    rehearsed = device == "cuda" and allocation.rehearsed is not None
+    if not rehearsed and device != SHARED_GPUS:
+        return
+    where, other = (" in a rehearsal", "cpu") if rehearsed else ("", "cuda")
+    raise UsageError(
+        f"--device {device} cannot be timed{where}.",
+        found="Ranks that share a GPU wait for each other, so their times mean nothing.",
+        remedy=f"Prove the arms with `ringside verify --device {device}`, or use --device {other}.",
     )
 
 

@@ -19,7 +19,7 @@ from compare.errors import BudgetError, UnavailableError, UsageError
 from compare.experiment.allocation import require_time
 from compare.experiment.run import Watch, attempt, open_hosts, reporting_early_end
 from compare.experiment.schedule import back_and_forth
-from compare.experiment.settle import LaunchRequest, choose_device, choose_threads, count_gpus
+from compare.experiment.settle import LaunchRequest, choose_threads, settle_device
 from compare.launch.arm import Observer
 from compare.launch.cluster import Cluster
 from compare.launch.launches import launch_sweep
@@ -104,7 +104,7 @@ def settle_sweep(
     )
     say("Checking which groups can run here …")
     survey = availability.survey(GROUPS[name].backend for name in draft.groups)
-    device = choose_device(draft.device, cluster.hosts, count_gpus(cluster, survey))
+    device, _ = settle_device(draft.device, cluster, survey)
     if device == "cpu":
         require_memory(draft, cluster.hosts, cluster.memory_left())
     one_host = len(cluster.hosts) == 1

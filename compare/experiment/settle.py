@@ -109,11 +109,7 @@ def settle(
     require_divisible(request.arms, draft.ranks)
     say("Checking which arms can run here …")
     survey = availability.survey(arm.backend for arm in draft.arms)
-    gpus = count_gpus(cluster, survey)
-    device = choose_device(draft.device, cluster.hosts, gpus)
-    shares_gpus = draft.device == SHARED_GPUS and any(
-        count < host.slots for host, count in zip(cluster.hosts, gpus, strict=True)
-    )
+    device, shares_gpus = settle_device(draft.device, cluster, survey)
     one_host = len(cluster.hosts) == 1
     arms, left_out = choose_arms(draft.arms, device, survey, one_host=one_host)
     if request.against:
@@ -195,6 +191,23 @@ def divide_aa_test(draft: RunConfig) -> RunConfig:
         settle_seconds=None,
         max_reruns=draft.max_reruns and _AA_RERUNS,
     )
+
+
+def settle_device(asked: str, cluster: HostFacts, survey: Survey) -> tuple[str, bool]:
+    """Return the device, as ``choose_device`` does, and whether any ranks share a GPU.
+
+    All hosts of a rehearsal have the same GPUs. So they share these if the user asks for ``cuda``, and
+    ``auto`` is the CPU.
+
+    Raises:
+        UnavailableError: the device is CUDA, and a host has fewer GPUs than ranks, or none to share.
+    """
+    gpus = count_gpus(cluster, survey)
+    if cluster.network.rehearsed:
+        asked = {"auto": "cpu", "cuda": SHARED_GPUS}.get(asked, asked)
+    device = choose_device(asked, cluster.hosts, gpus)
+    too_few = any(count < host.slots for host, count in zip(cluster.hosts, gpus, strict=True))
+    return device, device == "cuda" and (too_few or cluster.hosts_per_machine > 1)
 
 
 def choose_device(asked: str, hosts: Sequence[Host], gpus: Sequence[int]) -> str:

@@ -79,7 +79,7 @@ class HostFacts:
         One launch more may start, because its launcher loads libraries on one core before its ranks do.
         """
         return 1 + min(
-            cores // (self._hosts_per_machine * host.slots)
+            cores // (self.hosts_per_machine * host.slots)
             for host, cores in zip(self.hosts, self.cores(), strict=True)
         )
 
@@ -88,10 +88,10 @@ class HostFacts:
 
         The hosts of a rehearsal share the memory of one machine equally.
         """
-        return [machine.memory_left_bytes // self._hosts_per_machine for machine in self.machines]
+        return [machine.memory_left_bytes // self.hosts_per_machine for machine in self.machines]
 
     @property
-    def _hosts_per_machine(self) -> int:
+    def hosts_per_machine(self) -> int:
         """Number of hosts on each machine: all hosts of a rehearsal are on one, other hosts are alone."""
         return len(self.hosts) if self.network.rehearsed else 1
 

@@ -88,7 +88,7 @@ host() {
   private_folders "$@"
   hostname "$name"
   # A folder of this machine that TMPDIR names need not be in the host's private /tmp.
-  echo "exec nsenter -t $pid -m -u -i -n -p -- env -u TMPDIR XDG_CACHE_HOME=/tmp/cache CUDA_VISIBLE_DEVICES= \"\$@\"" \
+  echo "exec nsenter -t $pid -m -u -i -n -p -- env -u TMPDIR XDG_CACHE_HOME=/tmp/cache \"\$@\"" \
     >"/run/rehearsal/$name"
   echo up
   # Not `exec sleep`: the first process of a host reaps its orphans.

@@ -192,6 +192,17 @@ def carried_out(monkeypatch):
                 "collectives",
             )
         ),
+        *(
+            (
+                f"{command} --engine rehearsal --device cuda",
+                USAGE,
+                [
+                    "--device cuda cannot be timed in a rehearsal",
+                    "verify --device cuda`, or use --device cpu",
+                ],
+            )
+            for command in ("--backend ddp --dry-run", "scale --backend ddp -np 1,2", "collectives")
+        ),
         (
             "verify --backend ddp --device cuda:shared",
             UNAVAILABLE,

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from backends import BACKENDS
@@ -23,7 +24,7 @@ from compare.schema.arms import Arm, parse_arms
 from compare.schema.config import RunConfig
 from compare.schema.hosts import Host, Link, Network
 from compare.schema.store import create_directory
-from tests.unit.factories import DIGITS, a_cluster, a_config, a_survey
+from tests.unit.factories import DIGITS, AnAgent, a_cluster, a_config, a_survey, cluster_of
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,22 @@ def test_a_host_without_a_gpu_has_none_to_share():
     with pytest.raises(UnavailableError) as caught:
         settle.choose_device("cuda:shared", [Host("n1", 2), Host("n2", 2)], [1, 0])
     assert caught.value.what == "n2 has no GPU to share."
+
+
+@pytest.mark.parametrize(
+    ("asked", "hosts", "gpus", "expected"),
+    [
+        *(("auto", 2, 1, ("cpu", False)), ("cpu", 2, 1, ("cpu", False)), ("cuda", 2, 1, ("cuda", True))),
+        # Each host takes its first GPUs, so those of two hosts are the same however many there are.
+        *(("cuda", 2, 8, ("cuda", True)), ("cuda", 1, 1, ("cuda", True)), ("cuda", 1, 2, ("cuda", False))),
+    ],
+)
+def test_hosts_of_a_rehearsal_share_gpus_if_asked_to(asked, hosts, gpus, expected):
+    agents = [AnAgent(host=Host(f"rehearsal-{number}", 2)) for number in range(hosts)]
+    for agent in agents:
+        agent.ready = msgspec.structs.replace(agent.ready, gpus=gpus)
+    cluster = cluster_of(agents, agents[0], network=Network(rehearsed=Link()))
+    assert settle.settle_device(asked, cluster, a_survey(gpus=0)) == expected
 
 
 @pytest.mark.parametrize(
