@@ -17,6 +17,11 @@ from compare.schema.hosts import Host
 
 _ATTEND_SECONDS = 0.5
 """Time between two looks at all agents, some of them due for a keep-alive message."""
+_SERVE_SECONDS = 0.5
+"""Maximum time for the messages that have arrived, so that no host waits for those of hundreds of others.
+
+To write the files of one round may take seconds. What is left is ready again at the next look.
+"""
 _CLOSE_SECONDS = 3.0
 """Maximum time for all connections to close after a run."""
 
@@ -73,35 +78,68 @@ def exchange_until(
     """
     deadline = time.monotonic() + seconds
     attend_at = -math.inf
-    errors = {} if lost is None else lost
-    by_pipe = {agent.pipe: agent for agent in agents if agent not in errors}
-    with PipePoll(by_pipe) as poll:
+    with PipePoll(agent.pipe for agent in agents if agent not in (lost or ())) as poll:
+        exchange = _Exchange(agents, poll, lost)
         while True:
-            wait = min(deadline, attend_at) - time.monotonic()
-            ready = [by_pipe[pipe] for pipe in poll.wait(max(0.0, wait))]
+            served, may_end = exchange.serve(min(deadline, attend_at) - time.monotonic())
             now = time.monotonic()
-            may_end = is_due = now >= min(deadline, attend_at)
-            for agent, do in [
-                *((agent, agent.receive) for agent in ready),
-                *((agent, agent.attend) for agent in (agents if is_due else ())),
-            ]:
-                if agent in errors:
-                    continue
-                try:
-                    may_end = do() or may_end
-                except RingsideError as error:
-                    if lost is None:
-                        raise
-                    errors[agent], may_end = error, True
-                poll.update(agent.pipe, is_lost=agent in errors)
-            attend_at = now + _ATTEND_SECONDS if is_due else attend_at
+            if is_due := now >= min(deadline, attend_at):
+                exchange.attend()
+                attend_at, may_end = now + _ATTEND_SECONDS, True
             if may_end and lost is None:
                 # Others sent nothing new, and hundreds of hosts would be looked at after each message.
-                _raise_first_error(agents if is_due else ready)
+                _raise_first_error(agents if is_due else served)
             if may_end and until():
                 return True
             if now >= deadline:
                 return False
+
+
+class _Exchange:
+    """One wait for the messages of agents; it keeps the error of each agent that is lost, or raises it."""
+
+    def __init__(
+        self, agents: Sequence[Connection], poll: PipePoll, lost: dict[Connection, RingsideError] | None
+    ) -> None:
+        self._agents = agents
+        self._by_pipe = {agent.pipe: agent for agent in agents}
+        self._poll = poll
+        self._raises = lost is None
+        self._errors = {} if lost is None else lost
+
+    def serve(self, seconds: float) -> tuple[list[Connection], bool]:
+        """Wait at most ``seconds`` for messages, and handle those of some agents.
+
+        Returns:
+            These agents, and whether one of the messages may end a wait.
+        """
+        # Those that were left at the last look come first.
+        ready = sorted(self._poll.wait(max(0.0, seconds)), key=lambda pipe: pipe.received_at)
+        ends_at, ends_wait = time.monotonic() + _SERVE_SECONDS, False
+        served = []
+        for agent in (self._by_pipe[pipe] for pipe in ready):
+            if time.monotonic() >= ends_at:
+                break
+            ends_wait = self._ends_wait(agent, agent.receive) or ends_wait
+            served.append(agent)
+        return served, ends_wait
+
+    def attend(self) -> None:
+        """Attend to every agent."""
+        for agent in self._agents:
+            self._ends_wait(agent, agent.attend)
+
+    def _ends_wait(self, agent: Connection, do: Callable[[], bool]) -> bool:
+        if agent in self._errors:
+            return False
+        try:
+            ends_wait = do()
+        except RingsideError as error:
+            if self._raises:
+                raise
+            self._errors[agent], ends_wait = error, True
+        self._poll.update(agent.pipe, is_lost=agent in self._errors)
+        return ends_wait
 
 
 def _raise_first_error(agents: Sequence[Connection]) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from compare.errors import HostError, OutputError
 from compare.launch.agent.protocol import BACKLOG_BYTES, FileData, MessagePipe, ProtocolError
 from compare.schema.hosts import Host
 from compare.schema.job import Progress, append_progress, open_progress
 from compare.schema.launch_files import LaunchFiles
-from compare.system.files import write_bytes
 
 _CHUNK_BYTES = 1 << 16
 _FILE_BYTES = 4 << 30
@@ -128,7 +128,7 @@ class ReceivedFiles:
         own_name = f"{log.stem}-{self._host.name}{log.suffix}" if name == log.name else name
         path = self._files.directory / own_name
         if message.offset is None:
-            write_bytes(path, message.data)
+            self._write(path, message.data, "wb")
             return
         size = self._sizes.get(name, 0)
         if message.offset != size:
@@ -141,8 +141,12 @@ class ReceivedFiles:
                 remedy="Does a program there print without end? Make it print less, and run again.",
             )
         self._sizes[name] = size + len(message.data)
+        self._write(path, message.data, "ab")
+
+    def _write(self, path: Path, data: bytes, mode: Literal["wb", "ab"]) -> None:
+        # No other program reads the file meanwhile, and thousands arrive at once. So none is replaced.
         try:
-            with path.open("ab") as file:
-                file.write(message.data)
+            with path.open(mode) as file:
+                file.write(data)
         except OSError as error:
             raise OutputError.unwritten(path, error) from None
