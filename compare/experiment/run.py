@@ -128,7 +128,9 @@ def open_hosts(request: LaunchRequest, say: Callable[[str], None]) -> Iterator[C
         try:
             with naming_scheduler(allocation.job):
                 cluster = opened.enter_context(
-                    open_cluster(allocation, interface=allocation.interface, exported=request.exported)
+                    open_cluster(
+                        allocation, interface=allocation.interface, exported=request.exported, say=say
+                    )
                 )
         except RingsideError:
             say_findings(failed=True)

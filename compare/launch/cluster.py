@@ -35,9 +35,11 @@ from compare.launch.network import (
 from compare.launch.staging import stage
 from compare.schema.hosts import Host, Link, Network, is_local, local_host
 from compare.schema.job import Job, LaunchJob
-from compare.text import counted
+from compare.text import counted, listed
 
 _LISTED_HOSTS = 8
+_SLOW_START_SECONDS = 10.0
+"""Time after which hosts that have not started are named, because one that hangs is given up much later."""
 INTERFACE = "INTERFACE"
 """Placeholder in a dry run for the network interface's name, which only the hosts could tell."""
 
@@ -177,12 +179,17 @@ def assume_facts(
 
 @contextmanager
 def open_cluster(
-    allocation: Allocation, *, interface: str | None, exported: Mapping[str, str]
+    allocation: Allocation,
+    *,
+    interface: str | None,
+    exported: Mapping[str, str],
+    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Cluster]:
     """Start an agent on every host, yield the cluster, and end the agents after the block.
 
     Without ``interface``, a network interface is chosen that all hosts share. ``exported`` holds environment
-    variables of the ranks, which are passed on in private files only.
+    variables of the ranks, which are passed on in private files only. ``say`` prints a line about hosts that
+    are slow to start.
 
     Raises:
         HostError: a host cannot be reached, has another version, or sees too little of the job.
@@ -193,7 +200,7 @@ def open_cluster(
     launcher_hosts = () if any(map(is_local, hosts)) else (local_host(1),)
     lost: dict[Connection, RingsideError] = {}
     with connected((*hosts, *launcher_hosts), carrier, lost=lost) as everyone:
-        _require_ready(everyone, lost, len(hosts))
+        _require_ready(everyone, lost, len(hosts), say)
         agents = everyone[: len(hosts)]
         for agent in agents:
             if job and agent.ready:
@@ -281,14 +288,23 @@ class Cluster(HostFacts):
 
 
 def _require_ready(
-    agents: Sequence[Connection], lost: dict[Connection, RingsideError], host_count: int
+    agents: Sequence[Connection],
+    lost: dict[Connection, RingsideError],
+    host_count: int,
+    say: Callable[[str], None],
 ) -> None:
     """Wait for every agent's first message, or raise one error for all of ``host_count`` that fail.
 
-    ``lost`` has the errors of agents that have failed already.
+    ``lost`` has the errors of agents that have failed already. ``say`` names the hosts that are slow.
     """
-    # Each connection has a time limit of its own, after which it is lost.
-    exchange_until(agents, lambda: all(agent.ready or agent in lost for agent in agents), math.inf, lost=lost)
+
+    def late() -> list[str]:
+        return [agent.host.name for agent in agents if not (agent.ready or agent in lost)]
+
+    if not exchange_until(agents, lambda: not late(), _SLOW_START_SECONDS, lost=lost):
+        say(f"Waiting until Ringside has started on {listed(late())}, at most {START_SECONDS:g} s.")
+        # Each connection has a time limit of its own, after which it is lost.
+        exchange_until(agents, lambda: not late(), math.inf, lost=lost)
     host_errors = [error for error in lost.values() if isinstance(error, HostError)]
     if host_errors:
         raise join_errors(host_errors, of=host_count)

@@ -11,9 +11,9 @@ import pytest
 
 from compare import data
 from compare.errors import HostError, UnavailableError
-from compare.launch import staging
+from compare.launch import cluster, staging
 from compare.launch.cluster import open_cluster
-from compare.launch.engines import Allocation
+from compare.launch.engines import Allocation, Carrier
 from compare.launch.engines.ssh import Ssh
 from compare.schema.arms import Arm
 from compare.schema.hosts import Host, Network
@@ -33,6 +33,25 @@ def test_open_cluster_every_host_that_cannot_be_used_is_named():
         pass
     assert "no-such-host-1.invalid (hosts:1)" in caught.value.found
     assert "no-such-host-2.invalid (hosts:2)" in caught.value.found
+
+
+class Slow(Carrier, frozen=True):
+    """A carrier whose second host starts late."""
+
+    def argv(self, host, argv):
+        return ("sh", "-c", 'sleep "$0"; exec "$@"', "1" if host.name == "slow" else "0", *argv)
+
+
+def test_hosts_that_start_late_are_named_while_they_are_waited_for(monkeypatch):
+    monkeypatch.setattr(cluster, "_SLOW_START_SECONDS", 0.5)
+    monkeypatch.setattr(cluster, "_find_network", lambda *_: Network())
+    said = []
+    hosts = (*HERE, Host("slow", 1))
+    with open_cluster(Allocation(hosts, Slow()), interface=None, exported={}, say=said.append) as opened:
+        assert len(opened.agents) == 2
+    assert said[0].startswith("Waiting until Ringside has started on ")
+    assert "slow" in said[0]
+    assert "at most 60 s." in said[0]
 
 
 def test_cluster_host_without_a_compiler_is_named():
