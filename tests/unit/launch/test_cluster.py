@@ -45,13 +45,13 @@ class Slow(Carrier, frozen=True):
 def test_hosts_that_start_late_are_named_while_they_are_waited_for(monkeypatch):
     monkeypatch.setattr(cluster, "_SLOW_START_SECONDS", 0.5)
     monkeypatch.setattr(cluster, "_find_network", lambda *_: Network())
-    said = []
+    printed = []
     hosts = (*HERE, Host("slow", 1))
-    with open_cluster(Allocation(hosts, Slow()), interface=None, exported={}, say=said.append) as opened:
+    with open_cluster(Allocation(hosts, Slow()), interface=None, exported={}, say=printed.append) as opened:
         assert len(opened.agents) == 2
-    assert said[0].startswith("Waiting until Ringside has started on ")
-    assert "slow" in said[0]
-    assert "at most 60 s." in said[0]
+    assert printed[0].startswith("Waiting until Ringside has started on ")
+    assert "slow" in printed[0]
+    assert "at most 60 s." in printed[0]
 
 
 def test_cluster_host_without_a_compiler_is_named():
