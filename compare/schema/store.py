@@ -21,6 +21,7 @@ from compare.schema.hostfile import format_hostfile
 from compare.schema.metered import METER_FILE, Metered, read_metered
 from compare.schema.results import SCHEMA_VERSION, LaunchRecord, Run, Verification
 from compare.schema.scale import Scale, Series, folder_of
+from compare.system.collector import making_lasting_objects
 from compare.system.files import STANDARD_OUTPUT, read_json, write_json, write_text
 from compare.text import counted, listed
 
@@ -184,7 +185,8 @@ def read_run(path: Path) -> Run:
             found=f"{file} does not exist.",
             remedy="Give the folder that `ringside run` printed, or its results.json.",
         )
-    return read_json(file, Run, adapt=partial(_run_of, file))
+    with making_lasting_objects():
+        return read_json(file, Run, adapt=partial(_run_of, file))
 
 
 def _require_no_other(path: Path) -> None:

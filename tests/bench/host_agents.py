@@ -253,7 +253,7 @@ class _Launch:
         if is_liar := self._fault == "sends another rank's result":
             Path(self._host.plan.folder, "fault").write_text(repr(time.monotonic()))
         for local_rank, rank in enumerate(self._ranks):
-            like = _measured_by(rank, self._host.plan.results[rank > 0])
+            like = measured_by(rank, self._host.plan.results[rank > 0])
             named = {"rank": rank + is_liar, "local_rank": local_rank, "host": self._host.name}
             result = msgspec.structs.replace(like, pid=1000 + rank, **named)
             self._send(FileData(self._files.result(rank).name, msgspec.json.encode(result)))
@@ -280,13 +280,15 @@ class _Launch:
             self._host.pipe.send(OfLaunch(self._name, message))
 
 
-def _measured_by(rank: int, like: RankResult) -> RankResult:
-    """Return a result with other measurements, because those of two ranks are never equal."""
+def measured_by(rank: int, like: RankResult) -> RankResult:
+    """Return a result as that of one of many ranks, whose measurements are never equal."""
 
     def other(numbers: list[int]) -> list[int]:
         return [number + rank for number in numbers]
 
     replace = msgspec.structs.replace
+    batch = like.attestation.get("batch", {})
+    shard = [rank, *batch.get("shard", [])[1:]]
     return replace(
         like,
         blocks=[
@@ -303,7 +305,7 @@ def _measured_by(rank: int, like: RankResult) -> RankResult:
         gradients=[replace(each, ready_ns=other(each.ready_ns)) for each in like.gradients],
         parity=[replace(each, seconds=each.seconds + rank / 1e6) for each in like.parity],
         attestation=like.attestation
-        | {"batch": like.attestation.get("batch", {}) | {"shard": rank}, "peak_address_bytes": 2**30 + rank},
+        | {"batch": batch | {"shard": shard}, "peak_address_bytes": 2**30 + rank},
     )
 
 

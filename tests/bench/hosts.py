@@ -135,7 +135,7 @@ def _opened_at_once(seen: list[Seen]) -> int:
     return most
 
 
-def _real_launch(folder: Path) -> Path:
+def real_launch(folder: Path) -> Path:
     """Carry out a run with two real ranks, whose results serve as a pattern, and return ddp's launch."""
     data = find_mnist() or sys.exit("MNIST is missing: ringside setup data --data data")
     command = [sys.executable, "-m", "compare", "run", "-np", "2", "--repeats", "1", "--device", "cpu"]
@@ -153,7 +153,7 @@ def main() -> None:
         "hosts", "arms", "in turns", "to results", "between turns", "memory", "opened", "silent", "messages/s"
     )
     with tempfile.TemporaryDirectory(prefix="ringside-hosts-") as folder:
-        like = given.like or _real_launch(Path(folder, "run"))
+        like = given.like or real_launch(Path(folder, "run"))
         for hosts in given.hosts:
             for arms in given.arms:
                 flags = ["--ranks", given.ranks, "--rounds", given.rounds, "--like", like]
