@@ -28,6 +28,7 @@ from compare.cli.replaced import refuse_former
 from compare.cli.settings import ConfiguredCommand
 from compare.errors import OutputError, RingsideError, UnavailableError, UsageError, system_reason
 from compare.launch.signals import INTERRUPTED, end_in_good_order, ignore_interrupts
+from compare.system.collector import collect_rarely
 
 CONTEXT_SETTINGS = {
     "token_normalize_func": lambda name: name.replace("_", "-"),
@@ -111,6 +112,7 @@ def main() -> None:
 
     A user's mistake ends in a message of three parts and an exit code, never in a traceback.
     """
+    collect_rarely()
     end_in_good_order()
     wrap_standard_streams()
     try:

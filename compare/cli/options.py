@@ -184,7 +184,7 @@ class LaunchFlags(RankFlags):
         Literal["auto", "cpu", "cuda", "cuda:shared"],
         hosts_flag(
             help="What the ranks compute on. cuda:shared: ranks may share GPUs, in verify alone. "
-            "All hosts of a rehearsal share GPUs."
+            "In a rehearsal cuda means the same."
         ),
     ] = "auto"
     threads: Annotated[

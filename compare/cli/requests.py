@@ -183,8 +183,8 @@ def _require_gpus_of_ones_own(device: str, allocation: Allocation) -> None:
     """Require that ranks will share no GPU, as all hosts of a rehearsal do; else raise a ``UsageError``."""
     from compare.schema.config import SHARED_GPUS
 
-    rehearsed = device == "cuda" and allocation.rehearsed is not None
-    if not rehearsed and device != SHARED_GPUS:
+    rehearsed = allocation.rehearsed is not None
+    if device != SHARED_GPUS and not (rehearsed and device == "cuda"):
         return
     where, other = (" in a rehearsal", "cpu") if rehearsed else ("", "cuda")
     raise UsageError(
@@ -235,4 +235,5 @@ def find_hosts(flags: HostFlags) -> Allocation:
     name = flags.engine.partition(":")[0].strip()
     require(name in OPTIONS, "--engine", name, " or ".join(OPTIONS))
     engine, options = read_options("--engine", flags.engine, OPTIONS[name])
-    return find_allocation(engine, options, flags.hostfile, flags.hosts)
+    with_gpus = isinstance(flags, LaunchFlags) and flags.device.startswith("cuda")
+    return find_allocation(engine, options, flags.hostfile, flags.hosts, with_gpus=with_gpus)

@@ -70,12 +70,14 @@ def find_allocation(
     hostfile: Path | None,
     named: str | None,
     *,
+    with_gpus: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> Allocation:
     """Return all hosts that a run could use, with all their slots, and how to reach them.
 
     ``engine`` is the choice of ``--engine`` with its ``options``, and ``named`` the text of ``-H``. The
-    latter chooses among the hosts of the hostfile or of a job if it names one of these.
+    latter chooses among the hosts of the hostfile or of a job if it names one of these. ``with_gpus`` says
+    whether ranks will compute on GPUs, because rehearsed hosts see none otherwise.
 
     Raises:
         UsageError: the hosts are not valid, the engine cannot reach them, or an option has no effect.
@@ -89,7 +91,7 @@ def find_allocation(
                 found=f"{'--hostfile' if hostfile else '-H'} is meant for other hosts.",
                 remedy="Leave it out, and set the number of hosts: --engine rehearsal:hosts=4",
             )
-        return rehearsal.allocate(options)
+        return rehearsal.allocate(options, with_gpus=with_gpus)
     listed = _listed_hosts(hostfile)
     found = listed
     if engine == "slurm":

@@ -196,15 +196,14 @@ def divide_aa_test(draft: RunConfig) -> RunConfig:
 def settle_device(asked: str, cluster: HostFacts, survey: Survey) -> tuple[str, bool]:
     """Return the device, as ``choose_device`` does, and whether any ranks share a GPU.
 
-    All hosts of a rehearsal have the same GPUs. So they share these if the user asks for ``cuda``, and
-    ``auto`` is the CPU.
+    All hosts of a rehearsal have the same GPUs, so ``cuda`` is ``SHARED_GPUS`` there.
 
     Raises:
         UnavailableError: the device is CUDA, and a host has fewer GPUs than ranks, or none to share.
     """
     gpus = count_gpus(cluster, survey)
-    if cluster.network.rehearsed:
-        asked = {"auto": "cpu", "cuda": SHARED_GPUS}.get(asked, asked)
+    if cluster.network.rehearsed and asked == "cuda":
+        asked = SHARED_GPUS
     device = choose_device(asked, cluster.hosts, gpus)
     too_few = any(count < host.slots for host, count in zip(cluster.hosts, gpus, strict=True))
     return device, device == "cuda" and (too_few or cluster.hosts_per_machine > 1)

@@ -20,7 +20,6 @@ from compare.launch.failures import Cause, Evidence, find_cause, find_unstarted,
 from compare.schema.job import Progress, RankExit, RankFailure
 from compare.schema.launch_files import LaunchFiles
 from compare.schema.memory import Shortage
-from compare.system.collector import making_lasting_objects
 from compare.system.files import read_json, tail
 from compare.text import binary_size, counted, listed
 
@@ -153,8 +152,7 @@ class Monitor:
         missing = [rank for rank in self._ranks if not self._has_result(rank)]
         if not missing and ending.status == 0:
             known: dict[tuple[str, bytes], Any] = {}
-            with making_lasting_objects():
-                return [_shared(self._read_result(where, rank, kind), known) for rank in self._ranks]
+            return [_shared(self._read_result(where, rank, kind), known) for rank in self._ranks]
         if missing:
             self._require_space()
         evidence = [self._read_evidence(rank) for rank in self._ranks]

@@ -21,7 +21,6 @@ from compare.schema.hostfile import format_hostfile
 from compare.schema.metered import METER_FILE, Metered, read_metered
 from compare.schema.results import SCHEMA_VERSION, LaunchRecord, Run, Verification
 from compare.schema.scale import Scale, Series, folder_of
-from compare.system.collector import making_lasting_objects
 from compare.system.files import STANDARD_OUTPUT, read_json, write_json, write_text
 from compare.text import counted, listed
 
@@ -185,8 +184,7 @@ def read_run(path: Path) -> Run:
             found=f"{file} does not exist.",
             remedy="Give the folder that `ringside run` printed, or its results.json.",
         )
-    with making_lasting_objects():
-        return read_json(file, Run, adapt=partial(_run_of, file))
+    return read_json(file, Run, adapt=partial(_run_of, file))
 
 
 def _require_no_other(path: Path) -> None:

@@ -1,24 +1,20 @@
-"""Spare Python's garbage collector objects that form no cycles and last."""
+"""Set how often Python's garbage collector looks for cycles."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+
+_THRESHOLDS = 100_000, 50, 100
+"""Numbers of new objects, and of the searches among newer ones, after which a generation is searched.
+
+By default they are 700, 10 and 10.
+"""
 
 
-@contextmanager
-def making_lasting_objects() -> Iterator[None]:
-    """Keep the collector from searching the objects of the block for cycles, then and later.
+def collect_rarely() -> None:
+    """Let the collector search for cycles rarely; a command calls this when it starts.
 
-    Decoded results form no cycles, and most of them last until the program ends. To search them again and
-    again took two thirds of the time to read those of 512 ranks.
+    Results of hundreds of ranks are millions of objects without cycles. To search them again and again would
+    take longer than to read them.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if was_enabled:
-            gc.enable()
+    gc.set_threshold(*_THRESHOLDS)

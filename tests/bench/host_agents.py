@@ -152,7 +152,8 @@ class _Host:
         while not self.pipe.closed:
             read_at = self.pipe.received_at
             for message in self.pipe.receive():
-                if not all(launch.is_over for launch in self._launches.values()):
+                is_over = all(launch.is_over for launch in self._launches.values())
+                if not is_over or self.pipe.backlog_bytes:  # a launch is alive until all was sent
                     silent = self.pipe.received_at - read_at
                     self.seen.silent_seconds = max(self.seen.silent_seconds, silent)
                 self.seen.received += 1

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from compare.schema.results import RankResult
+from compare.system.collector import collect_rarely
 from tests.bench.host_agents import Plan, Seen
 from tests.bench.stand_ins import compare_on, stand_in_hosts
 from tests.comparing import ROOT, find_mnist
@@ -79,6 +80,7 @@ def measure(hosts: int, arms: int, ranks: int, rounds: int, start_seconds: float
         msgspec.json.decode((like / f"rank-{rank}.json").read_bytes(), type=RankResult) for rank in (0, 1)
     )
     parent = Parent()
+    collect_rarely()  # as the command line does
     with tempfile.TemporaryDirectory(prefix="ringside-hosts-") as folder:
         plan = Plan(folder=folder, ranks=ranks, results=results, start_seconds=start_seconds)
         began = _times()

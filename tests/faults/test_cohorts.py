@@ -128,7 +128,6 @@ def test_ctrl_c_once_or_twice_ends_a_cohort_in_which_ranks_are_stopped(waiting, 
 
 
 @pytest.mark.faults
-@pytest.mark.rest
 def test_ranks_are_gone_when_compare_is_suspended(waiting):
     run = waiting("manual,horovod", "horovod")
     at = kill(run.process, signal.SIGSTOP)

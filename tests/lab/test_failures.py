@@ -46,6 +46,7 @@ ON_A_HOST = ("link_down", "drop_packets", "stop")
 BEFORE_A_RUN = ("down", "silent", "no-such-host")
 QUICK = {
     ("horovodrun-gloo", "raise"),
+    ("mpirun", "hang"),
     ("torchrun", f"exit 0 {EARLY}"),
     ("horovodrun-gloo", "parent"),
     ("mpirun", "ctrl-c"),

@@ -160,7 +160,6 @@ def test_worker_that_never_comes_is_named(make_pods, mnist_dir):
     assert not (pods.lab.folder / "run").exists()
 
 
-@pytest.mark.rest
 def test_launcher_that_is_a_worker_trains_without_sshd(make_pods, mnist_dir, every_backend):
     pods = make_pods(words_of_a_run(mnist_dir, "mpi,ddp"))
     pods.write_hostfile(LAUNCHER, WORKERS[0])

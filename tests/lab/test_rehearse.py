@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from compare.analysis.runs import summarise_scale
+from compare.launch.engines.rehearsal import allocate
 from compare.schema.store import read_result, read_run
 from tests.comparing import ROOT, compare
 from tests.lab.hosts import network_namespaces, why_no_rate_limit
@@ -118,6 +119,16 @@ def test_rehearsal_scale_loses_efficiency_to_the_link(tmp_path, mnist_dir, requi
     assert (of_one.efficiency.mean, of_two.beyond_cores) == (1, False)
     # 400 kB take over 30 ms on the link, and a step computes less than 10 ms.
     assert of_two.efficiency.mean < 0.5
+
+
+@pytest.mark.parametrize(("with_gpus", "seen"), [(False, ""), (True, "0,1")])
+def test_hosts_see_gpus_only_if_ranks_compute_on_them(monkeypatch, with_gpus, seen):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with allocate({"hosts": 1}, with_gpus=with_gpus).opened() as opened:
+        command = ["sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES"']
+        argv = opened.carrier.argv(opened.hosts[0], command)
+        printed = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert printed == f"{seen}\n"
 
 
 def test_rehearsal_doctor_finds_no_problem_and_misses_no_temporary_folder(tmp_path, every_backend):

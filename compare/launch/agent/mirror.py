@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -144,9 +145,12 @@ class ReceivedFiles:
         self._write(path, message.data, "ab")
 
     def _write(self, path: Path, data: bytes, mode: Literal["wb", "ab"]) -> None:
-        # No other program reads the file meanwhile, and thousands arrive at once. So none is replaced.
+        # No other program reads the file meanwhile, so it needs no temporary one; thousands arrive at once.
         try:
             with path.open(mode) as file:
                 file.write(data)
         except OSError as error:
+            if mode == "wb":
+                with suppress(OSError):
+                    path.unlink()  # half a result would count as one
             raise OutputError.unwritten(path, error) from None

@@ -82,6 +82,8 @@ class Rehearsal(Carrier, frozen=True):
     link: Link = Link()
     room: int = 0
     """Process id of the room's first process; 0 before the room is made."""
+    with_gpus: bool = False
+    """Whether the hosts see the GPUs of this machine, all of them the same."""
     as_user: bool = False
     """Whether the room has a user namespace, in which this user is root, because the user is not root."""
 
@@ -99,7 +101,7 @@ class Rehearsal(Carrier, frozen=True):
             UnavailableError: this machine cannot make hosts, or this user may not.
         """
         room = subprocess.Popen(
-            _room_command(self.hosts, self.link),
+            _room_command(self.hosts, self.link, with_gpus=self.with_gpus),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -122,15 +124,20 @@ class Rehearsal(Carrier, frozen=True):
         return ssh_stand_in('exec sh "/run/rehearsal/$host" sh -c "$*"')
 
 
-def allocate(options: Mapping[str, Any]) -> Allocation:
-    """Return the allocation of a rehearsal with the options of ``--engine``; its hosts are made later."""
+def allocate(options: Mapping[str, Any], *, with_gpus: bool = False) -> Allocation:
+    """Return the allocation of a rehearsal with the options of ``--engine``; its hosts are made later.
+
+    They see this machine's GPUs if ``with_gpus`` is set.
+    """
     hosts, slots = options.get("hosts", 2), options.get("slots", 1)
     link = Link(bits_per_second=options.get("rate"), latency_seconds=options.get("latency", 0.0))
     named = tuple(Host(f"rehearsal-{number}", slots, source="rehearsed") for number in range(1, hosts + 1))
-    return Allocation(named, Rehearsal(hosts, link), "a rehearsal on this machine", rehearsed=link)
+    return Allocation(
+        named, Rehearsal(hosts, link, with_gpus=with_gpus), "a rehearsal on this machine", rehearsed=link
+    )
 
 
-def _room_command(hosts: int, link: Link) -> list[str]:
+def _room_command(hosts: int, link: Link, *, with_gpus: bool) -> list[str]:
     """Return the command that makes the room and its hosts.
 
     Raises:
@@ -146,7 +153,8 @@ def _room_command(hosts: int, link: Link) -> list[str]:
     user = ("--user", "--map-root-user") if os.geteuid() else ()  # only root may do without
     made = ("unshare", *user, *_NAMESPACES, "--fork", "--kill-child", "--mount-proc")
     folders = map(str, _folders_below_tmp())
-    return [*made, "sh", str(_PROGRAM), "room", str(hosts), *link_settings(link), *folders]
+    hidden = "" if with_gpus else "CUDA_VISIBLE_DEVICES="
+    return [*made, "sh", str(_PROGRAM), "room", str(hosts), *link_settings(link), hidden, *folders]
 
 
 def link_settings(link: Link) -> tuple[str, str, str]:

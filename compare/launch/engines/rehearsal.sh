@@ -1,9 +1,9 @@
 # The first process of a rehearsal's room, or of one of its hosts; see rehearsal.py.
 #
-#   rehearsal.sh room HOSTS RATE LATENCY SEGMENT [FOLDER...]
-#   rehearsal.sh host NAME [FOLDER...]
+#   rehearsal.sh room HOSTS RATE LATENCY SEGMENT HIDDEN [FOLDER...]
+#   rehearsal.sh host NAME HIDDEN [FOLDER...]
 #
-# RATE and LATENCY are words of tc, SEGMENT is words of ip; each may be empty.
+# RATE and LATENCY are words of tc, SEGMENT is words of ip, HIDDEN is words of env; each may be empty.
 # Every FOLDER stays visible under the private /tmp. Each host prints a line when it is up.
 set -eu
 
@@ -17,8 +17,8 @@ private_folders() {
 }
 
 room() {
-  hosts=$1 rate=$2 latency=$3 segment=$4
-  shift 4
+  hosts=$1 rate=$2 latency=$3 segment=$4 hidden=$5
+  shift 5
   # The pipe of the program that made the room: at its end this process exits, and the kernel ends all.
   exec 3<&0 </dev/null
   { read -r _ <&3 || :; } &
@@ -44,7 +44,7 @@ room() {
     {
       ip netns exec "rehearsal-$number" \
         unshare --uts --mount --ipc --pid --fork --kill-child \
-        sh "$0" host "rehearsal-$number" "$@" || echo failed
+        sh "$0" host "rehearsal-$number" "$hidden" "$@" || echo failed
     } 3<&- &
   done
   wait $end
@@ -81,14 +81,14 @@ link() {
 }
 
 host() {
-  name=$1
-  shift
+  name=$1 hidden=$2
+  shift 2
   read -r pid _ </proc/self/stat # as the room sees this process
   mount -t proc proc /proc
   private_folders "$@"
   hostname "$name"
   # A folder of this machine that TMPDIR names need not be in the host's private /tmp.
-  echo "exec nsenter -t $pid -m -u -i -n -p -- env -u TMPDIR XDG_CACHE_HOME=/tmp/cache \"\$@\"" \
+  echo "exec nsenter -t $pid -m -u -i -n -p -- env -u TMPDIR XDG_CACHE_HOME=/tmp/cache $hidden \"\$@\"" \
     >"/run/rehearsal/$name"
   echo up
   # Not `exec sleep`: the first process of a host reaps its orphans.

@@ -194,13 +194,11 @@ def carried_out(monkeypatch):
         ),
         *(
             (
-                f"{command} --engine rehearsal --device cuda",
+                f"{command} --engine rehearsal --device {device}",
                 USAGE,
-                [
-                    "--device cuda cannot be timed in a rehearsal",
-                    "verify --device cuda`, or use --device cpu",
-                ],
+                [f"--device {device} cannot be timed in a rehearsal", "`, or use --device cpu."],
             )
+            for device in ("cuda", "cuda:shared")
             for command in ("--backend ddp --dry-run", "scale --backend ddp -np 1,2", "collectives")
         ),
         (

@@ -138,7 +138,7 @@ def test_a_host_without_a_gpu_has_none_to_share():
 @pytest.mark.parametrize(
     ("asked", "hosts", "gpus", "expected"),
     [
-        *(("auto", 2, 1, ("cpu", False)), ("cpu", 2, 1, ("cpu", False)), ("cuda", 2, 1, ("cuda", True))),
+        *(("auto", 2, 0, ("cpu", False)), ("cpu", 2, 1, ("cpu", False)), ("cuda", 2, 1, ("cuda", True))),
         # Each host takes its first GPUs, so those of two hosts are the same however many there are.
         *(("cuda", 2, 8, ("cuda", True)), ("cuda", 1, 1, ("cuda", True)), ("cuda", 1, 2, ("cuda", False))),
     ],

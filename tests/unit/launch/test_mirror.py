@@ -1,8 +1,10 @@
 """Test how the files of a launch are sent, and which of them a host may write."""
 
+import resource
+
 import pytest
 
-from compare.errors import HostError
+from compare.errors import HostError, OutputError
 from compare.launch.agent import mirror as module
 from compare.launch.agent.mirror import Mirror, ReceivedFiles
 from compare.launch.agent.protocol import FileData, ProtocolError
@@ -141,3 +143,15 @@ def test_folder_keeps_the_first_record_of_each_stage_of_a_rank(hostile, files):
         hostile.write_progress({1: record})
     assert read_progress(files, 1) == records[3]
     assert len(files.progress(1).read_text().splitlines()) == 3
+
+
+def test_result_that_cannot_be_written_whole_leaves_no_file(tmp_path):
+    received = ReceivedFiles(Host("n1", 1), LaunchFiles(tmp_path), [0])
+    least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, most))
+    try:
+        with pytest.raises(OutputError, match=r"rank-0\.json"):
+            received.write(FileData("rank-0.json", bytes(8192)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
+    assert list(tmp_path.iterdir()) == []

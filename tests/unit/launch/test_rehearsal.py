@@ -70,7 +70,7 @@ def test_rehearsal_without_a_program_names_its_package(monkeypatch):
 )
 def test_rehearsal_that_the_kernel_refuses_says_what_to_do(monkeypatch, room, found, remedy):
     command = ["sh", "-c", room.format(found=found)]
-    monkeypatch.setattr(rehearsal, "_room_command", lambda *_arguments: command)
+    monkeypatch.setattr(rehearsal, "_room_command", lambda *_arguments, **_options: command)
     with pytest.raises(UnavailableError, match="cannot be rehearsed") as caught, Rehearsal(2).opened():
         pass
     assert caught.value.found == found
