@@ -160,7 +160,7 @@ def read_launch_request(
 
     if flags.quiet and flags.verbose:
         raise UsageError("--quiet and --verbose exclude each other.", remedy="Leave out one of them.")
-    allocation = read_allocation(flags)
+    allocation = read_allocation(flags, with_gpus=flags.device.startswith("cuda"))
     if not may_share_gpus:
         _require_gpus_of_ones_own(flags.device, allocation)
     for _, path in flags.exports:
@@ -186,11 +186,13 @@ def _require_gpus_of_ones_own(device: str, allocation: Allocation) -> None:
     rehearsed = allocation.rehearsed is not None
     if device != SHARED_GPUS and not (rehearsed and device == "cuda"):
         return
-    where, other = (" in a rehearsal", "cpu") if rehearsed else ("", "cuda")
+    where, engine, other = (
+        (" in a rehearsal", " --engine rehearsal", "cpu") if rehearsed else ("", "", "cuda")
+    )
     raise UsageError(
         f"--device {device} cannot be timed{where}.",
         found="Ranks that share a GPU wait for each other, so their times mean nothing.",
-        remedy=f"Prove the arms with `ringside verify --device {device}`, or use --device {other}.",
+        remedy=f"Prove the arms with `ringside verify{engine} --device {device}`, or use --device {other}.",
     )
 
 
@@ -211,19 +213,23 @@ def _read_timeout(written: str) -> LaunchFields:
 # ---- hosts ----
 
 
-def read_allocation(flags: RankFlags) -> Allocation:
+def read_allocation(flags: RankFlags, *, with_gpus: bool = False) -> Allocation:
     """Return the hosts on which the ranks will run, each with as many slots as it gets ranks.
+
+    ``with_gpus`` is as in ``find_hosts``.
 
     Raises:
         UsageError: a flag has a wrong value, or two contradict each other.
     """
     from compare.experiment.allocation import choose_allocation
 
-    return choose_allocation(find_hosts(flags), flags.num_proc)
+    return choose_allocation(find_hosts(flags, with_gpus=with_gpus), flags.num_proc)
 
 
-def find_hosts(flags: HostFlags) -> Allocation:
+def find_hosts(flags: HostFlags, *, with_gpus: bool = False) -> Allocation:
     """Return the hosts that the flags or a job give, each with all of its slots.
+
+    Rehearsed hosts see this machine's GPUs only if ``with_gpus`` is set.
 
     Raises:
         UsageError: a flag has a wrong value, or two contradict each other.
@@ -235,5 +241,4 @@ def find_hosts(flags: HostFlags) -> Allocation:
     name = flags.engine.partition(":")[0].strip()
     require(name in OPTIONS, "--engine", name, " or ".join(OPTIONS))
     engine, options = read_options("--engine", flags.engine, OPTIONS[name])
-    with_gpus = isinstance(flags, LaunchFlags) and flags.device.startswith("cuda")
     return find_allocation(engine, options, flags.hostfile, flags.hosts, with_gpus=with_gpus)

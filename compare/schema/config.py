@@ -77,7 +77,10 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int = 2
     device: str = "cpu"
     shares_gpus: bool = False
-    """Whether a host has more ranks than GPUs; times then mean nothing, because ranks wait for each other."""
+    """Whether ranks share a GPU; times then mean nothing, because the ranks wait for each other.
+
+    They do on a host with more ranks than GPUs, and on the hosts of a rehearsal, which have the same GPUs.
+    """
     threads_per_rank: int = 1
     launch_timeout_seconds: float = 300.0
     stall_seconds: float = 30.0

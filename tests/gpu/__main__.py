@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, TextIO
 
+from compare.errors import UnavailableError
+from compare.launch.engines.rehearsal import Rehearsal
 from tests.comparing import ROOT, find_mnist
 from tests.gpu.parts import Machine, Part, counted, parts
 
@@ -137,7 +139,16 @@ def look(device: str) -> Machine:
         sys.exit("torch finds no GPU here. --device cpu rehearses the parts that need none.")
     found = find_mnist()
     data = ["--data", str(found)] if found else ["--data", "digits"]
-    return Machine(device, gpus, data)
+    return Machine(device, gpus, data, why_no_rehearsal())
+
+
+def why_no_rehearsal() -> str:
+    """Return why this machine can rehearse no hosts; empty if it can."""
+    try:
+        with Rehearsal(1).opened():
+            return ""
+    except UnavailableError as error:
+        return error.found
 
 
 def main() -> None:

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backends.arms import ARMS
-from compare.errors import UnavailableError
-from compare.launch.engines.rehearsal import Rehearsal
 from compare.schema.arms import parse_arm
 from compare.schema.results import RankResult, Verification
 from compare.schema.store import read_result, read_run
@@ -28,6 +26,7 @@ _FIRST = ("ddp", "manual", "zero", "fsdp")
 AMONG_FOUR = ("manual:mode=ring", "manual:mode=reduce_scatter", "fsdp:replicate=2", "pipeline")
 """Arms that do among four ranks what two ranks do not show."""
 AMONG_HOSTS = ("ddp", "manual")
+"""Arms that are proven between rehearsed hosts, because all others send by the same library."""
 FOUR_LAYERS = "mlp:784-128-96-64-10"
 """A model whose layers four ranks can divide."""
 
@@ -38,6 +37,8 @@ class Machine(NamedTuple):
     device: str
     gpus: int
     data: list[str]
+    why_no_rehearsal: str = ""
+    """Why this machine can rehearse no hosts; empty if it can."""
 
 
 class Part(NamedTuple):
@@ -85,7 +86,7 @@ def _between_ranks(machine: Machine, folder: Path) -> Iterator[Part]:
         yield verify(f"arms {number} among two", some, 2)
     yield Part("all collectives among four", [*torchrun(4), *checked])
     rehearsed = verify("rehearsed hosts", AMONG_HOSTS, 2, "--engine", "rehearsal:hosts=2")
-    yield rehearsed._replace(skipped=why_no_rehearsal())
+    yield rehearsed._replace(skipped=machine.why_no_rehearsal)
     yield own("a stopped rank of two", *script("failing"), "stop")
 
 
@@ -143,15 +144,6 @@ def _alone(machine: Machine, folder: Path) -> Iterator[Part]:
     yield run("offload and prefetch", "fsdp:offload=cpu,fsdp:prefetch=2", *launches, skipped=alone)
     yield run("horovod", "horovod", *launches, skipped=no_horovod)
     yield run("data parallel", "dataparallel", *launches, skipped=two)
-
-
-def why_no_rehearsal() -> str:
-    """Return why this machine can rehearse no hosts; empty if it can."""
-    try:
-        with Rehearsal(1).opened():
-            return ""
-    except UnavailableError as error:
-        return error.found
 
 
 # ---- command lines ----

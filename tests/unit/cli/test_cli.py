@@ -196,7 +196,10 @@ def carried_out(monkeypatch):
             (
                 f"{command} --engine rehearsal --device {device}",
                 USAGE,
-                [f"--device {device} cannot be timed in a rehearsal", "`, or use --device cpu."],
+                [
+                    f"--device {device} cannot be timed in a rehearsal",
+                    f"`ringside verify --engine rehearsal --device {device}`, or use --device cpu.",
+                ],
             )
             for device in ("cuda", "cuda:shared")
             for command in ("--backend ddp --dry-run", "scale --backend ddp -np 1,2", "collectives")
