@@ -302,7 +302,8 @@ def _require_ready(
         return [agent.host.name for agent in agents if not (agent.ready or agent in lost)]
 
     if not exchange_until(agents, lambda: not late(), _SLOW_START_SECONDS, lost=lost):
-        say(f"Waiting until Ringside has started on {listed(late())}, at most {START_SECONDS:g} s.")
+        left = START_SECONDS - _SLOW_START_SECONDS
+        say(f"Waiting until Ringside has started on {listed(late())}, at most {left:g} s more.")
         # Each connection has a time limit of its own, after which it is lost.
         exchange_until(agents, lambda: not late(), math.inf, lost=lost)
     host_errors = [error for error in lost.values() if isinstance(error, HostError)]

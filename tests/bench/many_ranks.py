@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -105,18 +106,14 @@ def write_run(like: Path, folder: Path, ranks: int) -> int:
 
 def measure(*words: object) -> tuple[float, int, str]:
     """Run a program; return its seconds of CPU, its largest resident set in bytes, and what it printed."""
-    with tempfile.TemporaryFile() as printed:
-        pid = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-m", *map(str, words)],
-            os.environ | {"PYTHONPATH": str(ROOT)},
-            file_actions=[(os.POSIX_SPAWN_DUP2, printed.fileno(), 1)],
-        )
-        _, status, used = os.wait4(pid, 0)
-        if status:
-            sys.exit(f"{words} ended with status {os.waitstatus_to_exitcode(status)}.")
-        printed.seek(0)
-        return used.ru_utime + used.ru_stime, used.ru_maxrss << 10, printed.read().decode()
+    command = [sys.executable, "-m", *map(str, words)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    printed = process.stdout.read()
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{words} ended with status {process.returncode}.")
+    return used.ru_utime + used.ru_stime, used.ru_maxrss << 10, printed
 
 
 def main() -> None:

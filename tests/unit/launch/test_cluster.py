@@ -51,7 +51,7 @@ def test_hosts_that_start_late_are_named_while_they_are_waited_for(monkeypatch):
         assert len(opened.agents) == 2
     assert printed[0].startswith("Waiting until Ringside has started on ")
     assert "slow" in printed[0]
-    assert "at most 60 s." in printed[0]
+    assert "at most 59.5 s more." in printed[0]
 
 
 def test_cluster_host_without_a_compiler_is_named():
